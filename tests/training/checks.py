@@ -66,7 +66,7 @@ def rows_are_apart(tiny: str, scratch: str) -> None:
     import torch
 
     from trainmaster.training.document import Document, Prepared
-    from trainmaster.training.recipes import recipe_for
+    from trainmaster.training.sft import build
 
     place = Path(scratch)
     (place / "prepared.json").write_text(json.dumps(tiny_model.prepared(Path(tiny))))
@@ -74,7 +74,7 @@ def rows_are_apart(tiny: str, scratch: str) -> None:
     for preprocess in ({}, {"padding": "max_length"}, {"padding": "none"}, {"packing": True}):
         document = tiny_model.document("SFT", data={"preprocess": preprocess})
         (place / "training.json").write_text(json.dumps(document))
-        trainer = recipe_for("SFT").build(
+        trainer = build(
             Document.read(place / "training.json"), Prepared.read(place / "prepared.json"), scratch=place, world_size=1
         )
         total = 0.0

@@ -113,7 +113,7 @@ def test_save_on_request_does_not_stop_the_training(make_job: Make) -> None:
 def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make, during: str) -> None:
     parts = {
         "evaluate": True,
-        "hyperparameters": {"eval_strategy": "steps", "eval_steps": 4, "lr_scheduler_type": "reduce_lr_on_plateau"},
+        "hyperparameters": {"eval_strategy": "steps", "eval_steps": 4},
         "data": {"batch_size": 4},
         "checkpoint": {"save_steps": 100, "metric_for_best_model": "eval_loss"},
     }

@@ -10,9 +10,8 @@ import pytest
 
 from data_tokenizer import make_tokenizer
 from trainmaster.plain_yaml import parse_yaml
-from trainmaster.server.core.spec.data import DataConfig, FilterOp
+from trainmaster.server.core.spec.data import DataConfig, Filter, FilterOp
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.training.data.config import Filter
 from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
 from trainmaster.training.data.row_selection import predicate
 from trainmaster.training.data_check import check

@@ -435,10 +435,10 @@ def test_load_is_what_a_trainer_would_train_on(job: Job) -> None:
 def test_ranks_that_load_at_once_read_the_files_once(
     job: Job, forked: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmaster.training.data import script_rows
+    from trainmaster.training.data import rows
 
     job.prepare(fetching_step.main)
-    monkeypatch.setattr(script_rows, "write_rows", marked(script_rows.write_rows, job.directory))
+    monkeypatch.setattr(rows, "write_rows", marked(rows.write_rows, job.directory))
     children = [forked(lambda: load().train[0]) for _ in range(3)]
     assert all(ended_well(child) for child in children)
     assert len(list(job.directory.glob("build-*"))) == 1

@@ -18,8 +18,9 @@ import pytest
 from data_servers import FileServer, Hub, serving
 
 from trainmaster.jobs import objects
-from trainmaster.training.data.config import LocalSource, Source
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
+from trainmaster.server.core.spec.configs import BaseModelConfig
+from trainmaster.server.core.spec.data import DataSource
+from trainmaster.training.document import LocalSource
 from trainmaster.training.fetching import (
     Access,
     cache,
@@ -27,10 +28,11 @@ from trainmaster.training.fetching import (
     fetch_source,
     fetch_tokenizer,
     http,
-    left_to_the_script,
 )
 from trainmaster.training.fetching.access import Service
 from trainmaster.training.fetching.file_choice import card_data, choose, choose_from_hub
+from trainmaster.training.fetching.models import left_to_the_script
+from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
 MODEL = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights", "tokenizer.json": b"{}"}
@@ -59,7 +61,7 @@ def content(local: LocalSource) -> list[bytes]:
 
 def test_relative_path_is_a_shipped_file(access: Access) -> None:
     (access.working_directory / "a.jsonl").write_bytes(ROWS)
-    found = fetch_source(Source(path="a.jsonl"), access)
+    found = fetch_source(DataSource(path="a.jsonl"), access)
     assert (content(found), found.format) == ([ROWS], "jsonl")
 
 
@@ -67,7 +69,7 @@ def test_absolute_path_and_file_uri_lie_below_a_data_root(access: Access, tmp_pa
     path = tmp_path / "root" / "a.csv"
     path.write_text("text\na\n")
     for name in (str(path), f"file://{path}"):
-        assert fetch_source(Source(path=name), access).files == (path,)
+        assert fetch_source(DataSource(path=name), access).files == (path,)
 
 
 def test_directory_and_pattern_mean_all_files_of_the_format_sorted(access: Access, tmp_path: Path) -> None:
@@ -75,9 +77,9 @@ def test_directory_and_pattern_mean_all_files_of_the_format_sorted(access: Acces
     (directory / "deep").mkdir(parents=True)
     for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl.gz", "README.md", ".hidden.jsonl", "dataset_info.json"):
         (directory / name).write_bytes(ROWS)
-    names = [file.name for file in fetch_source(Source(path=str(directory)), access).files]
+    names = [file.name for file in fetch_source(DataSource(path=str(directory)), access).files]
     assert names == ["a.jsonl", "b.jsonl", "c.jsonl.gz"]
-    names = [file.name for file in fetch_source(Source(path=f"{directory}/*.jsonl"), access).files]
+    names = [file.name for file in fetch_source(DataSource(path=f"{directory}/*.jsonl"), access).files]
     assert names == ["a.jsonl", "b.jsonl"]
 
 
@@ -85,10 +87,10 @@ def test_split_chooses_files_by_their_names(access: Access) -> None:
     for name in ("train.jsonl", "test.jsonl", "valid-0.jsonl"):
         (access.working_directory / name).write_bytes(ROWS)
     for split, file in (("train", "train.jsonl"), ("test", "test.jsonl"), ("validation", "valid-0.jsonl")):
-        found = fetch_source(Source(path="*.jsonl", split=split), access)
+        found = fetch_source(DataSource(path="*.jsonl", split=split), access)
         assert [path.name for path in found.files] == [file]
     with pytest.raises(InputError, match="has no split 'dev2'; it has train, validation, test"):
-        fetch_source(Source(path="*.jsonl", split="dev2"), access)
+        fetch_source(DataSource(path="*.jsonl", split="dev2"), access)
 
 
 @pytest.mark.parametrize(
@@ -119,26 +121,26 @@ def test_path_that_cannot_be_read_is_refused(path: str, message: str, access: Ac
     (outside / "secret.jsonl").write_bytes(ROWS)
     (root / "link.jsonl").symlink_to(outside / "secret.jsonl")
     with pytest.raises(InputError, match=message):
-        fetch_source(Source(path=path.format(root=root, outside=outside)), access)
+        fetch_source(DataSource(path=path.format(root=root, outside=outside)), access)
 
 
 def test_format_that_is_said_wins_over_the_name(access: Access, tmp_path: Path) -> None:
     (tmp_path / "root" / "odd").write_bytes(ROWS)
-    assert fetch_source(Source(path=f"{tmp_path}/root/odd", format="jsonl"), access).format == "jsonl"
+    assert fetch_source(DataSource(path=f"{tmp_path}/root/odd", format="jsonl"), access).format == "jsonl"
     (tmp_path / "root" / "a.json").write_bytes(ROWS)
-    assert fetch_source(Source(path=f"{tmp_path}/root/a.json", format="jsonl"), access).format == "jsonl"
+    assert fetch_source(DataSource(path=f"{tmp_path}/root/a.json", format="jsonl"), access).format == "jsonl"
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Source(path="a.jsonl", type="ftp"), "unknown type 'ftp'; choices: file, local, hf"),
-        (Source(path="s3://b/a.jsonl", type="hf"), "its type is hf, and its path begins with s3://"),
-        (Source(path="scaidrive://a.jsonl"), "this server knows no scaidrive; its operator sets scaidrive_url"),
-        (Source(path="hf:///justaname"), "write it as hf://owner/name"),
+        (DataSource(path="a.jsonl", type="ftp"), "unknown type 'ftp'; choices: file, local, hf"),
+        (DataSource(path="s3://b/a.jsonl", type="hf"), "its type is hf, and its path begins with s3://"),
+        (DataSource(path="scaidrive://a.jsonl"), "this server knows no scaidrive; its operator sets scaidrive_url"),
+        (DataSource(path="hf:///justaname"), "write it as hf://owner/name"),
     ],
 )
-def test_source_that_makes_no_sense_is_refused(source: Source, message: str, access: Access) -> None:
+def test_source_that_makes_no_sense_is_refused(source: DataSource, message: str, access: Access) -> None:
     with pytest.raises(InputError, match=message):
         fetch_source(source, access)
 
@@ -148,7 +150,7 @@ def test_source_that_makes_no_sense_is_refused(source: Source, message: str, acc
 
 def test_url_is_fetched_once_while_it_stays_the_same(server: FileServer, access: Access) -> None:
     server.files["/data/a.jsonl"] = ROWS
-    source = Source(path=f"{server.url}/data/a.jsonl?signature=secret")
+    source = DataSource(path=f"{server.url}/data/a.jsonl?signature=secret")
     first, second = (fetch_source(source, access) for _ in range(2))
     assert content(first) == [ROWS]
     assert first.files == second.files
@@ -158,16 +160,16 @@ def test_url_is_fetched_once_while_it_stays_the_same(server: FileServer, access:
 
 def test_url_that_changed_is_fetched_again_and_the_old_file_stays(server: FileServer, access: Access) -> None:
     server.files["/a.jsonl"] = ROWS
-    first = fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
+    first = fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
     server.files["/a.jsonl"] = ROWS * 2
-    second = fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
+    second = fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
     assert (content(first), content(second)) == ([ROWS], [ROWS * 2])
 
 
 def test_download_that_breaks_off_goes_on_where_it_was(server: FileServer, access: Access) -> None:
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000, 2000]
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
     ranges = [headers.get("range") for _, headers in server.requests]
     assert ranges == [None, "bytes=5000-", "bytes=7000-"]
 
@@ -176,8 +178,8 @@ def test_download_goes_on_in_another_process_after_a_crash(server: FileServer, a
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000, 0, 0]
     with pytest.raises(UnavailableError, match="gave up after 3 tries"):
-        fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
+        fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
     assert server.requests[-1][1]["range"] == "bytes=5000-"
 
 
@@ -185,17 +187,17 @@ def test_file_that_changed_in_between_is_fetched_from_its_beginning(server: File
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000, 0, 0]
     with pytest.raises(UnavailableError):
-        fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
+        fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
     server.files["/a.jsonl"] = b"{}\n" + ROWS * 1000
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [b"{}\n" + ROWS * 1000]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [b"{}\n" + ROWS * 1000]
 
 
 def test_server_without_etags_is_asked_for_the_whole_file_again(server: FileServer, access: Access) -> None:
     server.validators = False
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000]
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
     assert len(server.requests) == 3
 
 
@@ -204,7 +206,7 @@ def test_two_fetch_once(server: FileServer, access: Access) -> None:
     found: list[LocalSource] = []
 
     def fetch() -> None:
-        found.append(fetch_source(Source(path=f"{server.url}/a.jsonl"), access))
+        found.append(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access))
 
     threads = [threading.Thread(target=fetch) for _ in range(3)]
     for thread in threads:
@@ -231,13 +233,13 @@ def test_refusal_of_a_server_is_told_by_its_kind(
     server.files["/a.jsonl"] = ROWS
     server.statuses = statuses
     with pytest.raises(error, match=message):
-        fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
+        fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
 
 
 def test_server_that_comes_back_is_asked_again(server: FileServer, access: Access) -> None:
     server.files["/a.jsonl"] = ROWS
     server.statuses = [503, 502]
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS]
 
 
 def test_server_that_is_not_there_is_unavailable(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,7 @@ def test_server_that_is_not_there_is_unavailable(access: Access, monkeypatch: py
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(UnavailableError, match=r"127\.0\.0\.1 does not answer"):
-            fetch_source(Source(path=f"http://127.0.0.1:{free.getsockname()[1]}/a.jsonl"), access)
+            fetch_source(DataSource(path=f"http://127.0.0.1:{free.getsockname()[1]}/a.jsonl"), access)
 
 
 def test_private_addresses_are_refused_unless_allowed(server: FileServer, access: Access) -> None:
@@ -254,7 +256,7 @@ def test_private_addresses_are_refused_unless_allowed(server: FileServer, access
     for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"):
         port = server.url.rpartition(":")[2]
         with pytest.raises(InputError, match="which is no public address"):
-            fetch_source(Source(path=f"http://{host}:{port}/a.jsonl"), strict)
+            fetch_source(DataSource(path=f"http://{host}:{port}/a.jsonl"), strict)
     assert not server.requests
 
 
@@ -267,30 +269,30 @@ def test_redirect_is_followed_and_checked_like_any_address(
     server.redirects["/loop"] = "/loop"
     server.redirects["/odd"] = "file:///etc/passwd"
     for path in ("/moved", "/away"):
-        assert content(fetch_source(Source(path=server.url + path, format="jsonl"), access)) == [ROWS]
+        assert content(fetch_source(DataSource(path=server.url + path, format="jsonl"), access)) == [ROWS]
     with pytest.raises(InputError, match="redirected more than 10 times"):
-        fetch_source(Source(path=f"{server.url}/loop", format="jsonl"), access)
+        fetch_source(DataSource(path=f"{server.url}/loop", format="jsonl"), access)
     with pytest.raises(InputError, match="only http and https are read"):
-        fetch_source(Source(path=f"{server.url}/odd", format="jsonl"), access)
+        fetch_source(DataSource(path=f"{server.url}/odd", format="jsonl"), access)
     # The first address counts as public here, as one of the Internet would; the second does not.
     monkeypatch.setattr(http, "is_public", lambda address: str(address) == "127.0.0.1")
     server.redirects["/inside"] = server.url.replace("127.0.0.1", "127.0.0.2") + "/a.jsonl"
     strict = replace(access, private_urls=False)
-    assert content(fetch_source(Source(path=f"{server.url}/moved", format="jsonl"), strict)) == [ROWS]
+    assert content(fetch_source(DataSource(path=f"{server.url}/moved", format="jsonl"), strict)) == [ROWS]
     with pytest.raises(InputError, match=r"it leads to 127\.0\.0\.2, which is no public address"):
-        fetch_source(Source(path=f"{server.url}/inside", format="jsonl"), strict)
+        fetch_source(DataSource(path=f"{server.url}/inside", format="jsonl"), strict)
 
 
 @pytest.mark.parametrize("url", ["https://host:99999/a", "https://[::1/a", "https://me:hunter2/x@host/a"])
 def test_url_that_is_none_is_refused_without_showing_it(access: Access, url: str) -> None:
     with pytest.raises(InputError, match="what begins with https:// here is no URL") as caught:
-        fetch_source(Source(path=url), access)
+        fetch_source(DataSource(path=url), access)
     assert "hunter2" not in str(caught.value)
 
 
 def test_url_with_a_password_is_refused_without_showing_it(access: Access) -> None:
     with pytest.raises(InputError, match="must not hold a user or a password") as caught:
-        fetch_source(Source(path="https://me:hunter2@example.com/a.jsonl"), access)
+        fetch_source(DataSource(path="https://me:hunter2@example.com/a.jsonl"), access)
     assert "hunter2" not in str(caught.value)
 
 
@@ -300,20 +302,20 @@ def test_file_that_does_not_fit_on_the_disk_is_refused_before_it_is_fetched(
     server.files["/a.jsonl"] = ROWS
     monkeypatch.setattr(cache, "SPARE_BYTES", 1 << 60)
     with pytest.raises(OSError, match="No space left on device"):
-        fetch_source(Source(path=f"{server.url}/a.jsonl"), access)
+        fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
 
 
 def test_check_fetches_the_beginning_alone(server: FileServer, access: Access) -> None:
     server.files |= {"/a.jsonl": ROWS * 300_000, "/small.jsonl": ROWS, "/a.parquet": b"PAR1" * 1_000_000}
     look = replace(access, beginning_bytes=1 << 20)
-    found = fetch_source(Source(path=f"{server.url}/a.jsonl"), look)
+    found = fetch_source(DataSource(path=f"{server.url}/a.jsonl"), look)
     assert not found.whole
     assert found.files[0].stat().st_size < 3 << 20
-    assert fetch_source(Source(path=f"{server.url}/small.jsonl"), look).whole
+    assert fetch_source(DataSource(path=f"{server.url}/small.jsonl"), look).whole
     with pytest.raises(InputError, match="more than 1 MiB, and rows of parquet cannot be read from its beginning"):
-        fetch_source(Source(path=f"{server.url}/a.parquet"), look)
+        fetch_source(DataSource(path=f"{server.url}/a.parquet"), look)
     # What a check left behind is not taken for the file.
-    assert content(fetch_source(Source(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 300_000]
+    assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 300_000]
 
 
 # ScaiDrive and ScaiAtlas
@@ -329,14 +331,14 @@ def with_service(access: Access, server: FileServer, name: str, token: str = "go
 def test_service_is_asked_with_the_forwarded_token(name: str, server: FileServer, access: Access) -> None:
     server.token = "good"
     server.files["/api/team/my data.jsonl"] = ROWS
-    found = fetch_source(Source(path=f"{name}://team/my data.jsonl"), with_service(access, server, name))
+    found = fetch_source(DataSource(path=f"{name}://team/my data.jsonl"), with_service(access, server, name))
     assert content(found) == [ROWS]
     with pytest.raises(CredentialsError, match="answers 401 Unauthorized: it wants other credentials than it got"):
-        fetch_source(Source(path=f"{name}://team/my data.jsonl"), with_service(access, server, name, "bad"))
+        fetch_source(DataSource(path=f"{name}://team/my data.jsonl"), with_service(access, server, name, "bad"))
     with pytest.raises(CredentialsError, match=r"no token for .* came with the job; send it as the header X-Scai"):
-        fetch_source(Source(path=f"{name}://team/my data.jsonl"), with_service(access, server, name, ""))
+        fetch_source(DataSource(path=f"{name}://team/my data.jsonl"), with_service(access, server, name, ""))
     with pytest.raises(InputError, match=r"without '\.' and '\.\.'"):
-        fetch_source(Source(path=f"{name}://team/../a.jsonl"), with_service(access, server, name))
+        fetch_source(DataSource(path=f"{name}://team/../a.jsonl"), with_service(access, server, name))
 
 
 def test_token_of_a_service_stays_with_the_service(
@@ -345,9 +347,9 @@ def test_token_of_a_service_stays_with_the_service(
     monkeypatch.setattr(http, "is_public", lambda address: True)
     with serving(FileServer(files={"/b.jsonl": ROWS})) as elsewhere:
         server.redirects["/api/b.jsonl"] = f"{elsewhere.url}/b.jsonl"
-        assert content(fetch_source(Source(path="scaidrive://b.jsonl"), with_service(access, server, "scaidrive"))) == [
-            ROWS
-        ]
+        assert content(
+            fetch_source(DataSource(path="scaidrive://b.jsonl"), with_service(access, server, "scaidrive"))
+        ) == [ROWS]
         assert "authorization" not in elsewhere.requests[0][1]
         assert server.requests[0][1]["authorization"] == "Bearer good"
 
@@ -355,7 +357,7 @@ def test_token_of_a_service_stays_with_the_service(
 def test_model_of_scaiatlas_is_an_archive_at_a_revision(server: FileServer, access: Access) -> None:
     server.token = "good"
     server.files["/api/models/tiny"] = tar_of(MODEL, top="tiny/")
-    base = {"model_id": "models/tiny", "source": "scaiatlas", "revision": "v2"}
+    base = BaseModelConfig(model_id="models/tiny", source="scaiatlas", revision="v2")
     assert names_in(fetch_model(base, with_service(access, server, "scaiatlas"))) == sorted(MODEL)
     assert server.requests[0][0] == "/api/models/tiny?revision=v2"
 
@@ -420,11 +422,11 @@ def zip_link() -> bytes:
 )
 def test_model_in_an_archive_is_unpacked_once(archive: bytes, server: FileServer, access: Access) -> None:
     server.files["/model.bin"] = archive
-    base = {"model_id": f"{server.url}/model.bin"}
+    base = BaseModelConfig(model_id=f"{server.url}/model.bin")
     first, second = fetch_model(base, access), fetch_model(base, access)
     assert first == second
     assert names_in(first) == sorted(MODEL)
-    assert fetch_tokenizer(base, None, access) == first
+    assert fetch_tokenizer(base.model_id, base, access) == first
 
 
 @pytest.mark.parametrize(
@@ -448,7 +450,7 @@ def test_archive_that_is_none_or_reaches_out_is_refused(
 ) -> None:
     server.files["/model.tar"] = archive
     with pytest.raises(InputError, match=message):
-        fetch_model({"model_id": f"{server.url}/model.tar"}, access)
+        fetch_model(BaseModelConfig(model_id=f"{server.url}/model.tar"), access)
     assert not (tmp_path / "config.json").exists()
 
 
@@ -460,10 +462,14 @@ def test_archive_that_unpacks_to_much_is_refused_for_a_check(
     server.files["/model.zip"] = archive(bomb)
     server.files["/good.zip"] = archive(MODEL)
     brief = replace(access, beginning_bytes=16 << 20)
-    assert fetch_tokenizer({"model_id": f"{server.url}/good.zip"}, None, brief)
+    assert fetch_tokenizer(f"{server.url}/good.zip", BaseModelConfig(model_id=f"{server.url}/good.zip"), brief)
     assert len(server.files["/model.zip"]) < 1 << 20
     with pytest.raises(InputError, match=r"too large to be unpacked for a check \(8 MiB\)"):
-        fetch_tokenizer({"model_id": f"{server.url}/model.zip"}, None, replace(access, beginning_bytes=1 << 20))
+        fetch_tokenizer(
+            f"{server.url}/model.zip",
+            BaseModelConfig(model_id=f"{server.url}/model.zip"),
+            replace(access, beginning_bytes=1 << 20),
+        )
     assert sum(file.stat().st_size for file in (tmp_path / "cache" / "models").rglob("*.txt")) <= 8 << 20
 
 
@@ -471,15 +477,15 @@ def test_local_model_is_a_directory_below_a_data_root(access: Access, tmp_path: 
     directory = tmp_path / "root" / "model"
     directory.mkdir()
     with pytest.raises(InputError, match=r"holds no config\.json"):
-        fetch_model({"model_id": str(directory)}, access)
+        fetch_model(BaseModelConfig(model_id=str(directory)), access)
     (directory / "config.json").write_text("{}")
-    assert fetch_model({"model_id": str(directory)}, access) == directory
+    assert fetch_model(BaseModelConfig(model_id=str(directory)), access) == directory
     with pytest.raises(InputError, match="holds no tokenizer"):
-        fetch_tokenizer({"model_id": str(directory)}, None, access)
+        fetch_tokenizer(str(directory), BaseModelConfig(model_id=str(directory)), access)
     with pytest.raises(InputError, match="is no directory"):
-        fetch_model({"model_id": str(directory / "config.json")}, access)
+        fetch_model(BaseModelConfig(model_id=str(directory / "config.json")), access)
     with pytest.raises(InputError, match="below its data roots alone"):
-        fetch_model({"model_id": str(tmp_path)}, access)
+        fetch_model(BaseModelConfig(model_id=str(tmp_path)), access)
 
 
 @pytest.mark.parametrize(
@@ -492,7 +498,7 @@ def test_local_model_is_a_directory_below_a_data_root(access: Access, tmp_path: 
     ],
 )
 def test_mere_name_is_left_to_a_script_of_ones_own(base: dict[str, str], left: bool) -> None:
-    assert left_to_the_script(base) is left
+    assert left_to_the_script(BaseModelConfig(**base)) is left
 
 
 # S3
@@ -506,31 +512,31 @@ def put(uri: str, data: bytes) -> None:
 def test_object_prefix_and_pattern_are_fetched_from_s3(s3_root: str, access: Access) -> None:
     for name in ("a.jsonl", "b.jsonl", "notes.md"):
         put(f"{s3_root}/data/{name}", ROWS + name.encode())
-    one = fetch_source(Source(path=f"{s3_root}/data/a.jsonl"), access)
+    one = fetch_source(DataSource(path=f"{s3_root}/data/a.jsonl"), access)
     assert content(one) == [ROWS + b"a.jsonl"]
     for path in (f"{s3_root}/data", f"{s3_root}/data/", f"{s3_root}/data/*.jsonl"):
-        found = fetch_source(Source(path=path), access)
+        found = fetch_source(DataSource(path=path), access)
         assert content(found) == [ROWS + b"a.jsonl", ROWS + b"b.jsonl"]
         assert found.files[0] == one.files[0]
     put(f"{s3_root}/data/a.jsonl", ROWS)
-    assert content(fetch_source(Source(path=f"{s3_root}/data/a.jsonl"), access)) == [ROWS]
+    assert content(fetch_source(DataSource(path=f"{s3_root}/data/a.jsonl"), access)) == [ROWS]
     with pytest.raises(InputError, match="the store has no such object, and none below it"):
-        fetch_source(Source(path=f"{s3_root}/nothing.jsonl"), access)
+        fetch_source(DataSource(path=f"{s3_root}/nothing.jsonl"), access)
 
 
 def test_model_of_s3_is_a_prefix_or_an_archive(s3_root: str, access: Access) -> None:
     for name, data in MODEL.items():
         put(f"{s3_root}/model/{name}", data)
-    directory = fetch_model({"model_id": f"{s3_root}/model"}, access)
+    directory = fetch_model(BaseModelConfig(model_id=f"{s3_root}/model"), access)
     assert names_in(directory) == sorted(MODEL)
-    assert fetch_model({"model_id": f"{s3_root}/model/"}, access).is_dir()
+    assert fetch_model(BaseModelConfig(model_id=f"{s3_root}/model/"), access).is_dir()
     put(f"{s3_root}/model.tar.gz", tar_of(MODEL))
-    assert names_in(fetch_model({"model_id": f"{s3_root}/model.tar.gz"}, access)) == sorted(MODEL)
+    assert names_in(fetch_model(BaseModelConfig(model_id=f"{s3_root}/model.tar.gz"), access)) == sorted(MODEL)
 
 
 def test_check_reads_the_beginning_of_an_object(s3_root: str, access: Access) -> None:
     put(f"{s3_root}/a.jsonl", ROWS * 50_000)
-    found = fetch_source(Source(path=f"{s3_root}/a.jsonl"), replace(access, beginning_bytes=1 << 20))
+    found = fetch_source(DataSource(path=f"{s3_root}/a.jsonl"), replace(access, beginning_bytes=1 << 20))
     assert not found.whole
     assert found.files[0].stat().st_size == 1 << 20
 
@@ -538,7 +544,7 @@ def test_check_reads_the_beginning_of_an_object(s3_root: str, access: Access) ->
 def test_wrong_keys_of_s3_are_refused_for_good(s3_root: str, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(CredentialsError, match=r"give AWS_ACCESS_KEY_ID and .* in training_config\.environment"):
-        fetch_source(Source(path=f"{s3_root}/a.jsonl"), access)
+        fetch_source(DataSource(path=f"{s3_root}/a.jsonl"), access)
 
 
 # What other jobs left
@@ -555,19 +561,19 @@ def test_model_that_another_job_left_is_read_where_it_lies(access: Access, tmp_p
     (artifacts / "job-b" / "output" / "config.json").write_bytes(b"{}")
     name = "artifacts:job-a/output/model"
     inside = replace(access, artifacts=artifacts)
-    assert fetch_model({"model_id": name}, inside) == left
-    assert fetch_model({"model_id": name, "source": "artifacts"}, inside) == left
-    assert fetch_tokenizer({"model_id": "org/other"}, name, inside) == left
-    assert not left_to_the_script({"model_id": name})
+    assert fetch_model(BaseModelConfig(model_id=name), inside) == left
+    assert fetch_model(BaseModelConfig(model_id=name, source="artifacts"), inside) == left
+    assert fetch_tokenizer(name, BaseModelConfig(model_id="org/other"), inside) == left
+    assert not left_to_the_script(BaseModelConfig(model_id=name))
     with pytest.raises(InputError, match=r"holds no config\.json"):
-        fetch_model({"model_id": "artifacts:job-a/output"}, inside)
+        fetch_model(BaseModelConfig(model_id="artifacts:job-a/output"), inside)
     for wrong in ("output/absent", "output/out"):
         with pytest.raises(InputError, match="has left no such directory, or it was removed since"):
-            fetch_model({"model_id": f"artifacts:job-a/{wrong}"}, inside)
+            fetch_model(BaseModelConfig(model_id=f"artifacts:job-a/{wrong}"), inside)
     with pytest.raises(InputError, match="is no directory of a job"):
-        fetch_model({"model_id": "artifacts:job-a/../job-b/output"}, inside)
+        fetch_model(BaseModelConfig(model_id="artifacts:job-a/../job-b/output"), inside)
     with pytest.raises(InputError, match="known where jobs run alone"):
-        fetch_model({"model_id": name}, access)
+        fetch_model(BaseModelConfig(model_id=name), access)
 
 
 # The Hub
@@ -590,54 +596,54 @@ def test_model_of_the_hub_is_fetched_once_and_without_what_it_has_twice(hub: Hub
     more = {"pytorch_model.bin": b"x", "model.onnx": b"x", "original/a.pth": b"x", "README.md": b"x"}
     hub.repositories["models/org/tiny"] = {**MODEL, **more}
     shares: list[float] = []
-    directory = fetch_model({"model_id": "org/tiny"}, access, shares.append)
+    directory = fetch_model(BaseModelConfig(model_id="org/tiny"), access, shares.append)
     assert names_in(directory) == sorted([*MODEL, "README.md"])
     assert directory.is_relative_to(access.cache)
     assert shares[-1] == 1.0
     downloads = len(hub.downloads)
-    assert fetch_model({"model_id": "hf://org/tiny"}, access) == directory
+    assert fetch_model(BaseModelConfig(model_id="hf://org/tiny"), access) == directory
     assert len(hub.downloads) == downloads
 
 
 def test_model_without_safetensors_is_taken_as_it_is(hub: Hub, access: Access) -> None:
     hub.repositories["models/org/old"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    assert "pytorch_model.bin" in names_in(fetch_model({"model_id": "org/old"}, access))
+    assert "pytorch_model.bin" in names_in(fetch_model(BaseModelConfig(model_id="org/old"), access))
     hub.repositories["models/org/empty"] = {"config.json": b"{}"}
     with pytest.raises(InputError, match="holds no weights that can be loaded"):
-        fetch_model({"model_id": "org/empty"}, access)
+        fetch_model(BaseModelConfig(model_id="org/empty"), access)
 
 
 def test_tokenizer_of_the_hub_comes_without_weights(hub: Hub, access: Access) -> None:
     hub.repositories["models/org/tiny"] = MODEL
-    directory = fetch_tokenizer({"model_id": "/srv/other"}, "org/tiny", access)
+    directory = fetch_tokenizer("org/tiny", BaseModelConfig(model_id="/srv/other"), access)
     assert names_in(directory) == ["config.json", "tokenizer.json"]
 
 
 def test_users_own_cache_of_the_hub_is_used_where_it_has_the_model(hub: Hub, access: Access, tmp_path: Path) -> None:
     hub.repositories["models/org/tiny"] = MODEL
     (tmp_path / "users-hub-cache" / "models--org--tiny").mkdir(parents=True)
-    assert fetch_model({"model_id": "org/tiny"}, access).is_relative_to(tmp_path / "users-hub-cache")
+    assert fetch_model(BaseModelConfig(model_id="org/tiny"), access).is_relative_to(tmp_path / "users-hub-cache")
 
 
 def test_revision_of_the_hub_is_asked_for(hub: Hub, access: Access) -> None:
     hub.repositories["models/org/tiny"] = MODEL
-    assert fetch_model({"model_id": "org/tiny", "revision": "v1"}, access).is_dir()
+    assert fetch_model(BaseModelConfig(model_id="org/tiny", revision="v1"), access).is_dir()
     with pytest.raises(InputError, match="org/tiny@v9: the repository has no such revision"):
-        fetch_model({"model_id": "org/tiny", "revision": "v9"}, access)
+        fetch_model(BaseModelConfig(model_id="org/tiny", revision="v9"), access)
 
 
 def test_refusals_of_the_hub_are_told_by_their_kind(hub: Hub, access: Access) -> None:
     hub.repositories["models/org/gated"] = MODEL
     hub.gated.add("models/org/gated")
     with pytest.raises(CredentialsError, match=r"no token was sent.*training_config\.environment\.HF_TOKEN"):
-        fetch_model({"model_id": "org/gated"}, access)
-    assert fetch_model({"model_id": "org/gated"}, replace(access, hub_token="hf_good")).is_dir()
+        fetch_model(BaseModelConfig(model_id="org/gated"), access)
+    assert fetch_model(BaseModelConfig(model_id="org/gated"), replace(access, hub_token="hf_good")).is_dir()
     with pytest.raises(CredentialsError, match="the Hub refuses"):
-        fetch_model({"model_id": "org/other"}, replace(access, hub_token="hf_bad"))
+        fetch_model(BaseModelConfig(model_id="org/other"), replace(access, hub_token="hf_bad"))
     with pytest.raises(InputError, match="the Hub has no such repository, or it is private"):
-        fetch_model({"model_id": "org/missing"}, access)
+        fetch_model(BaseModelConfig(model_id="org/missing"), access)
     with pytest.raises(InputError, match="is no name of a repository"):
-        fetch_model({"model_id": "a/b/c"}, access)
+        fetch_model(BaseModelConfig(model_id="a/b/c"), access)
 
 
 def test_mistyped_path_of_a_model_says_that_nothing_is_there_and_where_it_was_looked_for(
@@ -645,36 +651,36 @@ def test_mistyped_path_of_a_model_says_that_nothing_is_there_and_where_it_was_lo
 ) -> None:
     (access.working_directory / "models" / "tiny").mkdir(parents=True)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # whether the Hub answers or not
-    for fetch in (fetch_model, lambda base, access: fetch_tokenizer({}, base["model_id"], access)):
+    for fetch in (fetch_model, lambda base, access: fetch_tokenizer(base.model_id, None, access)):
         said = f"models/nope: there is no such file or directory; looked in {access.working_directory}"
         with pytest.raises(InputError, match=said):
-            fetch({"model_id": "models/nope"}, access)
+            fetch(BaseModelConfig(model_id="models/nope"), access)
         with pytest.raises(InputError, match=r"write \./models/tiny or hf://models/tiny"):
-            fetch({"model_id": "models/tiny"}, access)
+            fetch(BaseModelConfig(model_id="models/tiny"), access)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     with pytest.raises(InputError, match=rf"no such repository.*nor is there such a directory in .*{tmp_path}/root"):
-        fetch_model({"model_id": "other/nope"}, access)
+        fetch_model(BaseModelConfig(model_id="other/nope"), access)
     (tmp_path / "root" / "other" / "there").mkdir(parents=True)
     with pytest.raises(InputError, match=f"but there is {tmp_path}/root/other/there: name it by its whole path"):
-        fetch_model({"model_id": "other/there"}, access)
+        fetch_model(BaseModelConfig(model_id="other/there"), access)
     hub.repositories["models/models/real"] = MODEL
-    assert fetch_model({"model_id": "hf://models/real"}, access).is_dir()
+    assert fetch_model(BaseModelConfig(model_id="hf://models/real"), access).is_dir()
 
 
 def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # it tries again for a while
     hub.down = True
     with pytest.raises(UnavailableError, match="the Hub at http://127"):
-        fetch_model({"model_id": "org/tiny"}, access)
+        fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     hub.down, hub.repositories["models/org/tiny"] = False, MODEL
-    directory = fetch_model({"model_id": "org/tiny"}, access)
+    directory = fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     hub.down = True
-    assert fetch_model({"model_id": "org/tiny"}, access) == directory
+    assert fetch_model(BaseModelConfig(model_id="org/tiny"), access) == directory
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
         with pytest.raises(UnavailableError, match="does not answer"):
-            fetch_model({"model_id": "org/other"}, access)
+            fetch_model(BaseModelConfig(model_id="org/other"), access)
 
 
 def test_hub_that_cannot_be_reached_is_told_in_two_lines(
@@ -686,7 +692,7 @@ def test_hub_that_cannot_be_reached_is_told_in_two_lines(
     lines: list[str] = []
     monkeypatch.setattr("trainmaster.jobs.report.doing", lines.append)
     with pytest.raises(UnavailableError) as caught:
-        fetch_model({"model_id": "org/tiny"}, access)
+        fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     assert lines[0] == "fetching org/tiny from http://127.0.0.1:9"
     assert lines[1].startswith(
         "org/tiny: the Hub at http://127.0.0.1:9 does not answer; it is asked again, for up to 2 minutes: '[Errno 111]"
@@ -698,7 +704,7 @@ def test_hub_that_cannot_be_reached_is_told_in_two_lines(
     assert "a directory of this machine, with a leading / or ./" in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     hub.repositories["models/org/tiny"] = MODEL
-    assert fetch_model({"model_id": "org/tiny"}, access).is_dir()
+    assert fetch_model(BaseModelConfig(model_id="org/tiny"), access).is_dir()
     assert len(lines) == 3
 
 
@@ -706,11 +712,11 @@ def test_offline_says_so_and_uses_what_is_there(hub: Hub, access: Access, monkey
     from huggingface_hub import constants
 
     hub.repositories["models/org/tiny"] = MODEL
-    directory = fetch_model({"model_id": "org/tiny"}, access)
+    directory = fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetch_model({"model_id": "org/tiny"}, access) == directory
+    assert fetch_model(BaseModelConfig(model_id="org/tiny"), access) == directory
     with pytest.raises(InputError, match="it is not on this machine, and HF_HUB_OFFLINE keeps it from being fetched"):
-        fetch_model({"model_id": "org/other"}, access)
+        fetch_model(BaseModelConfig(model_id="org/other"), access)
 
 
 def test_dataset_of_the_hub_is_fetched_by_split_path_and_card(hub: Hub, access: Access) -> None:
@@ -726,13 +732,13 @@ def test_dataset_of_the_hub_is_fetched_by_split_path_and_card(hub: Hub, access: 
         ("hf://org/set/data/test-00000-of-00001.jsonl", None, "test"),
         ("hf://org/set/data/te*.jsonl@v1", None, "test"),
     ):
-        found = fetch_source(Source(path=path, split=split), access)
+        found = fetch_source(DataSource(path=path, split=split), access)
         assert [json.loads(text)["text"] for text in content(found)] == [expected]
-    assert fetch_source(Source(path="org/set", type="huggingface"), access).format == "jsonl"
+    assert fetch_source(DataSource(path="org/set", type="huggingface"), access).format == "jsonl"
     with pytest.raises(InputError, match="has no split 'other'; it has train, test"):
-        fetch_source(Source(path="hf://org/set", split="other"), access)
+        fetch_source(DataSource(path="hf://org/set", split="other"), access)
     with pytest.raises(InputError, match="holds no such file"):
-        fetch_source(Source(path="hf://org/set/nothing.jsonl"), access)
+        fetch_source(DataSource(path="hf://org/set/nothing.jsonl"), access)
 
 
 CARD = """---

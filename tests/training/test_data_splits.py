@@ -12,15 +12,16 @@ import pyarrow.parquet
 import pytest
 from data_servers import FileServer, Hub, serving
 
+from trainmaster.server.core.spec.data import DataSource
 from trainmaster.server.core.training.sources import Slice, read_split
 from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
 from trainmaster.trainer.types import DataFormat, TorchTuneConfig, TorchTuneInstructDataset
-from trainmaster.training.data.config import LocalSource, Source
-from trainmaster.training.data.rows import Tally, rows_of, write_rows
-from trainmaster.training.errors import InputError
+from trainmaster.training.data.rows import RowCounts, rows_of, write_rows
+from trainmaster.training.document import LocalSource
 from trainmaster.training.fetching import Access, fetch_source
 from trainmaster.training.fetching.file_choice import card_data, choose_from_hub
+from trainmaster.training.steps import InputError
 
 FORMATS = ("jsonl", "json", "csv", "parquet", "arrow")
 
@@ -50,12 +51,12 @@ def write(path: Path, numbers: Sequence[int]) -> None:
                 writer.write_table(table)
 
 
-def rows(source: Source, local: LocalSource) -> list[int]:
-    return [int(row.values["text"]) for row in rows_of(source, local, Tally())]
+def rows(source: DataSource, local: LocalSource) -> list[int]:
+    return [int(row.values["text"]) for row in rows_of(source, local, RowCounts())]
 
 
 def read(access: Access, path: str, split: str | None) -> list[int]:
-    source = Source(path=path, split=split)
+    source = DataSource(path=path, split=split)
     return rows(source, fetch_source(source, access))
 
 
@@ -151,14 +152,14 @@ def test_pattern_without_a_split_means_every_file_that_matches(access: Access) -
 
 def test_slice_without_rows_is_an_error_that_names_the_split(access: Access, tmp_path: Path) -> None:
     write(access.working_directory / "rows.jsonl", range(4))
-    source = Source(path="rows.jsonl", split="train[10:20]")
+    source = DataSource(path="rows.jsonl", split="train[10:20]")
     with pytest.raises(InputError, match=r"rows\.jsonl: its split train\[10:20\] has no rows"):
         write_rows(tmp_path / "rows.arrow", [source], [fetch_source(source, access)])
 
 
 def test_slice_survives_the_way_to_the_ranks(access: Access) -> None:
     write(access.working_directory / "rows.jsonl", range(20))
-    source = Source(path="rows.jsonl", split="train[:10%]+train[-1:]")
+    source = DataSource(path="rows.jsonl", split="train[:10%]+train[-1:]")
     prepared = json.loads(json.dumps(fetch_source(source, access).to_json()))
     assert rows(source, LocalSource.from_json(prepared)) == [0, 1, 19]
 
@@ -203,11 +204,11 @@ def test_split_that_a_torchtune_dataset_does_not_have_is_refused(access: Access,
         fetch_source(torchtune_source(access.working_directory / "rows.parquet", split), access)
 
 
-def torchtune_source(path: Path, split: str | None) -> Source:
+def torchtune_source(path: Path, split: str | None) -> DataSource:
     """The source that a BuiltinTrainer of `TrainerClient` compiles to; its file is read from this machine."""
     runtime = replace(RuntimeCatalog().definition("trainmaster-sft"), pretrained_model="org/model", dataset=str(path))
     config = TorchTuneConfig(dataset_preprocess_config=TorchTuneInstructDataset(source=DataFormat.PARQUET, split=split))
-    return Source.from_json(training_from(config, runtime, None)["data_config"]["sources"][0])
+    return DataSource.model_validate(training_from(config, runtime, None)["data_config"]["sources"][0])
 
 
 def test_slices_of_the_splits_that_a_card_lists() -> None:

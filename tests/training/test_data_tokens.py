@@ -10,11 +10,11 @@ import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
 from trainmaster.training.data import build, explain_row
-from trainmaster.training.data.config import DataConfig, LocalSource
 from trainmaster.training.data.dataset import IGNORED, Built
 from trainmaster.training.data.encoder import Encoder
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
-from trainmaster.training.errors import InputError, Origin, RowError
+from trainmaster.training.document import LocalSource, TokenizationConfig
+from trainmaster.training.steps import InputError, Origin, RowError
 
 ORIGIN = Origin(source="data.jsonl", file="data.jsonl", number=7, unit="line")
 CHAT = {
@@ -48,7 +48,7 @@ def encoded(
 ) -> list[str]:
     """The samples of a row, with what is trained on in brackets."""
     tokenizer = tokenizer or make_tokenizer()
-    config = DataConfig.from_document(document(kind, hyperparameters=parameters, preprocess=preprocess))
+    config = TokenizationConfig.from_document(document(kind, hyperparameters=parameters, preprocess=preprocess))
     samples = Encoder(config, tokenizer, length).encode([row], [ORIGIN])[0]
     return [shown(tokenizer, sample.input_ids, sample.mask) for sample in samples]
 
@@ -295,7 +295,7 @@ def test_slow_tokenizer_can_train_on_everything_alone() -> None:
             ids = [[ord(sign) for sign in each] for each in texts]
             return {"input_ids": ids[0] if isinstance(text, str) else ids}
 
-    config = DataConfig.from_document(document())
+    config = TokenizationConfig.from_document(document())
     encoder = Encoder(config, Slow(), 10)
     assert encoder.encode([{"text": "a"}], [ORIGIN])[0][0].input_ids == [97]
     with pytest.raises(InputError, match="set completion_only_loss and assistant_only_loss to false"):
@@ -304,7 +304,7 @@ def test_slow_tokenizer_can_train_on_everything_alone() -> None:
 
 def test_row_is_explained_as_it_is_trained_on() -> None:
     tokenizer = make_tokenizer()
-    encoder = Encoder(DataConfig.from_document(document()), tokenizer, 6)
+    encoder = Encoder(TokenizationConfig.from_document(document()), tokenizer, 6)
     found = explain_row(encoder, tokenizer, {"prompt": "q: ", "completion": "abcd"}, ORIGIN)
     assert found.shape == "prompt and completion"
     assert found.tokens == ["q", ":", " ", "a", "b", "c"]
@@ -324,7 +324,9 @@ def written(directory: Path, name: str, rows: list[dict[str, Any]]) -> LocalSour
 def built(directory: Path, sources: list[LocalSource], training: dict[str, Any], length: int = 64) -> Built:
     scratch = directory / f"scratch-{len(list(directory.iterdir()))}"
     scratch.mkdir()
-    return build(training, make_tokenizer(), sources, max_seq_length=length, directory=scratch)
+    return build(
+        TokenizationConfig.from_document(training), make_tokenizer(), sources, max_seq_length=length, directory=scratch
+    )
 
 
 def texts(dataset: Any) -> list[str]:
@@ -398,7 +400,7 @@ def test_build_names_the_wrong_row_from_any_process(workers: int, tmp_path: Path
 def test_tokenizer_takes_the_jobs_options_and_template(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     training = document(preprocess={"chat_template": PLAIN, "tokenizer_config": {"model_max_length": "77"}})
-    tokenizer = load_tokenizer(tmp_path, DataConfig.from_document(training).preprocess)
+    tokenizer = load_tokenizer(tmp_path, TokenizationConfig.from_document(training).data.preprocess)
     assert tokenizer.chat_template == PLAIN
     assert tokenizer.model_max_length == 77
 
@@ -406,7 +408,7 @@ def test_tokenizer_takes_the_jobs_options_and_template(tmp_path: Path) -> None:
 def test_tokenizer_that_cannot_be_loaded_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "NoSuchTokenizer"}')
     with pytest.raises(InputError, match=r"the tokenizer in .* cannot be loaded"):
-        load_tokenizer(tmp_path, DataConfig.from_document(document()).preprocess)
+        load_tokenizer(tmp_path, TokenizationConfig.from_document(document()).data.preprocess)
 
 
 def test_sample_length_is_the_jobs_or_the_models_or_the_tokenizers(tmp_path: Path) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainmaster.server.core.spec.documents import parse_submit
-from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
-from trainmaster.server.core.training.types import BUILT_IN
+from trainmaster.server.core.training.hyperparameters import read_hyperparameters
+from trainmaster.server.core.training.types import BUILT_IN, TrainingType
 from trainmaster.server.core.workloads.trainer import training_inputs
-from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared, parsed
-from trainmaster.training.recipes import RECIPES
+from trainmaster.training.document import Document, DocumentError, Prepared, TokenizationConfig, parsed
 
 REQUEST: dict[str, Any] = {
     "name": "tune",
@@ -43,31 +43,52 @@ def read(tmp_path: Path, request: dict[str, Any]) -> Document:
 
 def test_document_of_the_server_is_read_whole(tmp_path: Path) -> None:
     document = read(tmp_path, REQUEST)
-    assert (document.name, document.training_type) == ("tune", "LORA")
-    assert (document.base_model.dtype, document.base_model.model_kwargs) == ("bfloat16", {"use_cache": "false"})
-    assert document.framework.sharded
-    assert document.framework.distributed_config == {"cpu_offload": "true"}
+    request = parse_submit(REQUEST)
+    assert request.training_config is not None
+    assert document.name == "tune"
+    assert document.training.base_model.model_kwargs == {"use_cache": "false"}
+    assert document.training.framework == request.training_config.framework
+    assert document.sharded
+    assert document.output == request.output_config
     parameters = document.hyperparameters
-    assert (parameters.lora_r, parameters.warmup_steps, parameters.learning_rate) == (4, 0.1, 2e-4)
-    assert parameters.lora_target_modules == "q_proj,v_proj"
-    assert (document.data.batch_size, document.data.seed, document.data.padding) == (3, 5, "longest")
-    assert not document.data.packing
-    assert (document.output.save_steps, document.output.merge_lora) == (7, True)
-    assert not document.output.best_is_greater
+    assert (parameters["lora_r"], parameters["warmup_steps"], parameters["learning_rate"]) == (4, 0.1, 2e-4)
+    assert parameters["lora_target_modules"] == "q_proj,v_proj"
+    assert (document.data.batch_size, document.data.seed, document.data.preprocess.padding) == (3, 5, "longest")
+    assert not document.packing
 
 
 def test_pretraining_packs_unless_it_is_told_not_to(tmp_path: Path) -> None:
     request = {**REQUEST, "training_config": {**REQUEST["training_config"], "training_type": "CONTINUED_PRETRAIN"}}
     request["training_config"] = {**request["training_config"], "hyperparameters": {}}
     request["output_config"] = {}
-    assert read(tmp_path, request).data.packing
+    assert read(tmp_path, request).packing
     request["data_config"] = {**REQUEST["data_config"], "preprocess": {"packing": False}}
-    assert not read(tmp_path, request).data.packing
+    assert not read(tmp_path, request).packing
 
 
-def test_tables_of_server_and_trainer_name_the_same() -> None:
-    assert set(HYPERPARAMETERS) == {item.name for item in fields(Hyperparameters)}
-    assert set(BUILT_IN) == set(RECIPES)
+@pytest.mark.parametrize("training_type", sorted(BUILT_IN))
+def test_hyperparameters_that_an_older_document_lacks_have_the_tables_defaults(
+    training_type: str, tmp_path: Path
+) -> None:
+    document = {
+        "name": "old",
+        "training_config": {"training_type": training_type, "base_model": {"model_id": "org/model"}},
+        "data_config": {"sources": [{"path": "rows.jsonl"}]},
+        "output_config": {},
+    }
+    (tmp_path / "training.json").write_text(json.dumps(document))
+    read = Document.read(tmp_path / "training.json")
+    assert read.hyperparameters == read_hyperparameters(TrainingType(training_type), {})
+    assert read.hyperparameters["warmup_steps"] == 0.03
+    config = TokenizationConfig.from_document(document)
+    trains_on_all = training_type == "FULL_FINETUNE"
+    assert (config.completion_only_loss, config.assistant_only_loss) == (not trains_on_all, not trains_on_all)
+
+
+def test_reading_documents_imports_nothing_heavy() -> None:
+    heavy = {"fastapi", "sqlalchemy", "torch"}
+    code = f"import sys, trainmaster.training.document; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

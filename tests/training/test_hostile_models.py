@@ -13,11 +13,12 @@ import pytest
 from trainings import Make
 
 from data_tokenizer import make_tokenizer
+from trainmaster.server.core.spec.data import PreprocessConfig
 from trainmaster.server.core.training.options import REFUSED
-from trainmaster.training.data.config import DataConfig, Preprocess
 from trainmaster.training.data.encoder import Encoder
 from trainmaster.training.data.tokenizers import load_tokenizer
-from trainmaster.training.errors import InputError, Origin, RowError
+from trainmaster.training.document import TokenizationConfig
+from trainmaster.training.steps import InputError, Origin, RowError
 
 
 class _Payload:
@@ -42,9 +43,8 @@ def hostile(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny / "model", tmp_path / "hostile"))
 
 
-def preprocess(**options: Any) -> Preprocess:
-    document = {"training_config": {"training_type": "SFT"}, "data_config": {"sources": [], "preprocess": options}}
-    return DataConfig.from_document(document).preprocess
+def preprocess(**options: Any) -> PreprocessConfig:
+    return PreprocessConfig(**options)
 
 
 def spoilt(path: Path, **values: Any) -> None:
@@ -99,10 +99,10 @@ def test_chat_template_reaches_nothing_but_the_messages(tmp_path: Path, template
     make_tokenizer().save_pretrained(tmp_path)
     document = {
         "training_config": {"training_type": "SFT", "hyperparameters": {"assistant_only_loss": False}},
-        "data_config": {"sources": [], "preprocess": {"chat_template": template}},
+        "data_config": {"sources": [{"path": "rows.jsonl"}], "preprocess": {"chat_template": template}},
     }
-    config = DataConfig.from_document(document)
-    tokenizer = load_tokenizer(tmp_path, config.preprocess)
+    config = TokenizationConfig.from_document(document)
+    tokenizer = load_tokenizer(tmp_path, config.data.preprocess)
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     with pytest.raises(RowError, match="the chat template refuses it"):
         Encoder(config, tokenizer, 64).encode([row], [Origin(source="s", file="s", number=1)])

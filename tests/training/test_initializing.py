@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,8 +18,9 @@ from data_servers import Hub, serving
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import objects
 from trainmaster.training import initializer as initializing
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching import Access, cache, hub, s3
+from trainmaster.training.fetching.access import initializer_access
+from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 PIECE = 8 << 20
@@ -91,20 +91,20 @@ def test_objects_are_read_with_the_keys_of_a_role(
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts["url"])
     with pytest.raises(CredentialsError):
         s3.directory(s3_root, access)
-    assuming = replace(access, s3_credentials=s3.assumed(ROLE, "ask"))
+    assuming = s3.in_role(ROLE, access)
     assert (s3.directory(s3_root, assuming) / "a.txt").read_bytes() == b"content"
     (form, authorization), *_ = sts["asked"]
     assert form["RoleArn"] == [ROLE]
     assert "Credential=asker/" in authorization
     sts["status"] = 403
-    with pytest.raises(CredentialsError, match="cannot be assumed: AccessDenied: not you; ask"):
-        s3.assumed(ROLE, "ask")
+    with pytest.raises(CredentialsError, match="cannot be assumed: AccessDenied: not you; give AWS_ACCESS_KEY_ID"):
+        s3.in_role(ROLE, access)
     sts["status"] = 503
     with pytest.raises(UnavailableError, match="answers 503"):
-        s3.assumed(ROLE, "ask")
+        s3.in_role(ROLE, access)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(InputError, match="there are none; ask"):
-        s3.assumed(ROLE, "ask")
+    with pytest.raises(InputError, match="there are none; give AWS_ACCESS_KEY_ID"):
+        s3.in_role(ROLE, access)
 
 
 def test_object_that_broke_off_goes_on_where_it_was(
@@ -200,10 +200,10 @@ def test_addresses_of_the_job_must_be_public_where_the_server_says_so(
     named = {"type": "s3", "storage_uri": "s3://bucket/rows", **spec}
     document = {"dataset": named, "endpoints_of_the_job": endpoints}
     if field is None:
-        initializing.access_of("dataset", named, document)
+        initializer_access("dataset", named, document)
     else:
         with pytest.raises(InputError, match=f"{field}: it leads to .* which is no public address"):
-            initializing.access_of("dataset", named, document)
+            initializer_access("dataset", named, document)
 
 
 def test_file_that_would_lie_outside_is_not_placed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from seaweed_server import ASKER, ASKER_SECRET, ROLE, SeaweedServer
 from trainmaster.jobs import data_cache
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching.cache import Cache
-from trainmaster.training.tables import KIND
+from trainmaster.training.tables.shard_writer import KIND
 from trainmaster.training.tables.table_reader import Source
 
 MEMBER = subprocess.Popen[str]

@@ -13,9 +13,9 @@ from iceberg_tables import ROWS, table_at, table_on
 
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import data_cache
-from trainmaster.training.errors import CredentialsError, InputError
 from trainmaster.training.fetching import Access
-from trainmaster.training.tables import sharded
+from trainmaster.training.steps import CredentialsError, InputError
+from trainmaster.training.tables.shard_writer import sharded
 
 SIZES = {"head_cpu": None, "head_mem": None, "worker_cpu": "500m", "worker_mem": "4Gi"}
 

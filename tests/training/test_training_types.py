@@ -147,9 +147,9 @@ def test_options_of_the_framework_reach_it(make_job: Make) -> None:
     job = make_job(
         hyperparameters={"lr_scheduler_type": "cosine_with_restarts", "max_steps": 4, "learning_rate": 1.0},
         framework={"config": {"lr_scheduler_kwargs": '{"num_cycles": 2}', "logging_first_step": "true"}},
-        base_model={"model_kwargs": {"attention_dropout": "0.25"}, "dtype": "float64"},
+        base_model={"model_kwargs": {"attention_dropout": "0.25"}, "dtype": "bfloat16"},
     )
     job.train()
     config = json.loads((job.output / "model" / "config.json").read_text())
-    assert (config["attention_dropout"], config["dtype"]) == (0.25, "float64")
+    assert (config["attention_dropout"], config["dtype"]) == (0.25, "bfloat16")
     assert job.series("learning_rate") == pytest.approx([1.0, 0.5, 1.0, 0.5])

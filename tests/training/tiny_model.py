@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainmaster.server.core.spec.submit import SubmitJobRequest
+
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
@@ -97,28 +99,27 @@ def document(
     framework: dict[str, Any] | None = None,
     base_model: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A training document as the server would make it: 12 steps of 4 rows, a checkpoint every 3."""
-    return {
+    """The training document that the server makes of a request: 12 steps of 4 rows, a checkpoint every 3."""
+    request = {
         "name": "tiny",
         "training_config": {
             "training_type": training_type,
-            "base_model": {"model_id": "tiny", "dtype": "auto", "model_kwargs": {}, **(base_model or {})},
-            "framework": {"type": "HF_TRAINER", "config": {}, **(framework or {})},
+            "base_model": {"model_id": "tiny", **(base_model or {})},
+            "framework": framework or {},
             "hyperparameters": {
                 "learning_rate": 3e-3,
                 "num_train_epochs": 1.0,
+                "warmup_steps": 0,
+                "gradient_checkpointing": False,
                 "logging_steps": 1,
                 "eval_strategy": "epoch" if evaluate else "no",
                 **(hyperparameters or {}),
             },
         },
-        "data_config": {"sources": [], "batch_size": 4, "seed": 7, "preprocess": {}, **(data or {})},
-        "output_config": {
-            "checkpoint": {"save_strategy": "steps", "save_steps": 3, **(checkpoint or {})},
-            **(output or {}),
-        },
-        "resource_config": {},
+        "data_config": {"sources": [{"path": "rows.jsonl"}], "batch_size": 4, "seed": 7, **(data or {})},
+        "output_config": {"checkpoint": {"save_steps": 3, **(checkpoint or {})}, **(output or {})},
     }
+    return dict(SubmitJobRequest.model_validate(request).training_document)
 
 
 def prepared(directory: Path, *, evaluate: bool = False) -> dict[str, Any]:

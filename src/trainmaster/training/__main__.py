@@ -10,11 +10,10 @@ from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
 from trainmaster.training.document import Document, DocumentError, Prepared
-from trainmaster.training.errors import PreparingError
+from trainmaster.training.steps import PreparingError
 
 
 def main() -> None:
-    """Train as the launch's documents say."""
     # Whatever is needed was fetched before: a library that would ask the network fails at once instead of waiting.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,9 +39,9 @@ def main() -> None:
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
     from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError
     from trainmaster.jobs.trees import TreeError
+    from trainmaster.training.resume import StateMismatchError
     from trainmaster.training.run import train
     from trainmaster.training.session import Stopped
-    from trainmaster.training.states import StateMismatchError
 
     try:
         train(document, prepared, scratch=prepared_dir / f"rank-{report.rank()}")

@@ -14,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -27,13 +29,12 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trainmaster.jobs import rng
 from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.trees import ANYTHING
-from trainmaster.training import states
-from trainmaster.training.resume import Resumed
+from trainmaster.training import resume
 from trainmaster.training.session import Session, Stopped
 
 
 class Checkpointing(Trainer):
-    """A `Trainer` that saves through a session, resumes from it, and leaves when it is asked to."""
+    """A `Trainer` that saves through a session, resumes from it, and stops when the job is asked to."""
 
     session: Session
     _evaluated: tuple[int, Mapping[str, float]] = (-1, {})
@@ -42,7 +43,7 @@ class Checkpointing(Trainer):
     _save_after_evaluation = False
 
     def run(self, session: Session) -> None:
-        """Train, from the beginning or from where an earlier attempt was, until the end; then have the best model.
+        """Train to the end, from the beginning or from a checkpoint, and load the best model.
 
         Raises:
             Stopped: the job was asked to stop; what was wanted is committed.
@@ -55,8 +56,8 @@ class Checkpointing(Trainer):
             raise Stopped(stopped.stop) from None
         session.wait()
         model = self.bare_model()
-        if (tree := session.load_best({"model": states.weights(model)})) is not None:
-            states.load_weights(model, tree["model"])
+        if (tree := session.load_best({"model": resume.weights(model)})) is not None:
+            resume.load_weights(model, tree["model"])
 
     # Where the loop comes to a boundary between two steps.
 
@@ -98,7 +99,7 @@ class Checkpointing(Trainer):
             raise Stopped(session.stop)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the loop's, without a trace in the random numbers of training: an attempt may have to repeat it."""
+        """Leaves the random numbers of training as they were: a later attempt may have to repeat the evaluation."""
         before = rng.capture()
         try:
             with self.session.evaluating():
@@ -109,14 +110,13 @@ class Checkpointing(Trainer):
         return metrics
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As the loop's; a stop need not wait for the end of an evaluation."""
+        """A stop does not wait for the end of an evaluation."""
         self.session.look()
         if (stop := self.session.stop) is not None:
             raise _StoppedEvaluating(stop)
         return super().prediction_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the loop's; what is logged is also known of the next checkpoint."""
         super().log(logs, *args, **kwargs)
         self.session.take_metrics(logs)
 
@@ -143,15 +143,21 @@ class Checkpointing(Trainer):
         )
 
     def _tree(self) -> dict[str, Any]:
-        model = self.bare_model()
+        model, optimizer, scheduler = self.bare_model(), *self._stepped()
         tree: dict[str, Any] = {
-            "model": states.weights(model),
-            "optimizer": states.optimizer_state(model, self.optimizer),
-            "scheduler": self.lr_scheduler.state_dict(),
+            "model": resume.weights(model),
+            "optimizer": resume.optimizer_state(model, optimizer),
+            "scheduler": scheduler.state_dict(),
         }
         if (scaler := self.accelerator.scaler) is not None:
             tree["scaler"] = scaler.state_dict()
         return tree
+
+    def _stepped(self) -> tuple[Optimizer, LambdaLR]:
+        """Optimizer and schedule, which the loop makes before its first step."""
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        return self.optimizer, self.lr_scheduler
 
     # Loading. All of it in one place, when model and optimizer are what the loop works with.
 
@@ -165,16 +171,16 @@ class Checkpointing(Trainer):
         resumed = self.session.resumed
         if checkpoint is None or resumed is None:
             return
-        model = self.bare_model()
+        model, optimizer, scheduler = self.bare_model(), *self._stepped()
         if self.is_fsdp_enabled:
-            # What is sharded is read into its form, of each rank its part.
-            states.make_optimizer_state(self.optimizer)
+            # A sharded state is read into tensors that are there, of each rank its shard.
+            resume.make_optimizer_state(optimizer)
         template = self._tree()
         template["optimizer"]["groups"] = template["scheduler"] = ANYTHING
         tree = resumed.take_tree(template)
-        states.load_weights(model, tree["model"])
-        states.load_optimizer(model, self.optimizer, tree["optimizer"])
-        states.load_scheduler(self.lr_scheduler, tree["scheduler"], step=self.state.global_step)
+        resume.load_weights(model, tree["model"])
+        resume.load_optimizer(model, optimizer, tree["optimizer"])
+        resume.load_scheduler(scheduler, tree["scheduler"], step=self.state.global_step)
         if (scaler := self.accelerator.scaler) is not None and "scaler" in tree:
             scaler.load_state_dict(tree["scaler"])
         if hasattr(self, "_total_train_tokens"):
@@ -186,7 +192,7 @@ class Checkpointing(Trainer):
             rng.restore(resumed.rng_state)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_for_training(*args, **kwargs)
+        prepared = super()._prepare_for_training(*args, **kwargs)  # type: ignore[no-untyped-call]
         resumed = self.session.resumed
         if resumed is not None and resumed.metadata.get("evaluation_due"):
             self._evaluate(None, None)
@@ -200,20 +206,21 @@ class Checkpointing(Trainer):
             # All is done but the export. Where that is within an epoch, the loop would make one more step.
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     # Where in the data it goes on.
 
-    def _place(self, resumed: Resumed) -> str:
-        """A directory in which the loop finds where it was."""
+    def _place(self, resumed: resume.Resumed) -> str:
+        """Write the loop's state to a directory for `train(resume_from_checkpoint=...)`."""
+        assert self.args.output_dir is not None
         directory = Path(self.args.output_dir) / "resume"
         directory.mkdir(parents=True, exist_ok=True)
         state = {**resumed.metadata["trainer_state"], "global_step": self._step_to_resume_at(resumed)}
         (directory / TRAINER_STATE_NAME).write_text(json.dumps(state))
         return str(directory)
 
-    def _step_to_resume_at(self, resumed: Resumed) -> int:
-        """The step that it was at; by its place in the epochs, where an epoch has another number of steps now."""
+    def _step_to_resume_at(self, resumed: resume.Resumed) -> int:
+        """The checkpoint's step; where an epoch has another number of steps now, the same place in the epochs."""
         now, before, epoch = self._steps_per_epoch(), resumed.metadata["steps_per_epoch"], resumed.manifest.epoch
         if self.args.max_steps > 0 or before == now or epoch is None:
             return resumed.manifest.step
@@ -224,13 +231,14 @@ class Checkpointing(Trainer):
         return min(round(epoch * now), math.ceil(self.args.num_train_epochs * now))
 
     def _steps_per_epoch(self) -> int:
+        assert isinstance(self.train_dataset, Sized)
         rows, args = len(self.train_dataset), self.args
-        rounded = math.floor if args.dataloader_drop_last else math.ceil
+        rounded: Callable[[float], int] = math.floor if args.dataloader_drop_last else math.ceil
         batches = rounded(rounded(rows / args.per_device_train_batch_size) / args.world_size)
         return max(1, math.ceil(batches / args.gradient_accumulation_steps))
 
     def bare_model(self) -> nn.Module:
-        """The model without what the loop has wrapped around it; where it is sharded, each rank with its own part."""
+        """The model without the loop's wrappers; each rank has its own shard of a sharded one."""
         model: nn.Module = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainmaster.training.data.config import DataConfig, LocalSource, Source
-from trainmaster.training.errors import Origin, PreparingError, RowError
+from trainmaster.server.core.spec.configs import BaseModelConfig
+from trainmaster.server.core.spec.data import DataSource
+from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import Access, fetch_config, fetch_source, fetch_tokenizer
-from trainmaster.training.steps import go_on_without_credentials
+from trainmaster.training.steps import Origin, PreparingError, RowError, go_on_without_credentials
 
 BEGINNING_BYTES = 64 << 20
 """Of a file that lies elsewhere, this much is fetched."""
@@ -43,25 +44,26 @@ MAX_TOKENS_SHOWN = 4_096
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Look at the data of a job.
+    """Check the data of a job.
 
     Args:
-        document: as `training.json` has it. Without a base model and a tokenizer, rows are read and not tokenized.
+        document: a training document. Without a base model and a tokenizer, rows are read and not tokenized.
         access: what may be reached.
         limit: how many rows of each source are shown.
-        fetched: what `fetch_all` gave; None: each thing is fetched when it is needed.
+        fetched: what `fetch_all` returned; None: everything is fetched when it is needed.
     """
-    config = DataConfig.from_document(document)
+    config = TokenizationConfig.from_document(document)
+    base_model = _base_model(document)
     answer: dict[str, Any] = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     view = None
     try:
-        directories = _fetch_tokenizer(document, config, access) if fetched is None else _tokenizer_in(fetched)
-        view = None if directories is None else _View.open(document, config, *directories)
+        directories = _fetch_tokenizer(config, base_model, access) if fetched is None else _tokenizer_in(fetched)
+        view = None if directories is None else _View.open(config, base_model, *directories)
     except PreparingError as error:
         answer["problem"] = str(error)
     if view is not None:
         answer["max_seq_length"] = view.max_seq_length
-    for number, source in enumerate(config.sources):
+    for number, source in enumerate(config.data.sources):
         if fetched is None:
             answer["sources"].append(_alone(source, access, view, limit))
         else:
@@ -71,21 +73,25 @@ def check(
 
 
 def fetch_all(document: Mapping[str, Any], access: Access) -> dict[str, Any]:
-    """Fetch everything that a check needs before it runs code that comes with a model; plain JSON."""
-    config = DataConfig.from_document(document)
+    """Fetch everything that a check needs before it runs code that comes with a model. Returns plain JSON."""
+    config = TokenizationConfig.from_document(document)
     fetched: dict[str, Any] = {"tokenizer": None, "problem": None, "sources": []}
     try:
-        directories = _fetch_tokenizer(document, config, access)
+        directories = _fetch_tokenizer(config, _base_model(document), access)
         fetched["tokenizer"] = directories and [str(directory) for directory in directories]
     except PreparingError as error:
         fetched["problem"] = str(error)
-    for number, source in enumerate(config.sources):
+    for number, source in enumerate(config.data.sources):
         try:
             local = fetch_source(source, replace(access, cache=access.cache / f"source-{number}"))
             fetched["sources"].append({**local.to_json(), "whole": local.whole})
         except PreparingError as error:
             fetched["sources"].append({"problem": str(error)})
     return fetched
+
+
+def _base_model(document: Mapping[str, Any]) -> BaseModelConfig | None:
+    return base_model_of(document) if document["training_config"].get("base_model") else None
 
 
 def _tokenizer_in(fetched: Mapping[str, Any]) -> tuple[Path, Path] | None:
@@ -104,18 +110,21 @@ def _source_in(fetched: Mapping[str, Any], number: int) -> LocalSource:
     return replace(LocalSource.from_json(found), whole=found["whole"])
 
 
-def _fetch_tokenizer(document: Mapping[str, Any], config: DataConfig, access: Access) -> tuple[Path, Path] | None:
+def _fetch_tokenizer(
+    config: TokenizationConfig, base_model: BaseModelConfig | None, access: Access
+) -> tuple[Path, Path] | None:
     """The directories of the tokenizer and of the model's configuration; None where no tokenizer is named."""
-    base_model = document["training_config"].get("base_model") or {}
-    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id") or base_model.get("model_id")
+    named = config.data.preprocess.tokenizer_id
+    if base_model is not None:
+        named = named or base_model.tokenizer_id or base_model.model_id
     if not named:
         return None
-    directory = fetch_tokenizer(base_model, config.preprocess.tokenizer_id, access)
-    return directory, fetch_config(base_model, access) or directory
+    directory = fetch_tokenizer(named, base_model, access)
+    return directory, (fetch_config(base_model, access) if base_model else None) or directory
 
 
 class _View:
-    """How rows become tokens."""
+    """The tokenizer and encoder of a check."""
 
     def __init__(self, tokenizer: Any, encoder: Any, max_seq_length: int) -> None:
         self.tokenizer = tokenizer
@@ -123,20 +132,21 @@ class _View:
         self.max_seq_length = max_seq_length
 
     @classmethod
-    def open(cls, document: Mapping[str, Any], config: DataConfig, directory: Path, model: Path) -> _View:
-        """With the tokenizer in a directory, and the configuration of the model in another."""
-        base_model = document["training_config"].get("base_model") or {}
+    def open(
+        cls, config: TokenizationConfig, base_model: BaseModelConfig | None, directory: Path, model: Path
+    ) -> _View:
         from trainmaster.training.data.encoder import Encoder
         from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 
-        trusted = bool(base_model.get("trust_remote_code"))
-        tokenizer = load_tokenizer(directory, config.preprocess, trust_remote_code=trusted)
-        length = sample_length(config.max_seq_length, model, directory, model_kwargs=base_model.get("model_kwargs"))
+        trusted = base_model is not None and base_model.trust_remote_code
+        tokenizer = load_tokenizer(directory, config.data.preprocess, trust_remote_code=trusted)
+        model_kwargs = base_model.model_kwargs if base_model else None
+        length = sample_length(config.data.max_seq_length, model, directory, model_kwargs=model_kwargs)
         return cls(tokenizer, Encoder(config, tokenizer, length), length)
 
 
-def _alone(source: Source, access: Access, view: _View | None, limit: int) -> dict[str, Any]:
-    """One source after another, so that the disk holds the beginning of one at a time."""
+def _alone(source: DataSource, access: Access, view: _View | None, limit: int) -> dict[str, Any]:
+    """Fetch and check one source, then free its disk space."""
     scratch = access.cache / "source"
     try:
         return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), view, limit)
@@ -144,7 +154,7 @@ def _alone(source: Source, access: Access, view: _View | None, limit: int) -> di
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _checked(source: Source, fetch: Callable[[], LocalSource], view: _View | None, limit: int) -> dict[str, Any]:
+def _checked(source: DataSource, fetch: Callable[[], LocalSource], view: _View | None, limit: int) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "path": source.path,
         "ok": False,
@@ -173,14 +183,14 @@ def _checked(source: Source, fetch: Callable[[], LocalSource], view: _View | Non
     return answer
 
 
-def _read(source: Source, local: LocalSource, view: _View | None, limit: int, answer: dict[str, Any]) -> None:
-    from trainmaster.training.data.rows import Tally, nothing_left, rows_of
+def _read(source: DataSource, local: LocalSource, view: _View | None, limit: int, answer: dict[str, Any]) -> None:
+    from trainmaster.training.data.rows import RowCounts, nothing_left, rows_of
 
-    tally = Tally()
-    rows = rows_of(source, local, tally, whole=local.whole)
+    counts = RowCounts()
+    rows = rows_of(source, local, counts, whole=local.whole)
     lengths: list[int] = []
     try:
-        for row in _until(rows, tally):
+        for row in _until(rows, counts):
             if len(answer["samples"]) < limit and view is None:
                 answer["samples"].append(_raw_sample(row.values, row.origin))
             if view is None or len(answer["problems"]) >= MAX_PROBLEMS:
@@ -193,18 +203,18 @@ def _read(source: Source, local: LocalSource, view: _View | None, limit: int, an
             except RowError as error:
                 answer["problems"].append(_problem(error))
         else:
-            answer["complete"] = local.whole and tally.read < MAX_READ
+            answer["complete"] = local.whole and counts.read < MAX_READ
     finally:
-        answer |= {"rows": tally.read, "kept": tally.kept, "columns": list(tally.columns)}
-    if not tally.kept:
-        why = nothing_left(source, tally)
+        answer |= {"rows": counts.read, "kept": counts.kept, "columns": list(counts.columns)}
+    if not counts.kept:
+        why = nothing_left(source, counts)
         answer["problems"].append({"message": f"{local.path}: {why}", "file": None, "row": None, "column": None})
     if lengths:
         answer["tokens"] = {"min": min(lengths), "median": int(statistics.median(lengths)), "max": max(lengths)}
 
 
-def _until(rows: Iterator[Any], tally: Any) -> Iterator[Any]:
-    return itertools.takewhile(lambda _: tally.read < MAX_READ, rows)
+def _until(rows: Iterator[Any], counts: Any) -> Iterator[Any]:
+    return itertools.takewhile(lambda _: counts.read < MAX_READ, rows)
 
 
 def _encode(
@@ -238,7 +248,7 @@ def _encode(
 
 
 def _raw_sample(values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
-    """A row without a tokenizer: as it was read."""
+    """A sample without a tokenizer: the row as it was read."""
     text = json.dumps(values, ensure_ascii=False, default=str)
     return {
         "file": origin.file,
@@ -265,7 +275,7 @@ def _problem(error: RowError) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer one request; nothing else is written to the standard output."""
+    """Nothing but the answer goes to the standard output."""
     request = json.load(sys.stdin)
     if memory := request.get("memory_bytes"):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -274,7 +284,7 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     access = Access.from_environ(os.environ, beginning_bytes=BEGINNING_BYTES)
     document, fetched = request["document"], request.get("fetched")
-    if fetched is None and (document["training_config"].get("base_model") or {}).get("trust_remote_code"):
+    if fetched is None and (base_model := _base_model(document)) and base_model.trust_remote_code:
         fetched = fetch_all(document, access)
         go_on_without_credentials("trainmaster.training.data_check", {**request, "fetched": fetched})
     answers = os.fdopen(os.dup(1), "w")

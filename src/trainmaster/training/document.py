@@ -1,7 +1,7 @@
-"""What a trainer is asked to do, as typed values: reads `training.json` and `prepared.json`.
+"""`training.json` and `prepared.json` as typed values.
 
-Both were made by our own code, and the first was checked at submission. What cannot be read here is a fault
-between our own parts, or a file that somebody changed.
+The server wrote the first from a checked request: it is read by the models of `core.spec` that checked it, so that
+there is one set of fields and defaults.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-_T = TypeVar("_T")
+from trainmaster.server.core.fields import STORED, Model
+from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
+from trainmaster.server.core.spec.data import DataConfig
+from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, hyperparameters_of
+from trainmaster.server.core.training.sources import ALL_ROWS, Slice
+from trainmaster.server.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.training.values import Value
+
+_Config = TypeVar("_Config", bound=Model)
+JsonObject = Mapping[str, Any]
 
 
 class DocumentError(ValueError):
@@ -21,171 +30,85 @@ class DocumentError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseModel:
-    """The model to start from."""
-
-    model_id: str
-    revision: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-    model_kwargs: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """What does the training, and how it is spread over ranks."""
-
-    type: str = "HF_TRAINER"
-    config: Mapping[str, str] = field(default_factory=dict)
-    backend: str = "nccl"
-    strategy: str | None = None
-    distributed_config: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether weights and optimizer are parted over the ranks."""
-        return self.type == "FSDP"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hyperparameters:
-    """The values of `training_config.hyperparameters`, typed. The server fills in a training type's own defaults."""
-
-    learning_rate: float = 2e-5
-    num_train_epochs: float = 3.0
-    max_steps: int = -1
-    warmup_steps: float = 0
-    """Steps, or below 1 a share of all steps."""
-    lr_scheduler_type: str = "linear"
-    weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    optim: str | None = None
-    logging_steps: float = 10
-    eval_strategy: str | None = None
-    eval_steps: int | None = None
-    gradient_checkpointing: bool = False
-    mixed_precision: str = "auto"
-    attn_implementation: str | None = None
-    torch_compile: bool = False
-    neftune_noise_alpha: float | None = None
-    padding_free: bool = False
-    use_liger_kernel: bool = False
-    tracker: str = "none"
-    tracker_project: str | None = None
-    completion_only_loss: bool | None = None
-    assistant_only_loss: bool | None = None
-    lora_r: int = 16
-    lora_alpha: float = 32
-    lora_dropout: float = 0.0
-    lora_target_modules: str | None = "all-linear"
-    lora_bias: str = "none"
-    use_rslora: bool = False
-    use_dora: bool = False
-    modules_to_save: str | None = None
-    lora_init: bool | str = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """How rows become batches."""
-
-    batch_size: int = 1
-    gradient_accumulation_steps: int = 1
-    num_workers: int = 0
-    pin_memory: bool | None = None
-    seed: int = 0
-    padding: str | None = None
-    packing: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """When checkpoints are saved, and what is exported."""
-
-    save_strategy: str = "steps"
-    save_steps: int = 500
-    save_total_limit: int = 3
-    metric_for_best_model: str | None = None
-    greater_is_better: bool | None = None
-    save_on_each_node: bool = False
-    output_model_name: str | None = None
-    output_path: str | None = None
-    export_format: str = "safetensors"
-    merge_lora: bool = False
-
-    @property
-    def best_is_greater(self) -> bool:
-        """Whether a greater value of the metric is better."""
-        if self.greater_is_better is not None:
-            return self.greater_is_better
-        return "loss" not in (self.metric_for_best_model or "").lower()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One training: the content of `training.json`."""
+    """One training of a built-in trainer."""
 
     name: str
-    training_type: str
-    base_model: BaseModel
-    framework: Framework
-    hyperparameters: Hyperparameters
-    data: Data
-    output: Output
-    text: str = field(repr=False, default="")
-    """As it was read: it is kept in every checkpoint."""
+    training: TrainingConfig
+    data: DataConfig
+    output: OutputConfig
+    hyperparameters: Mapping[str, Value]
+    """All that the training type has."""
+    text: str = field(repr=False)
+    """The document as it was read; every checkpoint has a copy."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The document in a file.
-
-        Raises:
-            DocumentError: it is no such document.
-        """
+        """Raises DocumentError where the file is no training document."""
         text = path.read_text()
         try:
-            return cls._from_json(json.loads(text), text)
+            document = json.loads(text)
+            training = dict(document["training_config"])
+            given = training.pop("hyperparameters", {})  # typed, which the request's are not
+            config = _stored(TrainingConfig, training)
+            # A document that an older server stored may lack some.
+            table = hyperparameters_of(config.training_type)
+            defaults = {name: known.default_for(config.training_type) for name, known in table.items()}
+            return cls(
+                name=document["name"],
+                training=config,
+                data=_stored(DataConfig, document["data_config"]),
+                output=_stored(OutputConfig, document["output_config"]),
+                hyperparameters=defaults | given,
+                text=text,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DocumentError(f"{path} is no training document: {type(error).__name__}: {error}") from error
 
+    @property
+    def sharded(self) -> bool:
+        """Whether weights and optimizer state are sharded over the ranks."""
+        return self.training.framework.type is FrameworkType.FSDP
+
+    @property
+    def packing(self) -> bool:
+        return bool(self.data.preprocess.packing)  # the server fills in the training type's default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizationConfig:
+    """All of a training document that decides how rows become tokens."""
+
+    training_type: TrainingType
+    data: DataConfig
+    completion_only_loss: bool
+    assistant_only_loss: bool
+
     @classmethod
-    def _from_json(cls, document: Mapping[str, Any], text: str) -> Self:
-        training, data, output = document["training_config"], document["data_config"], document["output_config"]
-        framework = training.get("framework") or {}
-        distributed = framework.get("distributed") or {}
-        preprocess = data.get("preprocess") or {}
-        packing = preprocess.get("packing")
+    def from_document(cls, document: JsonObject) -> Self:
+        training = document["training_config"]
+        training_type = TrainingType(training["training_type"])
+        given = training.get("hyperparameters") or {}
+
+        def flag(name: str) -> bool:
+            return bool(given.get(name, HYPERPARAMETERS[name].default_for(training_type)))
+
         return cls(
-            name=document["name"],
-            training_type=training["training_type"],
-            base_model=_known(BaseModel, training["base_model"]),
-            framework=Framework(
-                type=framework.get("type", "HF_TRAINER"),
-                config=framework.get("config") or {},
-                backend=distributed.get("backend", "nccl"),
-                strategy=distributed.get("strategy"),
-                distributed_config=distributed.get("config") or {},
-            ),
-            hyperparameters=Hyperparameters(**_present(training.get("hyperparameters") or {})),
-            data=_known(
-                Data,
-                {
-                    **data,
-                    "padding": preprocess.get("padding"),
-                    "packing": training["training_type"] == "CONTINUED_PRETRAIN" if packing is None else packing,
-                },
-            ),
-            output=_known(Output, {**output, **(output.get("checkpoint") or {})}),
-            text=text,
+            training_type=training_type,
+            data=_stored(DataConfig, document["data_config"]),
+            completion_only_loss=flag("completion_only_loss"),
+            assistant_only_loss=flag("assistant_only_loss"),
         )
+
+
+def base_model_of(document: JsonObject) -> BaseModelConfig:
+    """The base model of a training document."""
+    return _stored(BaseModelConfig, document["training_config"]["base_model"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What the preparing step left for the ranks of its node: the content of `prepared.json`."""
+    """What the preparing step left for the ranks of its node."""
 
     model_path: str
     tokenizer_path: str
@@ -195,17 +118,13 @@ class Prepared:
     train_tokens: int
     max_seq_length: int
     rows_key: str = ""
-    """Another where the rows are others."""
+    """Changes with the rows."""
     model_key: str = ""
-    """Another where the base model is another."""
+    """Changes with the base model."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The description in a file.
-
-        Raises:
-            DocumentError: it is no such description.
-        """
+        """Raises DocumentError where the file does not describe what was prepared."""
         try:
             document = json.loads(path.read_bytes())
             return cls(**{name: document[name] for name in cls.__slots__ if name in document})
@@ -213,14 +132,8 @@ class Prepared:
             raise DocumentError(f"{path} does not say what was prepared: {type(error).__name__}: {error}") from error
 
 
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null: that leaves it to us."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _known(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in _present(values).items() if name in names})
+def _stored(kind: type[_Config], values: JsonObject) -> _Config:
+    return kind.model_validate(values, extra="ignore", context=STORED)
 
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -233,14 +146,47 @@ def parsed(text: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError:
-        return _number(text)
+        try:
+            value = float(text)  # JSON has no `1.` and no `.5`, which people write
+        except ValueError:
+            return text
     return value if not isinstance(value, float) or math.isfinite(value) else text
 
 
-def _number(text: str) -> Any:
-    # JSON has no `1.` and no `.5`, which people write.
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return value if math.isfinite(value) else text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a source's files, and which of their rows are read."""
+
+    files: int
+    """How many; parts follow each other in the order of the source's files."""
+    rows: Slice = ALL_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSource:
+    path: str
+    """As the job names it."""
+    files: tuple[Path, ...]
+    format: str
+    whole: bool = True
+    """False: for a check, only the beginning was fetched, and slices do not count."""
+    parts: tuple[Part, ...] = ()
+    """Which rows are read; without any, all rows of all files."""
+
+    @property
+    def slices(self) -> list[list[Any]]:
+        """The parts as plain values; empty where they are all rows."""
+        if all(part.rows == ALL_ROWS for part in self.parts):
+            return []
+        return [[part.files, str(part.rows)] for part in self.parts]
+
+    def to_json(self) -> dict[str, Any]:
+        """The source's entry in `prepared.json`."""
+        document = {"path": self.path, "files": [str(file) for file in self.files], "format": self.format}
+        return {**document, "slices": self.slices} if self.slices else document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        files = tuple(Path(file) for file in document["files"])
+        parts = tuple(Part(files=count, rows=Slice.read(rows)) for count, rows in document.get("slices") or ())
+        return cls(path=document["path"], files=files, format=document["format"], parts=parts)

@@ -24,8 +24,8 @@ from trainmaster.jobs.checkpoint import flush_path, flush_tree
 from trainmaster.protocol import environment
 from trainmaster.training import models
 from trainmaster.training.document import Document, DocumentError, Prepared
-from trainmaster.training.errors import CredentialsError, UnavailableError
-from trainmaster.training.states import plain_name
+from trainmaster.training.resume import plain_name
+from trainmaster.training.steps import CredentialsError, UnavailableError
 
 RECORD = "trainmaster.json"
 """In a result: which files belong to it."""
@@ -35,7 +35,7 @@ _DRAFT = ".export-"
 
 
 def destination(document: Document) -> str | None:
-    """Where the job wants a copy of its result: at `output_path`, or below it by the result's name.
+    """The place that the job names for a copy of its result.
 
     Raises:
         DocumentError: this job may not write there, or there is something else.
@@ -60,16 +60,13 @@ def destination(document: Document) -> str | None:
 
 
 def record(directory: Path) -> None:
-    """Write down in a result which files it consists of."""
+    """List the files of a result in it."""
     files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     (directory / RECORD).write_text(_record_of(files))
 
 
 def publish(result: Path, wanted: str) -> None:
-    """Copy a result to its destination.
-
-    Raises: as `destination`.
-    """
+    """Copy a result to its destination. Raises as `destination`."""
     if wanted.startswith(objects.S3_SCHEME):
         with _reached():
             _upload(result, objects.open_place(wanted))
@@ -84,7 +81,7 @@ def publish(result: Path, wanted: str) -> None:
 
 @contextlib.contextmanager
 def drafting(parent: Path) -> Iterator[Path]:
-    """Where a directory can be made beside its place. What a killed attempt left of one is removed."""
+    """A directory beside the target's place, for a draft. What a killed attempt left there is removed."""
     name = f"{_DRAFT}{os.environ.get(environment.JOB_ID, 'local')}"
     shutil.rmtree(parent / name, ignore_errors=True)
     (parent / name).mkdir()
@@ -95,7 +92,7 @@ def drafting(parent: Path) -> Iterator[Path]:
 
 
 def place(draft: Path, target: Path) -> None:
-    """Make a finished directory the one at `target`: readers see the old one, none, or the new one, never a part."""
+    """Rename a finished directory to `target`: readers see the old one, none, or the new one, never a part."""
     flush_tree(draft)
     if target.exists():
         os.rename(target, draft.with_name("old"))
@@ -116,7 +113,7 @@ def _require_replaceable(target: Path) -> None:
 
 
 def _earlier_objects(place: objects.Place) -> list[str]:
-    """The keys of an earlier result there."""
+    """The keys of an earlier result at that place."""
     keys = [meta["path"] for meta in objects.listing(place, place.key)]
     text = objects.get(place, place.below(RECORD))[0].decode() if place.below(RECORD) in keys else None
     _require_of_a_result([key.removeprefix(place.below("")).strip("/") for key in keys], text, place.uri)
@@ -124,7 +121,7 @@ def _earlier_objects(place: objects.Place) -> list[str]:
 
 
 def _require_of_a_result(found: Collection[str], text: str | None, shown: str) -> None:
-    """Refuse to replace anything but what an earlier training left, by its own record."""
+    """Refuse to replace anything that an earlier training did not leave, by its own record."""
     try:
         ours = {RECORD, *json.loads(text)["files"]} if text is not None else set()
     except (KeyError, TypeError, ValueError):
@@ -173,7 +170,7 @@ State = Mapping[str, Tensor]
 
 
 def whole_state(model: nn.Module) -> State | None:
-    """Of a sharded model the weights (of an adapter, its own), gathered on the first rank. Collective.
+    """Gather the weights of a sharded model (or of its adapter) on the first rank. Collective.
 
     None where nothing is sharded.
     """
@@ -188,7 +185,7 @@ def whole_state(model: nn.Module) -> State | None:
     once, all_names = (
         {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=removed)} for removed in (True, False)
     )
-    return {name: value for name, value in state.items() if name not in all_names - once}
+    return {name: value for name, value in state.items() if name not in all_names - once and isinstance(value, Tensor)}
 
 
 def export(
@@ -200,7 +197,7 @@ def export(
     output_dir: Path,
     state: State | None = None,
 ) -> str:
-    """Write the result into the job's output and, where the job names one, to its own place; says where.
+    """Write the result to the job's output and, where the job names one, to its destination; returns where it is.
 
     Args:
         document: what to write, and where to.
@@ -242,14 +239,14 @@ def _write(
     config = directory / "adapter_config.json"
     if config.exists():
         # Where the base model was fetched to means nothing to others.
-        adapter = json.loads(config.read_text()) | {"base_model_name_or_path": document.base_model.model_id}
+        adapter = json.loads(config.read_text()) | {"base_model_name_or_path": document.training.base_model.model_id}
         config.write_text(json.dumps(adapter, indent=2) + "\n")
     for card in directory.glob("README.md"):
         card.unlink()  # a form that nobody has filled in
 
 
 def _with_adapter(document: Document, prepared: Prepared, state: State) -> Any:
-    """The base model, read once more, with a trained adapter: of a sharded model this rank has but a part."""
+    """Load the base model again, with the trained adapter: this rank has only a shard of the trained one."""
     from peft import get_peft_model
 
     base = models.load_model(document, prepared, trains_base=False)

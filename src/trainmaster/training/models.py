@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,22 +18,24 @@ from transformers import (
 )
 from transformers.masking_utils import flash_attention_mask
 
+from trainmaster.server.core.training.hyperparameters import ALL_LINEAR
 from trainmaster.server.core.training.options import refused_arguments
-from trainmaster.training.document import Document, DocumentError, Hyperparameters, Prepared, parsed
+from trainmaster.server.core.training.values import Value
+from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 
 
 def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> PreTrainedModel:
-    """The base model, on the CPU. `trains_base`: its own weights are trained, not an adapter's alone.
+    """The base model, on the CPU. `trains_base`: its own weights are trained, not only an adapter's.
 
     Raises:
         DocumentError: transformers cannot load it, or not like this.
     """
-    base = document.base_model
+    base = document.training.base_model
     for name, instead in refused_arguments(base.model_kwargs):
         raise DocumentError(f"base_model.model_kwargs.{name}: {instead}")
     options: dict[str, Any] = {name: parsed(text) for name, text in base.model_kwargs.items()}
-    if document.hyperparameters.attn_implementation:
-        options["attn_implementation"] = document.hyperparameters.attn_implementation
+    if attention := document.hyperparameters["attn_implementation"]:
+        options["attn_implementation"] = attention
     try:
         model = AutoModelForCausalLM.from_pretrained(
             prepared.model_path,
@@ -55,32 +57,30 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
 
 
 def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenizerBase:
-    """The tokenizer that the rows were made with."""
+    """The tokenizer with which the rows were tokenized."""
     tokenizer = AutoTokenizer.from_pretrained(
-        prepared.tokenizer_path, trust_remote_code=document.base_model.trust_remote_code, local_files_only=True
+        prepared.tokenizer_path, trust_remote_code=document.training.base_model.trust_remote_code, local_files_only=True
     )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise DocumentError("the tokenizer has neither a padding token nor an end-of-text token; name one that has")
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
-def lora_config(parameters: Hyperparameters) -> LoraConfig:
-    """The adapter that a LORA training puts beside the base model."""
-    targets = parameters.lora_target_modules
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=parameters.lora_r,
-        lora_alpha=_whole(parameters.lora_alpha),
-        lora_dropout=parameters.lora_dropout,
-        target_modules=targets if targets in (None, "all-linear") else _names(targets),
-        bias=parameters.lora_bias,
-        use_rslora=parameters.use_rslora,
-        use_dora=parameters.use_dora,
-        modules_to_save=_names(parameters.modules_to_save) or None,
-        init_lora_weights=parameters.lora_init,
-    )
+def lora_config(parameters: Mapping[str, Value]) -> LoraConfig:
+    """The adapter of a LORA training."""
+    options: dict[str, Any] = {
+        # Some readers of adapters take integers alone.
+        "lora_alpha": int(alpha) if (alpha := float(parameters["lora_alpha"] or 0)).is_integer() else alpha,
+        "target_modules": targets if (targets := parameters["lora_target_modules"]) == ALL_LINEAR else _names(targets),
+        "modules_to_save": _names(parameters["modules_to_save"]) or None,
+        "init_lora_weights": parameters["lora_init"],
+        "bias": parameters["lora_bias"],
+        "r": parameters["lora_r"],
+        **{name: parameters[name] for name in ("lora_dropout", "use_rslora", "use_dora")},
+    }
+    return LoraConfig(task_type="CAUSAL_LM", **options)
 
 
 def _dtype(name: str, *, trains_base: bool) -> torch.dtype | str:
@@ -92,13 +92,8 @@ def _dtype(name: str, *, trains_base: bool) -> torch.dtype | str:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def _whole(number: float) -> float:
-    """An integer where it is one: some who read adapters take nothing else."""
-    return int(number) if number == int(number) else number
-
-
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def _names(value: Value) -> list[str]:
+    return [name.strip() for name in str(value or "").split(",") if name.strip()]
 
 
 # Attention among packed samples, by the kernels of PyTorch that know where each sample ends. transformers' default also
@@ -114,17 +109,17 @@ _NOT_COMPUTED = ("s_aux", "softcap")
 
 
 def prefer_packed_attention(model: PreTrainedModel, document: Document) -> None:
-    """Let a model whose samples are laid end to end on a GPU attend by these kernels, if it can."""
+    """Use these kernels on a GPU where the samples of a batch are laid end to end, if the model allows it."""
     parameters = document.hyperparameters
-    if parameters.attn_implementation or not (document.data.packing or parameters.padding_free):
+    if parameters["attn_implementation"] or not (document.packing or parameters["padding_free"]):
         return
-    halved = parameters.mixed_precision != "no" or model.dtype in (torch.bfloat16, torch.float16)
+    halved = parameters["mixed_precision"] != "no" or model.dtype in (torch.bfloat16, torch.float16)
     if halved and torch.cuda.is_available() and torch.cuda.is_bf16_supported() and _able(model) and _register():
         model.set_attn_implementation(PACKED)
 
 
 def _able(model: PreTrainedModel) -> bool:
-    """Whether the kernels compute all that its architecture asks of attention."""
+    """Whether the kernels compute everything that the architecture needs of attention."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     head_dim = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
@@ -140,7 +135,7 @@ def _able(model: PreTrainedModel) -> bool:
 
 
 def _register() -> bool:
-    """Make the implementation known to transformers; whether this PyTorch has the kernels."""
+    """Register the implementation with transformers; false where this PyTorch lacks the kernels."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
@@ -157,7 +152,7 @@ class PackedAttention:
         kernel: PyTorch's `varlen_attn`, or what has its signature.
     """
 
-    def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
         self._shares_heads = "enable_gqa" in inspect.signature(kernel).parameters
         self._positions: torch.Tensor | None = None
@@ -177,7 +172,7 @@ class PackedAttention:
         position_ids: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """As transformers calls it: `[batch, heads, length, width]` in, `[batch, length, heads, width]` out."""
+        """Called by transformers: `[batch, heads, length, width]` in, `[batch, length, heads, width]` out."""
         if attention_mask is not None or dropout or position_ids is None:
             raise RuntimeError(
                 "rows with padding reached attention for packed samples; set hyperparameters.attn_implementation: sdpa"
@@ -193,13 +188,16 @@ class PackedAttention:
         if not self._shares_heads:
             key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
         laid = [_narrow(each).transpose(1, 2).reshape(batch * length, -1, width) for each in (query, key, value)]
-        attended = self._kernel(*laid, ends, ends, longest, longest, scale=scaling, window_size=window, **options)
+        attended: torch.Tensor = self._kernel(
+            *laid, ends, ends, longest, longest, scale=scaling, window_size=window, **options
+        )
         return attended.view(batch, length, heads, width), None
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _ends_of(self, positions: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Where each sample ends, beginning with 0, and the length of the longest. Asked by every layer of a step; the
-        answer takes a wait for the GPU."""
+        """The cumulative lengths of the samples, from 0, and the longest. Cached for the layers of a step: it waits
+        for the GPU.
+        """
         if self._ends is None or self._positions is None or self._positions.data_ptr() != positions.data_ptr():
             flat = positions.flatten()
             starts = (flat == 0).nonzero().flatten()
@@ -210,6 +208,6 @@ class PackedAttention:
 
 
 def _narrow(tensor: torch.Tensor) -> torch.Tensor:
-    """In the 16 bits that are computed with: norms may have widened it."""
+    """Cast to the autocast dtype: norms may have widened the tensor."""
     device = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor

@@ -1,7 +1,7 @@
 """The preparing step of a built-in trainer: `python -m trainmaster.training.prepare`.
 
-Fetches the model and the data, and makes the token sequences that the ranks train on. They are kept in the account's
-cache under a key of everything that they depend on: another attempt, or another job with the same data, finds them.
+Fetches the model and the data, and makes the token sequences that the ranks train on. The account's cache keeps them
+by a key of everything that they depend on, for other attempts and for other jobs with the same data.
 """
 
 from __future__ import annotations
@@ -18,42 +18,44 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainmaster.jobs import inputs
+from trainmaster.server.core.spec.configs import BaseModelConfig
+from trainmaster.server.core.spec.data import DataConfig, Sampling
 from trainmaster.training import steps
-from trainmaster.training.data.config import DataConfig, LocalSource
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
-from trainmaster.training.errors import InputError
-from trainmaster.training.fetching import Access, fetch_model, fetch_sources, fetch_tokenizer, tell_model
+from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
+from trainmaster.training.fetching import Access, fetch_named_model, fetch_named_tokenizer, fetch_sources
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
 from trainmaster.training.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.training.fetching.models import ADAPTER_MARK, adapter_error
-from trainmaster.training.steps import Progress, note, say
+from trainmaster.training.steps import InputError, Progress, note, say
 
 _FORM = 3
-"""Of what is kept: another number, and nothing that is kept is taken any more."""
+"""Version of the cached rows' format: with another number, cached rows are not used."""
 _SUMMARY = "summary.json"
 _PART_BYTES = 1 << 20
 
 
 def main() -> None:
-    """Prepare the job of this process's environment."""
     document = inputs.training()
-    config = DataConfig.from_document(document)
-    base_model = document["training_config"]["base_model"]
+    config, base_model = TokenizationConfig.from_document(document), base_model_of(document)
     access = Access.from_environ(os.environ)
     if (handed := steps.handed_over()) is not None:
         fetched, progress = _Fetched.from_json(handed), Progress(done=("model", "data"))
     else:
         progress = Progress()
-        fetched = _fetch(config, base_model, access, progress)
-        if base_model.get("trust_remote_code"):
+        fetched = _fetch(config.data, base_model, access, progress)
+        if base_model.trust_remote_code:
             steps.go_on_without_credentials("trainmaster.training.prepare", fetched.to_json())
     model, tokenizer, sources = fetched.model, fetched.tokenizer, fetched.sources
     progress.begin("tokens")
-    length = sample_length(config.max_seq_length, model, tokenizer, model_kwargs=base_model.get("model_kwargs"))
+    length = sample_length(config.data.max_seq_length, model, tokenizer, model_kwargs=base_model.model_kwargs)
     cache = Cache(access.cache)
     key = rows_key(config, sources, tokenizer, length, cache)
-    work = _Work(document, config, sources, tokenizer, length, progress)
-    entry = cache.entry("prepared", key, work.make)
+
+    def make(target: Path) -> None:
+        _tokenize(config, fetched, length, target, progress, trust_remote_code=base_model.trust_remote_code)
+
+    entry = cache.entry("prepared", key, make)
     summary = json.loads((entry / _SUMMARY).read_text())
     _tell(summary, length)
     steps.leave(
@@ -77,8 +79,6 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fetched:
-    """What rows of tokens are made of, on this machine."""
-
     model: Path
     tokenizer: Path
     sources: Sequence[LocalSource]
@@ -96,32 +96,45 @@ class _Fetched:
         )
 
 
-def _fetch(config: DataConfig, base_model: Mapping[str, Any], access: Access, progress: Progress) -> _Fetched:
-    """Everything that takes credentials. Nothing here runs code that comes with a model."""
+def _fetch(data: DataConfig, base_model: BaseModelConfig, access: Access, progress: Progress) -> _Fetched:
+    """Everything that needs credentials. Nothing here runs code that comes with a model."""
     progress.begin("model")
-    model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
-    _require_plain_weights(model, base_model["model_id"])
-    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
-    tokenizer = fetch_tokenizer(base_model, named, access) if named else model
-    tell_model(base_model["model_id"], model, access)
+    model = fetch_named_model(base_model, access, progress)
+    _require_plain_weights(model, base_model.model_id)
+    tokenizer = fetch_named_tokenizer(data, base_model, access) or model
     progress.begin("data")
-    return _Fetched(model=model, tokenizer=tokenizer, sources=fetch_sources(config, access, progress))
+    return _Fetched(model=model, tokenizer=tokenizer, sources=fetch_sources(data, access, progress))
 
 
 def rows_key(
-    config: DataConfig, sources: Sequence[LocalSource], tokenizer: Path, max_seq_length: int, cache: Cache
+    config: TokenizationConfig, sources: Sequence[LocalSource], tokenizer: Path, max_seq_length: int, cache: Cache
 ) -> str:
     """A key of everything that decides which tokens a job trains on, in which order."""
+    data = config.data
     return key_of(
         _FORM,
         {name: version(name) for name in ("transformers", "tokenizers", "jinja2", "trl")},
         max_seq_length,
         {
-            **asdict(config),
+            "training_type": config.training_type,
+            "completion_only_loss": config.completion_only_loss,
+            "assistant_only_loss": config.assistant_only_loss,
+            "preprocess": data.preprocess.model_dump(mode="json", exclude={"padding", "packing"}),
+            "max_seq_length": data.max_seq_length,
             "num_workers": None,
+            "validation_split": data.validation_split,
+            "seed": data.seed or 0,
             "sources": [
-                {**asdict(source), "path": None, "type": None, "split": local.slices, "format": local.format}
-                for source, local in zip(config.sources, sources, strict=True)
+                {
+                    "path": None,
+                    "type": None,
+                    "split": local.slices,
+                    "format": local.format,
+                    "columns": source.columns,
+                    "filters": [each.model_dump(mode="json") for each in source.filters or ()],
+                    "sampling": (source.sampling or Sampling()).model_dump(mode="json"),
+                }
+                for source, local in zip(data.sources, sources, strict=True)
             ],
         },
         [[cache.digest(file) for file in local.files] for local in sources],
@@ -134,7 +147,7 @@ def rows_key(
 
 
 def weights_key(model: Path) -> str:
-    """A key of a model's weights. To read all of them would take long: it is made of parts of each file."""
+    """A digest of a model's weights, by parts of each file: to read all of them would take long."""
     parts = []
     for path in sorted(model.glob("*.safetensors")):
         size = path.stat().st_size
@@ -148,9 +161,9 @@ def weights_key(model: Path) -> str:
 
 
 def _require_plain_weights(model: Path, shown: str) -> None:
-    """See that loading the model runs nothing and leads nowhere else."""
+    """Refuse a model whose loading runs code, or loads another model."""
     if (model / ADAPTER_MARK).exists():
-        # transformers would load the model that it was made for, wherever that lies.
+        # transformers would also load the adapter's base model, from wherever its configuration says.
         raise adapter_error(shown)
     if not any(model.glob("*.safetensors")):
         raise InputError(
@@ -159,66 +172,54 @@ def _require_plain_weights(model: Path, shown: str) -> None:
         )
 
 
-class _Work:
-    """Makes one entry of the cache."""
+def _tokenize(
+    config: TokenizationConfig,
+    fetched: _Fetched,
+    max_seq_length: int,
+    target: Path,
+    progress: Progress,
+    *,
+    trust_remote_code: bool,
+) -> None:
+    """Fill an entry of the cache: the datasets, and what the ranks need to read them."""
+    from trainmaster.training.data.dataset import build
 
-    def __init__(
-        self,
-        document: Mapping[str, Any],
-        config: DataConfig,
-        sources: Sequence[LocalSource],
-        tokenizer: Path,
-        max_seq_length: int,
-        progress: Progress,
-    ) -> None:
-        self._document = document
-        self._config = config
-        self._sources = sources
-        self._tokenizer = tokenizer
-        self._max_seq_length = max_seq_length
-        self._progress = progress
-
-    def make(self, target: Path) -> None:
-        """Build the datasets, and save them with what the ranks need to read them."""
-        from trainmaster.training.data.dataset import build
-
-        say("reading and tokenizing rows")
-        # Worker processes are forked from this one, and rows are tokenized in one thread in each of them.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if self._config.num_workers > 1 else "true")
-        preprocess = self._config.preprocess
-        trusted = bool(self._document["training_config"]["base_model"].get("trust_remote_code"))
-        tokenizer = load_tokenizer(self._tokenizer, preprocess, trust_remote_code=trusted)
-        scratch = emptied(target) / "scratch"
-        scratch.mkdir()
-        try:
-            built = build(
-                self._document,
-                tokenizer,
-                self._sources,
-                max_seq_length=self._max_seq_length,
-                directory=scratch,
-                progress=lambda share: self._progress.at(share, "tokenizing"),
-            )
-            built.train.save_to_disk(str(target / "train"))
-            if built.evaluation is not None:
-                built.evaluation.save_to_disk(str(target / "eval"))
-            if preprocess.chat_template is not None or preprocess.tokenizer_config:
-                tokenizer.save_pretrained(str(target / "tokenizer"))
-            summary = {
-                "train_rows": len(built.train),
-                "eval_rows": 0 if built.evaluation is None else len(built.evaluation),
-                "train_tokens": built.train_tokens,
-                "cut": built.cut,
-                "left_out": built.left_out,
-                "sources": [asdict(source) for source in built.sources],
-            }
-            (target / _SUMMARY).write_text(json.dumps(summary))
-        finally:
-            shutil.rmtree(scratch)
+    say("reading and tokenizing rows")
+    # Worker processes are forked from this one, and rows are tokenized in one thread in each of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if config.data.num_workers > 1 else "true")
+    preprocess = config.data.preprocess
+    tokenizer = load_tokenizer(fetched.tokenizer, preprocess, trust_remote_code=trust_remote_code)
+    scratch = emptied(target) / "scratch"
+    scratch.mkdir()
+    try:
+        built = build(
+            config,
+            tokenizer,
+            fetched.sources,
+            max_seq_length=max_seq_length,
+            directory=scratch,
+            progress=lambda share: progress.at(share, "tokenizing"),
+        )
+        built.train.save_to_disk(str(target / "train"))
+        if built.evaluation is not None:
+            built.evaluation.save_to_disk(str(target / "eval"))
+        if preprocess.chat_template is not None or preprocess.tokenizer_config:
+            tokenizer.save_pretrained(str(target / "tokenizer"))
+        summary = {
+            "train_rows": len(built.train),
+            "eval_rows": 0 if built.evaluation is None else len(built.evaluation),
+            "train_tokens": built.train_tokens,
+            "cut": built.cut,
+            "left_out": built.left_out,
+            "sources": [asdict(source) for source in built.sources],
+        }
+        (target / _SUMMARY).write_text(json.dumps(summary))
+    finally:
+        shutil.rmtree(scratch)
 
 
 def _tell(summary: Mapping[str, Any], max_seq_length: int) -> None:
-    """Say what the ranks will train on, and what was left out on the way."""
+    """Report what the ranks will train on, and what was left out."""
     for source in summary["sources"]:
         if source["used"] < source["rows"]:
             note(f"{source['path']}: {source['used']:,} of {source['rows']:,} rows are used")

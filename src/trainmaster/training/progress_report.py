@@ -25,19 +25,18 @@ _CPU_SIZE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """Floating-point operations that one token of a training costs."""
+    """Floating-point operations for one token of a training."""
 
     matrix: float
     attention_per_position: float
     """For each position of the sequence that the token is in."""
 
     def at(self, sequence_length: float) -> float:
-        """Of a token in a sequence of this length."""
         return self.matrix + self.attention_per_position * sequence_length
 
 
 def token_cost(model: nn.Module) -> TokenCost:
-    """What a token costs: forward and backward through all matrices that it meets, the output layer among them.
+    """The cost of a token: forward and backward through all matrices that it passes, the output layer included.
 
     Twice the matrix parameters for the forward pass and twice for the gradient of the inputs; twice more for the
     gradient of weights, where the base model's own are trained. Embeddings are looked up and cost nothing; of many
@@ -52,7 +51,7 @@ def token_cost(model: nn.Module) -> TokenCost:
 
 
 def matrix_peak(device: torch.device) -> float:
-    """Operations a second of a large matrix product on this device, measured."""
+    """The measured operations per second of a large matrix product on this device."""
     cuda = device.type == "cuda"
     size = _GPU_SIZE if cuda else _CPU_SIZE
     left = torch.zeros(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
@@ -84,22 +83,22 @@ def _matrix_parameters(model: nn.Module) -> float:
 
 
 PROGRESS_EVERY_S = 0.5
-_UNTOLD = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time", "num_tokens")
+_NOT_REPORTED = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time", "num_tokens")
 """Ends of names that the loop logs and that are said elsewhere, or mean nothing in a series."""
 
 
-def told(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Of what the loop logs, the numbers that are worth a series."""
-    return {name: float(value) for name, value in logs.items() if not name.endswith(_UNTOLD)}
+def reported_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of the loop's log that are reported as metrics."""
+    return {name: float(value) for name, value in logs.items() if not name.endswith(_NOT_REPORTED)}
 
 
 class Reporting(TrainerCallback):
-    """Tells of a training's course, on the one rank that is the first of all."""
+    """Reports the course of a training, on the first rank only."""
 
     def __init__(
         self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float, tokens: float
     ) -> None:
-        """Tell a reporter and a tracker.
+        """Report to a reporter and a tracker.
 
         Args:
             reporter: of the first rank.
@@ -118,7 +117,7 @@ class Reporting(TrainerCallback):
 
     @contextlib.contextmanager
     def not_training(self) -> Iterator[None]:
-        """What happens in the block does not count against the speed of training."""
+        """The time of the block does not count against the speed of training."""
         with self._gauge.stopped():
             yield
 
@@ -129,7 +128,6 @@ class Reporting(TrainerCallback):
         control: TrainerControl,
         **more: Any,
     ) -> None:
-        """Begin to measure."""
         self._peak = matrix_peak(args.device) * args.world_size
         self._reporter.phase("training")
         self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
@@ -143,7 +141,6 @@ class Reporting(TrainerCallback):
         control: TrainerControl,
         **more: Any,
     ) -> None:
-        """Say how far it is, but not more often than anybody looks."""
         now = time.monotonic()
         if now - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = now
@@ -157,8 +154,7 @@ class Reporting(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Pass on what the loop logs, with what it does not know."""
-        values = told(logs or {})
+        values = reported_metrics(logs or {})
         if not values:
             return
         if "loss" in values:
@@ -179,7 +175,7 @@ class Reporting(TrainerCallback):
 
 
 class _Gauge:
-    """Steps, tokens and seconds of training since the last look."""
+    """Steps, tokens and seconds of training since the last lap."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()

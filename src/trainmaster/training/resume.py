@@ -1,4 +1,8 @@
-"""The checkpoint that a training goes on from: found, checked, and refused when the course would be another."""
+"""The checkpoint that a training resumes from, and the state that moves between checkpoint and training.
+
+A checkpoint is refused where the training would take another course. State is stored by the names of parameters, which
+survive what indices and wrappers do not: another number of ranks, sharding, compilation.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from trainmaster.jobs import rng
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
@@ -17,26 +26,26 @@ from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training.document import Prepared
 
 NEEDS = ("model", "optimizer", "scheduler", "trainer_state")
-"""What a checkpoint of a trainer has; without any of it a resume would not be exact."""
+"""The parts of a trainer's checkpoint; a resume without one of them would not be exact."""
 _ADVICE = "Bring it back, resume from another checkpoint of the job, or start anew without one"
 
 
 @dataclass(slots=True, kw_only=True)
 class Resumed:
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     where: str
     manifest: Manifest
     metadata: Mapping[str, Any]
     rng_state: rng.State | None
-    """Of this rank; None where the ranks are others now."""
+    """Of this rank; None where the number of ranks changed."""
     tree: Any = field(repr=False, default=None)
-    """What was read already; None where it is read into the form that it is needed in."""
+    """None where it is read later, into a template."""
     _saver: Saver = field(repr=False)
     _rel_path: str = field(repr=False)
 
     def take_tree(self, template: Any) -> Any:
-        """Weights, optimizer and the rest, once; sharded as the template is, where it could not be read before."""
+        """Weights, optimizer and the rest, once. A sharded tree is read now, into the template's shards."""
         if self.tree is None:
             return self._saver.load(self._rel_path, template, verify=False).tree
         tree, self.tree = self.tree, None
@@ -84,7 +93,7 @@ def find(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> 
 def compare_inputs(
     resumed: Resumed, prepared: Prepared, *, process: Process, reporter: Reporter, adapter: bool
 ) -> None:
-    """See whether the training goes on with what it was trained with.
+    """Check that base model and rows are those of the checkpoint; other rows are only noted.
 
     Raises:
         InexactResumeError: an adapter belongs to another base model.
@@ -103,7 +112,7 @@ def compare_inputs(
 
 
 def _require_all_files(root: Root, name: str) -> None:
-    """Refuse where a file is gone. Bytes rot, and the one before helps; but files go because somebody removed them."""
+    """Refuse a checkpoint with missing files: somebody removed them. (Corrupt bytes lead to an earlier checkpoint.)"""
     manifest, place = root.manifest(name), Path(root.locate(name))
     if manifest is None:
         raise InexactResumeError(f"{root.locate(name)}: there is no checkpoint any more. {_ADVICE}")
@@ -115,7 +124,7 @@ def _require_all_files(root: Root, name: str) -> None:
 
 
 def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> str:
-    """The newest checkpoint that is whole, not newer than `start`; one rank reads, all hear of it."""
+    """The newest intact checkpoint up to `start`; the first rank reads, and broadcasts its name."""
     said: dict[str, str] = {}
     if process.index == 0:
         candidates = root.committed()[::-1]
@@ -131,3 +140,124 @@ def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> s
     if "name" not in said:
         raise CorruptCheckpointError(said.get("error", f"{start}: nothing is committed there"))
     return said["name"]
+
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""Prefixes that compilation, activation checkpointing and FSDP put into names."""
+
+
+class StateMismatchError(ValueError):
+    """The checkpoint belongs to another model, adapter or optimizer than this training has."""
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The trained weights of a model; where all of it is trained, also the buffers in its state."""
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
+    if len(trained) < len(parameters):
+        return trained
+    kept = {plain_name(name) for name in model.state_dict()}
+    return trained | {name: buffer for name, buffer in _buffers(model).items() if name in kept}
+
+
+def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raises StateMismatchError where names or shapes are not those of this model."""
+    ours = weights(model)
+    _require_same("the model", ours, saved)
+    with torch.no_grad():
+        for name, target in ours.items():
+            if target is not saved[name]:
+                if target.shape != saved[name].shape:
+                    raise StateMismatchError(
+                        f"{name} has shape {tuple(saved[name].shape)} in the checkpoint, "
+                        f"but {tuple(target.shape)} in the model"
+                    )
+                target.copy_(saved[name])
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state and options, with parameters by name."""
+    optimizer = _inner(optimizer)
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return {
+        "state": {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()},
+        "groups": [
+            {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError
+    where the parameters differ.
+    """
+    ours, theirs = optimizer_state(model, optimizer)["groups"], saved["groups"]
+    names, saved_names = ([name for group in groups for name in group["params"]] for groups in (ours, theirs))
+    _require_same("the optimizer", names, saved_names)
+    if [group["params"] for group in ours] != [group["params"] for group in theirs]:
+        raise StateMismatchError("the optimizer's groups of parameters are others than in the checkpoint")
+    indices = {name: index for index, name in enumerate(names)}
+    groups = [
+        {**group, "lr": before["lr"], "params": [indices[name] for name in group["params"]]}
+        for group, before in zip(ours, theirs, strict=True)
+    ]
+    state = {indices[name]: dict(values) for name, values in saved["state"].items()}
+    _inner(optimizer).load_state_dict({"state": state, "param_groups": groups})
+
+
+def load_scheduler(scheduler: LambdaLR, saved: Mapping[str, Any], *, step: int) -> None:
+    """Continue a schedule at a step, with the learning rates of this training."""
+    bases = scheduler.base_lrs
+    scheduler.load_state_dict(dict(saved))
+    scheduler.base_lrs, scheduler.last_epoch, scheduler._step_count = bases, step, step + 1
+    rates = [base * factor(step) for base, factor in zip(bases, scheduler.lr_lambdas, strict=True)]
+    scheduler._last_lr = rates
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def make_optimizer_state(optimizer: Optimizer) -> None:
+    """Have an optimizer that made no step create its state, so that a saved one can be read into it."""
+    inner = _inner(optimizer)
+    if inner.state:
+        return
+    rates = [group["lr"] for group in inner.param_groups]
+    for group in inner.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    inner.step()
+    for group, rate in zip(inner.param_groups, rates, strict=True):
+        group["lr"] = rate
+    inner.zero_grad(set_to_none=True)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the prefixes of wrappers."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return name
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {plain_name(name): buffer for name, buffer in model.named_buffers()}
+
+
+def _require_same(what: str, ours: Mapping[str, Any] | list[str], theirs: Mapping[str, Any] | list[str]) -> None:
+    missing, foreign = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    if missing or foreign:
+        lacking = f"lacks {missing[0]} and {len(missing) - 1} more" if missing else ""
+        having = f"has {foreign[0]} and {len(foreign) - 1} more that are not here" if foreign else ""
+        raise StateMismatchError(
+            f"the checkpoint's state of {what} is that of another training: it "
+            + " and ".join(part for part in (lacking, having) if part)
+            + ". Resume with the same base model, training type and adapter options, or start anew"
+        )

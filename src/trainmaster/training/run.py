@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
 import torch
 import transformers
-from transformers import PrinterCallback
+from transformers import PreTrainedTokenizerBase, PrinterCallback
 
 from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
+from trainmaster.server.core.training.types import LORA_TYPES, TRAINERS
 from trainmaster.training import export, resume
 from trainmaster.training.checkpoint_mixin import Checkpointing
-from trainmaster.training.document import Document, Prepared
+from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.progress_report import Reporting, token_cost
-from trainmaster.training.recipes import recipe_for
 from trainmaster.training.session import Session, Stopped
 
 
@@ -31,22 +33,22 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
         Stopped: the job was asked to stop, and what was wanted is committed.
     """
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     export.destination(document)  # where it may not lead is better known before than after
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if report.rank() == 0:
         print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one
-    recipe = recipe_for(document.training_type)
-    trainer = recipe.build(document, prepared, scratch=scratch, world_size=world_size)
+    trainer = _build(document, prepared, scratch=scratch, world_size=world_size)
     trainer.remove_callback(PrinterCallback)
     process = current_process()
     resumed = None
     if (where := report.resume_from()) is not None:
-        sharded = document.framework.sharded
-        resumed = resume.find(where, process=process, reporter=report.reporter, sharded=sharded)
-        resume.compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=recipe.adapter)
+        resumed = resume.find(where, process=process, reporter=report.reporter, sharded=document.sharded)
+        adapter = document.training.training_type in LORA_TYPES
+        resume.compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=adapter)
     tracker = tracker_for(
-        document.hyperparameters.tracker if process.index == 0 else NONE, directory=report.output_dir() / "tracker"
+        str(document.hyperparameters["tracker"]) if process.index == 0 else NONE,
+        directory=report.output_dir() / "tracker",
     )
     tracker_run = _join(tracker, document, resumed)
     reporting = _reporting(trainer, prepared, tracker, resumed) if process.index == 0 else None
@@ -69,14 +71,22 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     report.finished()
 
 
+def _build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> Checkpointing:
+    training_type = document.training.training_type
+    if training_type not in TRAINERS:
+        raise DocumentError(f"training type {training_type} is not one of {', '.join(TRAINERS)}")
+    build: Callable[..., Checkpointing] = importlib.import_module(TRAINERS[training_type]).build
+    return build(document, prepared, scratch=scratch, world_size=world_size)
+
+
 def _join(tracker: Mirror, document: Document, resumed: resume.Resumed | None) -> str | None:
     before = None if resumed is None else resumed.metadata.get("tracker_run")
-    project = document.hyperparameters.tracker_project or "trainmaster"
+    project = str(document.hyperparameters["tracker_project"] or "trainmaster")
     config = {
-        "training_type": document.training_type,
-        "base_model": document.base_model.model_id,
+        "training_type": str(document.training.training_type),
+        "base_model": document.training.base_model.model_id,
         "batch_size": document.data.batch_size,
-        "learning_rate": document.hyperparameters.learning_rate,
+        "learning_rate": document.hyperparameters["learning_rate"],
     }
     return tracker.start(document.name, project, config, run_id=before)
 
@@ -87,7 +97,7 @@ def _reporting(
     reporting = Reporting(
         report.reporter,
         tracker,
-        cost=token_cost(trainer.model),
+        cost=token_cost(trainer.bare_model()),
         sequence_length=prepared.train_tokens / max(1, prepared.train_rows),
         tokens=0 if resumed is None else resumed.metadata.get("tokens", 0),
     )
@@ -105,8 +115,8 @@ def _export(document: Document, prepared: Prepared, trainer: Checkpointing, sess
     if process.index != 0:
         return
     report.phase("exporting")
-    place = export.export(
-        document, prepared, model, trainer.processing_class, output_dir=report.output_dir(), state=state
-    )
+    tokenizer = trainer.processing_class
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    place = export.export(document, prepared, model, tokenizer, output_dir=report.output_dir(), state=state)
     report.note(f"the result is in {place}")
     print(f"the result is in {place}", flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""One rank's connections during a training: the other ranks, the server, its checkpoints and the copies of them."""
+"""Checkpoints of a training, and requests to it: what one rank does beside TRL's loop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.stop_requests import Wishes
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
-from trainmaster.training.progress_report import Reporting, told
+from trainmaster.training.progress_report import Reporting, reported_metrics
 from trainmaster.training.resume import Resumed
 
 
 class NodeCopies:
-    """Copies every checkpoint for each further node, where a job wants all nodes to save.
+    """Copies every checkpoint for each further node, where the job wants every node to save.
 
     The first rank of each node but the first commits copies below `node-<index>`. They are not registered.
     """
@@ -37,7 +37,7 @@ class NodeCopies:
         self._copies = self._node > 0 and os.environ.get("LOCAL_RANK", "0") == "0"
 
     def make(self, rel_path: str) -> None:
-        """Copy a committed checkpoint, if that is this rank's part."""
+        """Copy a committed checkpoint, if this rank is the one that copies."""
         manifest = self._root.manifest(rel_path) if self._copies else None
         if manifest is None:
             return
@@ -56,10 +56,10 @@ class NodeCopies:
 
 
 KIND = "trainer"
-"""What makes these checkpoints, as their manifests say."""
+"""Of these checkpoints, in their manifests."""
 
 
-class Stopped(Exception):  # noqa: N818 - it went as asked
+class Stopped(Exception):  # noqa: N818 - no error
     """The job was asked to stop, and has saved what it should."""
 
     def __init__(self, stop: Stop) -> None:
@@ -69,16 +69,14 @@ class Stopped(Exception):  # noqa: N818 - it went as asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best checkpoint so far."""
-
     step: int
     value: float
     where: str | None = None
-    """None while it is not committed; in a checkpoint, when it is this one."""
+    """None until it is committed; in a checkpoint's metadata: this very checkpoint."""
 
 
 class Session:
-    """One rank's connection to all that is around a training. `save`, `wait` and `look` are collective."""
+    """Connects one rank to the server, the other ranks and the checkpoints. `save`, `wait`, `look` are collective."""
 
     def __init__(
         self,
@@ -102,16 +100,16 @@ class Session:
             resumed: the checkpoint that the training goes on from.
             tracker_run: the run of the experiment tracker that a later attempt has to join.
         """
-        output = document.output
+        checkpoint = document.output.checkpoint
         self._document = document
         self._prepared = prepared
         self._process = process
         self._reporting = reporting
         self._tracker_run = tracker_run
         self._root = reporter.checkpoint_root()
-        self._saver = Saver(self._root, process, keep=output.save_total_limit, reporter=reporter)
+        self._saver = Saver(self._root, process, keep=checkpoint.save_total_limit, reporter=reporter)
         self._copies = (
-            NodeCopies(self._root, reporter, keep=output.save_total_limit) if output.save_on_each_node else None
+            NodeCopies(self._root, reporter, keep=checkpoint.save_total_limit) if checkpoint.save_on_each_node else None
         )
         self.reporter = reporter
         self._wishes = Wishes(process)
@@ -121,27 +119,26 @@ class Session:
         self._best: Best | None = None
         if resumed is not None and (saved := resumed.metadata.get("best")):
             self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
-        self._told_of_metric = False
+        self._noted_missing_metric = False
         self.saved_step: int | None = None
         """The step at which the last save began."""
 
     @property
     def stop(self) -> Stop | None:
-        """The stop that was agreed on in the last look."""
+        """The stop that the ranks agreed on in the last look."""
         return self._wishes.stop
 
     def look(self) -> bool:
-        """See what is wanted of the job now; whether a save is."""
+        """Look for requests to the job; returns whether a save is requested."""
         return self._wishes.look()
 
     @property
     def best_needs_evaluation(self) -> bool:
-        """Whether a checkpoint has to be evaluated to know how good it is."""
-        return (self._document.output.metric_for_best_model or "").startswith("eval_")
+        """Whether the metric for the best model comes from evaluations."""
+        return (self._document.output.checkpoint.metric_for_best_model or "").startswith("eval_")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """For the time of an evaluation."""
         with contextlib.ExitStack() as scope:
             if self._reporting is not None:
                 scope.enter_context(self.reporter.phase("evaluating"))
@@ -149,17 +146,17 @@ class Session:
             yield
 
     def take_metrics(self, logs: Mapping[str, Any]) -> None:
-        """Take note of what the loop logs: a checkpoint says how good it was."""
-        self._metrics |= {name: value for name, value in told(logs).items() if not name.startswith("eval_")}
+        """Take the loop's metrics for the next checkpoint."""
+        self._metrics |= {name: value for name, value in reported_metrics(logs).items() if not name.startswith("eval_")}
 
     def prepare(self, tree: Any) -> None:
-        """Get the memory that a save of this tree takes, in the background."""
+        """Allocate the memory for a save of this tree, in the background."""
         self._saver.prepare(tree)
 
     def save(
         self, tree: Any, *, state: Mapping[str, Any], evaluated: Mapping[str, float], progress: Mapping[str, Any]
     ) -> None:
-        """Begin to save; training goes on when this returns.
+        """Begin a save; training continues while it is written.
 
         Args:
             tree: weights, optimizer, scheduler and the like.
@@ -169,7 +166,7 @@ class Session:
         """
         with self._reporting.not_training() if self._reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()
-            step, metrics = state["global_step"], {**self._metrics, **told(evaluated)}
+            step, metrics = state["global_step"], {**self._metrics, **reported_metrics(evaluated)}
             better = self._better(step, metrics)
             if evaluated or not self.best_needs_evaluation:
                 self._require_metric(metrics)
@@ -195,7 +192,7 @@ class Session:
         self.saved_step = step
 
     def wait(self) -> None:
-        """Wait until nothing is being saved any more.
+        """Wait until no save is under way.
 
         Raises:
             SaveError: a checkpoint could not be written.
@@ -212,7 +209,7 @@ class Session:
             self._copies.make(saved.rel_path)
 
     def load_best(self, template: Any) -> Any:
-        """What the template has of the best checkpoint; None where none is the best, or it is the latest."""
+        """The template's part of the best checkpoint; None where there is none, or it is the latest."""
         if self._best is None or self._best.where is None or self._best.where == self._latest:
             return None
         root, rel_path = open_checkpoint(self._best.where)
@@ -224,22 +221,22 @@ class Session:
             return None
 
     def _require_metric(self, metrics: Mapping[str, float]) -> None:
-        """Say, once, when what the best checkpoint is to be known by is not measured."""
-        name = self._document.output.metric_for_best_model
-        if name is None or name in metrics or self._told_of_metric or self._process.index != 0:
+        """Note once where checkpoints do not have the metric for the best model."""
+        name = self._document.output.checkpoint.metric_for_best_model
+        if name is None or name in metrics or self._noted_missing_metric or self._process.index != 0:
             return
-        self._told_of_metric = True
+        self._noted_missing_metric = True
         has = ", ".join(sorted(metrics)) or "none yet"
         self.reporter.note(
             f"no checkpoint is the best: {name} (metric_for_best_model) is none of its metrics; it has {has}"
         )
 
     def _better(self, step: int, metrics: Mapping[str, float]) -> Best | None:
-        output = self._document.output
-        value = metrics.get(output.metric_for_best_model or "")
+        checkpoint = self._document.output.checkpoint
+        value = metrics.get(checkpoint.metric_for_best_model or "")
         if value is None or not math.isfinite(value):
             return None
-        if self._best is None or (value > self._best.value if output.best_is_greater else value < self._best.value):
+        if self._best is None or (value > self._best.value if checkpoint.best_is_greater else value < self._best.value):
             return Best(step=step, value=value)
         return None
 

@@ -1,29 +1,35 @@
-"""Supervised fine-tuning and pre-training, full or with LoRA, by TRL's trainer.
+"""Supervised fine-tuning and pre-training, full or with LoRA, by TRL's `SFTTrainer`.
 
-Rows come tokenized and labelled. What TRL packs them into, it keeps beside them for the next attempt.
+Rows come tokenized and labelled. Nothing of the training document is dropped silently.
 """
 
 from __future__ import annotations
 
+import types
+import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
+import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
-from trl import SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
+from trainmaster.server.core.training.options import CONFIG, DISTRIBUTED, refused_options
+from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
-from trainmaster.training.arguments import sft_arguments
 from trainmaster.training.checkpoint_mixin import Checkpointing
-from trainmaster.training.document import Document, DocumentError, Prepared
+from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 
 
 class ShardingAnywhere(Trainer):
-    """A `Trainer` that shards also without a GPU, where accelerate silently trains whole models instead."""
+    """A `Trainer` that also shards without a GPU; accelerate silently trains whole models there."""
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As the loop's; then what accelerate does on a GPU alone."""
         super().create_accelerator_and_postprocess()
         if not self.args.fsdp or self.is_fsdp_enabled:
             return
@@ -39,16 +45,18 @@ class CheckpointedSFTTrainer(Checkpointing, ShardingAnywhere, SFTTrainer):
     """TRL's trainer, with our checkpoints."""
 
 
-def build(
-    document: Document, prepared: Prepared, *, adapter: bool, scratch: Path, world_size: int
-) -> CheckpointedSFTTrainer:
+def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> CheckpointedSFTTrainer:
     """The trainer of one rank, ready to train.
 
     Raises:
         DocumentError: the training cannot be set up as it was asked for.
     """
-    # The first thing, as it also joins the ranks: a mistake in the document is told before gigabytes are read.
-    arguments = sft_arguments(document, prepared, scratch=scratch, world_size=world_size)
+    adapter = document.training.training_type in LORA_TYPES
+    try:
+        # First, as this also joins the ranks: a mistake in the document is reported before gigabytes are read.
+        arguments = SFTConfig(**trl_options(document, prepared, scratch=scratch, world_size=world_size))
+    except (TypeError, ValueError) as error:
+        raise _cannot_set_up(error) from error
     model = models.load_model(document, prepared, trains_base=not adapter)
     tokenizer = models.load_tokenizer(document, prepared)
     train = load_from_disk(prepared.train_path)
@@ -63,12 +71,16 @@ def build(
             peft_config=models.lora_config(document.hyperparameters) if adapter else None,
         )
     except ValueError as error:
-        raise DocumentError(f"the training cannot be set up like this: {error}") from error
+        raise _cannot_set_up(error) from error
+
+
+def _cannot_set_up(error: Exception) -> DocumentError:
+    return error if isinstance(error, DocumentError) else DocumentError(f"the training cannot be set up: {error}")
 
 
 def _require_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
-    """See that the model knows all tokens of the rows: else a GPU says no more than that an assertion failed."""
-    known = model.get_input_embeddings().weight.shape[0]
+    """Refuse rows with tokens that the model has no embedding for: a GPU only says that an assertion failed."""
+    known = model.get_input_embeddings().get_parameter("weight").shape[0]
     if len(tokenizer) <= known:
         return
     highest = max(pc.max(part.flatten()).as_py() for part in rows.data.column("input_ids").chunks)
@@ -77,3 +89,126 @@ def _require_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
             f"the rows have the token '{tokenizer.decode([highest])}' (number {highest}), and the model has embeddings "
             f"for {known} tokens: name the model's own tokenizer, or a model that was resized for this one"
         )
+
+
+_SHARED = (
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "optim",
+    "logging_steps",
+    "eval_strategy",
+    "gradient_checkpointing",
+    "torch_compile",
+    "neftune_noise_alpha",
+    "padding_free",
+    "use_liger_kernel",
+)
+"""Hyperparameters that TRL has under the same name."""
+
+
+def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
+    """The arguments of `SFTConfig`.
+
+    Raises:
+        DocumentError: an option is unknown, or cannot be used here.
+    """
+    parameters, data, checkpoint = document.hyperparameters, document.data, document.output.checkpoint
+    options = _framework_options(document)
+    cuda = torch.cuda.is_available() and not options.get("use_cpu", False)
+    return {
+        **{name: parameters[name] for name in _SHARED},
+        "eval_steps": parameters["eval_steps"] if parameters["eval_strategy"] == "steps" else None,
+        "output_dir": str(scratch),
+        "per_device_train_batch_size": data.batch_size,
+        "per_device_eval_batch_size": data.batch_size,
+        "gradient_accumulation_steps": data.gradient_accumulation_steps,
+        "dataloader_num_workers": data.num_workers,
+        "dataloader_pin_memory": cuda if data.pin_memory is None else data.pin_memory,
+        "seed": data.seed,
+        "data_seed": data.seed,
+        "packing": document.packing,
+        # Rows were truncated by the preparing step; TRL would only check all of them again.
+        "max_length": prepared.max_seq_length if document.packing else None,
+        "save_strategy": str(checkpoint.save_strategy),
+        "save_steps": checkpoint.save_steps,
+        "use_cpu": not cuda,
+        "report_to": [],
+        "disable_tqdm": True,
+        "log_level": "warning",
+        "log_level_replica": "error",
+        **_padding(document, prepared),
+        **_precision(document, cuda=cuda),
+        **_distribution(document, world_size=world_size, cuda=cuda),
+        **options,
+    }
+
+
+def _framework_options(document: Document) -> dict[str, Any]:
+    framework = document.training.framework
+    for field, instead in refused_options(framework.type, framework.config, framework.distributed.config):
+        raise DocumentError(f"{field}: {instead}")
+    return _typed(CONFIG, framework.config)
+
+
+def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
+    padding = document.data.preprocess.padding
+    if padding == "max_length" and not document.packing:
+        return {"pad_to_multiple_of": prepared.max_seq_length}
+    if padding == "none" and document.data.batch_size > 1:
+        return {"padding_free": True}
+    return {}
+
+
+def _precision(document: Document, *, cuda: bool) -> dict[str, bool]:
+    wanted = document.hyperparameters["mixed_precision"]
+    if wanted == "auto":
+        wanted = "bf16" if cuda and torch.cuda.is_bf16_supported() else "no"
+    if wanted == "fp16" and not cuda:
+        raise DocumentError("hyperparameters.mixed_precision: fp16 needs a GPU; use bf16 or no")
+    return {"bf16": wanted == "bf16", "fp16": wanted == "fp16"}
+
+
+def _distribution(document: Document, *, world_size: int, cuda: bool) -> dict[str, Any]:
+    distributed = document.training.framework.distributed
+    arguments: dict[str, Any] = {}
+    if world_size > 1:
+        # NCCL needs a GPU.
+        arguments["ddp_backend"] = str(distributed.backend) if cuda else "gloo"
+    if document.sharded:
+        config = {name: parsed(text) for name, text in distributed.config.items()}
+        # transformers' own gradient checkpointing would gather the weights of each layer once more.
+        config |= {"version": 2, "activation_checkpointing": document.hyperparameters["gradient_checkpointing"]}
+        return {**arguments, "gradient_checkpointing": False, "fsdp": True, "fsdp_config": config}
+    # Every trained parameter takes part in every step; looking for unused ones costs a walk of the graph.
+    arguments["ddp_find_unused_parameters"] = False
+    return arguments | _typed(DISTRIBUTED, distributed.config)
+
+
+def _typed(where: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Options in the types that TRL declares for them."""
+    hints = typing.get_type_hints(SFTConfig)
+    return {name: _value(f"{where}.{name}", text, hints[name]) for name, text in options.items()}
+
+
+def _value(where: str, text: str, hint: Any) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    names = {typing.get_origin(kind) or kind for kind in kinds}
+    value = parsed(text)
+    if type(value) in names or (isinstance(value, int) and not isinstance(value, bool) and float in names):
+        return value
+    if isinstance(value, float) and value.is_integer() and int in names:
+        return int(value)
+    if value is None and type(None) in names:
+        return None
+    if str in names and not isinstance(value, list | dict):
+        return text
+    wanted = " or ".join(sorted(kind.__name__ for kind in names if kind is not type(None)))
+    raise DocumentError(f"{where}: {text!r} is no {wanted}")

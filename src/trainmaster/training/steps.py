@@ -1,4 +1,11 @@
-"""What the preparing steps share: how they report progress, how they end, and what they leave."""
+"""What the preparing steps share: errors, progress, retries, how a step ends, and what it leaves for the ranks.
+
+PreparingError
+├── InputError               what the job names is wrong; a retry would end the same way
+│   └── RowError             one row of a source is wrong
+├── CredentialsError         a source refuses the credentials, or wants some
+└── UnavailableError         a source does not answer; a retry may succeed
+"""
 
 from __future__ import annotations
 
@@ -9,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from trainmaster.jobs import report
 from trainmaster.jobs.inputs import PREPARED_FILE
@@ -19,29 +27,85 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.documents import in_memory
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core.training.types import TRAIN_EXTRA
-from trainmaster.training.errors import PreparingError
+
+_Result = TypeVar("_Result")
+
+
+class PreparingError(Exception):
+    """Something that the job needs could not be prepared; the message says what, why and what to do."""
+
+    reason = Reason.BAD_INPUT
+    """The reason with which the step ends."""
+
+
+class InputError(PreparingError):
+    """What the job names is wrong."""
+
+
+class CredentialsError(PreparingError):
+    """A source refuses the credentials, or wants some."""
+
+    reason = Reason.CREDENTIALS_REFUSED
+
+
+class UnavailableError(PreparingError):
+    """A source does not answer now."""
+
+    reason = Reason.STORAGE_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a row comes from."""
+
+    source: str
+    """The source's path as the job names it."""
+    file: str
+    """The file's name, without directories."""
+    number: int
+    """Counted from 1."""
+    unit: str = "row"
+    """What is counted: row, or line."""
+
+    def __str__(self) -> str:
+        inside = "" if self.source.rpartition("/")[2] == self.file else f" (file {self.file})"
+        return f"{self.source}{inside}, {self.unit} {self.number}"
+
+
+class RowError(InputError):
+    """One row of a source is wrong."""
+
+    def __init__(self, origin: Origin, problem: str, column: str | None = None) -> None:
+        super().__init__(origin, problem, column)  # all of it, so that it can be pickled between processes
+        self.origin = origin
+        self.problem = problem
+        self.column = column
+
+    def __str__(self) -> str:
+        column = f", column '{self.column}'" if self.column else ""
+        return f"{self.origin}{column}: {self.problem}"
+
 
 PERCENT = "prepare_percent"
 """The metric."""
 _LINE_EVERY_S = 15.0
 _REPORT_EVERY_S = 1.0
-
 SHARES: Mapping[str, float] = MappingProxyType({"model": 0.5, "data": 0.2, "tokens": 0.3})
 """The stages, and a guess at how much of the time goes into each."""
 
-Tell = Callable[[float], None]
-"""Told now and then which share of something is done."""
+OnProgress = Callable[[float], None]
+"""Called now and then with the share of something that is done."""
 
 
-def tell_nobody(_share: float) -> None:
-    """For work that nobody follows."""
+def ignore_progress(_share: float) -> None:
+    pass
 
 
 class Progress:
-    """Tells of stages that come one after another. May be told from any thread."""
+    """Reports the progress of stages that follow one another. Thread-safe."""
 
     def __init__(self, shares: Mapping[str, float] = SHARES, *, done: Sequence[str] = ()) -> None:
-        """Begin, or go on after the stages that another process has done."""
+        """`done`: stages that another process has finished."""
         total = sum(shares.values())
         self._shares = {name: share / total for name, share in shares.items()}
         self._begun = list(done)
@@ -50,12 +114,12 @@ class Progress:
         self._lock = threading.Lock()
 
     def begin(self, stage: str) -> None:
-        """From now on shares are those of this stage; the ones before are done."""
+        """Begin a stage; the ones before are done."""
         self._begun.append(stage)
         self.at(0.0)
 
     def at(self, share: float, doing: str = "") -> None:
-        """Say which share of the stage is done, and what is being done."""
+        """Report which share of the stage is done; `doing` says in the log what is being done."""
         with self._lock:
             before = sum(self._shares[name] for name in self._begun[:-1])
             percent = 100 * (before + min(1.0, max(0.0, share)) * self._shares[self._begun[-1]])
@@ -68,24 +132,23 @@ class Progress:
                 say(f"{doing}: {share:.0%}")
 
     def finish(self) -> None:
-        """All is done."""
         report.metrics({PERCENT: 100.0})
 
 
 def say(message: str) -> None:
-    """A line in the log."""
+    """Write a line to the log."""
     sys.stdout.write(f"{message}\n")
     sys.stdout.flush()
 
 
 def doing(message: str) -> None:
-    """A line in the log, and the status message of the job for as long as it is true."""
+    """Write a line to the log, and make it the job's status message."""
     say(message)
     report.doing(message)
 
 
 def note(message: str) -> None:
-    """A line in the log and among the job's events."""
+    """Write a line to the log and to the job's events."""
     say(message)
     report.note(message)
 
@@ -103,12 +166,27 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+BACK_OFF_S = (2.0, 10.0, 30.0)
+"""Before each retry; the clients of the sources retry by themselves before that."""
+
+
+def try_again_while_unavailable(fetch: Callable[[], _Result]) -> _Result:
+    """Retry a few times where a source does not answer. What was fetched before is not fetched again."""
+    for number, wait_s in enumerate(BACK_OFF_S, start=1):
+        try:
+            return fetch()
+        except UnavailableError as error:
+            doing(f"{error}; trying again in {wait_s:.0f} s, {number} of {len(BACK_OFF_S)} times")
+            time.sleep(wait_s)
+    return fetch()
+
+
 def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
-    """Do a step's work; what goes wrong on purpose ends the process with its reason and one line.
+    """Run a step; a PreparingError ends the process with its reason and one line.
 
     Args:
         step: the work.
-        install: how the packages are installed that it needs.
+        install: the command that installs the packages which the step needs.
     """
     report.phase(Phase.PREPARING)
     try:
@@ -122,13 +200,13 @@ def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
 
 
 HANDED = "handed"
-"""The argument of a process that goes on with what `go_on_without_credentials` hands it."""
+"""The argument of a process that continues with what `go_on_without_credentials` hands it."""
 
 
 def go_on_without_credentials(module: str, document: Mapping[str, Any]) -> NoReturn:
-    """Become a new process of a module, which reads a document from its standard input and holds no credentials.
+    """Become a new process of a module, which reads a document from its standard input and has no credentials.
 
-    For code that comes with a model: it could read the memory and the first environment of the process that fetched.
+    For code that comes with a model: it could read the memory and the initial environment of the process that fetched.
     """
     sys.stdout.flush()
     os.dup2(in_memory(document), 0)
@@ -136,13 +214,16 @@ def go_on_without_credentials(module: str, document: Mapping[str, Any]) -> NoRet
     os.execve(sys.executable, [sys.executable, "-s", "-P", "-m", module, HANDED], left)
 
 
-def handed_over() -> Any:
-    """The document with which this process goes on; None where it is the first one."""
-    return json.load(sys.stdin) if sys.argv[1:] == [HANDED] else None
+def handed_over() -> dict[str, Any] | None:
+    """The document with which this process continues; None where it is the first one."""
+    if sys.argv[1:] != [HANDED]:
+        return None
+    document: dict[str, Any] = json.load(sys.stdin)
+    return document
 
 
 def end_when_told() -> None:
-    """End at SIGTERM, as any process does but the first one of a container, which the kernel lets off."""
+    """End at SIGTERM also as the first process of a container, which the kernel exempts."""
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 

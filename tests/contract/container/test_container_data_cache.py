@@ -18,7 +18,7 @@ from real_server import wait_for
 from training.iceberg_tables import ROWS, table_at
 from trainmaster.training.fetching import Access
 from trainmaster.training.fetching.cache import Cache
-from trainmaster.training.tables import KIND
+from trainmaster.training.tables.shard_writer import KIND
 from trainmaster.training.tables.table_reader import Source
 
 READS = """

@@ -9,11 +9,11 @@ from typing import Any
 
 __all__ = ["build", "explain_row", "load"]
 
-_HOME = {"build": "dataset", "explain_row": "encoder", "load": "script_rows"}
+_HOME = {"build": "dataset", "explain_row": "encoder", "load": "rows"}
 
 
 def __getattr__(name: str) -> Any:
-    """Each is imported with what it needs, once it is needed."""
+    """Import each name with its dependencies on first use."""
     import importlib
 
     if name not in _HOME:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.training.data.config import DataConfig, LocalSource
 from trainmaster.training.data.encoder import Encoder, Sample
 from trainmaster.training.data.row_selection import Indices, select
-from trainmaster.training.data.rows import Tally, origin_of, write_rows
-from trainmaster.training.errors import InputError
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.data.rows import RowCounts, origin_of, write_rows
+from trainmaster.training.document import LocalSource, TokenizationConfig
+from trainmaster.training.steps import InputError, OnProgress, ignore_progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
 """The label of a position that is not trained on, as every trainer knows it."""
@@ -30,8 +30,6 @@ _ROWS_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """What became of one source."""
-
     path: str
     rows: int
     """In its files."""
@@ -43,7 +41,7 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Datasets with the columns `input_ids` and `labels`: the same, or IGNORED where a position is not trained on."""
+    """Datasets with the columns `input_ids` and `labels`; labels are IGNORED at positions that are not trained on."""
 
     train: Dataset
     evaluation: Dataset | None
@@ -56,23 +54,22 @@ class Built:
 
 
 def build(
-    document: Mapping[str, Any],
-    tokenizer: Any,
+    config: TokenizationConfig,
+    tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[LocalSource],
     *,
     max_seq_length: int,
     directory: Path,
-    progress: Tell = tell_nobody,
+    progress: OnProgress = ignore_progress,
 ) -> Built:
     """Make the datasets of a job.
 
     Args:
-        document: the content of `training.json`.
         tokenizer: with the job's own options and chat template set.
-        sources: the files of each of `data_config.sources`, in that order.
+        sources: the files of each of `data_data.sources`, in that order.
         max_seq_length: the most tokens of a sample.
         directory: for files that the datasets are mapped from; the caller's to remove, once they were saved elsewhere.
-        progress: told now and then which share is done.
+        progress: called now and then with the share that is done.
 
     Raises:
         InputError: a source or a row is wrong.
@@ -83,25 +80,25 @@ def build(
 
     disable_progress_bars()
     set_verbosity_error()
-    config = DataConfig.from_document(document)
+    data = config.data
     encoder = Encoder(config, tokenizer, max_seq_length)
     rows_file = directory / "rows.arrow"
-    tallies = write_rows(rows_file, config.sources, sources, lambda share: progress(share * _ROWS_SHARE))
+    counts_by_source = write_rows(rows_file, data.sources, sources, lambda share: progress(share * _ROWS_SHARE))
     selection = select(
-        [tally.kept for tally in tallies],
-        [source.sampling for source in config.sources],
-        validation_split=config.validation_split,
-        seed=config.seed,
+        [counts.kept for counts in counts_by_source],
+        [source.sampling for source in data.sources],
+        validation_split=data.validation_split,
+        seed=data.seed or 0,
     )
     rows = Dataset.from_file(str(rows_file))
     work = _Work(encoder, sources)
     total = len(selection.train) + len(selection.evaluation)
 
     def encoded(indices: Indices, name: str, before: int) -> Dataset:
-        def tell(done: int) -> None:
+        def on_progress(done: int) -> None:
             progress(_ROWS_SHARE + (1 - _ROWS_SHARE) * (before + done) / total)
 
-        return _encoded(rows, indices, work, config.num_workers, directory / name, tell)
+        return _encoded(rows, indices, work, data.num_workers, directory / name, on_progress)
 
     train = _finished(encoded(selection.train, "train", 0), "train on", max_seq_length)
     evaluation = None
@@ -112,7 +109,7 @@ def build(
     return Built(
         train=train.dataset,
         evaluation=None if evaluation is None else evaluation.dataset,
-        sources=tuple(map(_report, sources, tallies, selection.used)),
+        sources=tuple(map(_report, sources, counts_by_source, selection.used)),
         train_tokens=train.tokens,
         cut=sum(part.cut for part in parts),
         left_out=sum(part.left_out for part in parts),
@@ -128,7 +125,7 @@ class _Finished:
 
 
 class _Work:
-    """What is done with a batch of rows; goes to other processes as it is."""
+    """Encodes a batch of rows; it is pickled to worker processes."""
 
     def __init__(self, encoder: Encoder, sources: Sequence[LocalSource]) -> None:
         self._encoder = encoder
@@ -190,7 +187,7 @@ def _encoded(
 
 
 def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
-    """Without the samples of which nothing to train on is left: a batch of them would have no loss."""
+    """Leave out samples without anything to train on: a batch of them would have no loss."""
     import numpy as np
 
     tokens, cut, left_out = (np.asarray(dataset.data.column(name)) for name in ("tokens", "cut", "left_out"))
@@ -208,5 +205,5 @@ def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
     )
 
 
-def _report(local: LocalSource, tally: Tally, used: int) -> SourceReport:
-    return SourceReport(path=local.path, rows=tally.read, kept=tally.kept, used=used)
+def _report(local: LocalSource, counts: RowCounts, used: int) -> SourceReport:
+    return SourceReport(path=local.path, rows=counts.read, kept=counts.kept, used=used)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.server.core.training.options import refused_fields
-from trainmaster.training.data.config import CONTINUED_PRETRAIN, DataConfig
+from trainmaster.server.core.training.types import TrainingType
 from trainmaster.training.data.shapes import Chat, Pair, Plain, Shape, shape_of
 from trainmaster.training.data.tokenizers import ChatRenderer, Rendered
-from trainmaster.training.errors import InputError, Origin, RowError
+from trainmaster.training.document import TokenizationConfig
+from trainmaster.training.steps import InputError, Origin, RowError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sequence that a model is trained on."""
-
     input_ids: list[int]
     mask: list[int]
     """1: the position is trained on."""
@@ -25,30 +24,27 @@ class Sample:
 
     @property
     def cut(self) -> bool:
-        """Whether it was longer than it may be."""
         return self.full_length > len(self.input_ids)
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything left to train on."""
+        """Whether anything is left to train on."""
         return any(self.mask)
 
 
 class Encoder:
     """Turns rows into samples, the same way for training and for a check."""
 
-    def __init__(self, config: DataConfig, tokenizer: Any, max_seq_length: int) -> None:
-        """Args: `max_seq_length`: the most tokens of a sample.
-
-        Raises:
-            InputError: the tokenizer lacks what the configuration wants of it, or that names a field which no row has.
+    def __init__(self, config: TokenizationConfig, tokenizer: Any, max_seq_length: int) -> None:
+        """Raises InputError where the tokenizer lacks a token that the job wants, or the job maps a field that no row
+        has.
         """
-        for name, instead in refused_fields(config.preprocess.field_mapping):
+        for name, instead in refused_fields(config.data.preprocess.field_mapping):
             raise InputError(f"preprocess.field_mapping.{name}: {instead}")
         self._config = config
         self._tokenizer = tokenizer
         self._limit = max_seq_length
-        self._pretrains = config.training_type == CONTINUED_PRETRAIN
+        self._pretrains = config.training_type is TrainingType.CONTINUED_PRETRAIN
         self._chats = ChatRenderer(
             tokenizer, assistant_only=config.assistant_only_loss, completion_only=config.completion_only_loss
         )
@@ -56,15 +52,11 @@ class Encoder:
         self._closing = self._closing_ids()
 
     def shape(self, row: Mapping[str, Any], origin: Origin) -> Shape:
-        """What a row says.
-
-        Raises:
-            RowError: nothing that can be trained on.
-        """
-        return shape_of(row, self._config.preprocess.field_mapping, origin, text_only=self._pretrains)
+        """Raises RowError where the row has nothing that can be trained on."""
+        return shape_of(row, self._config.data.preprocess.field_mapping, origin, text_only=self._pretrains)
 
     def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
-        """The samples of each row: one, or several where a long document is parted.
+        """The samples of each row: one, or several where a long document is split.
 
         Raises:
             InputError: a row is wrong, or does not go with the tokenizer.
@@ -111,7 +103,7 @@ class Encoder:
             ids, mask = opening + ids, [int(whole)] * len(opening) + mask
         if ids[len(ids) - len(closing) :] != closing:
             ids, mask = ids + closing, mask + mask[-1:] * len(closing)
-        full, truncation = len(ids), self._config.preprocess.truncation
+        full, truncation = len(ids), self._config.data.preprocess.truncation
         if full <= self._limit:
             return [Sample(input_ids=ids, mask=mask, full_length=full)]
         if truncation is False:
@@ -124,8 +116,8 @@ class Encoder:
         return [Sample(input_ids=ids[: self._limit], mask=mask[: self._limit], full_length=full)]
 
     def _opening_ids(self) -> dict[type, list[int]]:
-        """What a sample of each shape begins with."""
-        wanted = self._config.preprocess.add_bos
+        """The first tokens of a sample, by its shape."""
+        wanted = self._config.data.preprocess.add_bos
         bos = self._tokenizer.bos_token_id
         if wanted and bos is None:
             raise InputError("preprocess.add_bos is true, and the tokenizer has no such token; leave it out")
@@ -136,7 +128,7 @@ class Encoder:
         return {Chat: [], Pair: usual, Plain: usual}
 
     def _usual_opening(self) -> list[int]:
-        """What the tokenizer itself puts in front of a text."""
+        """The tokens that the tokenizer itself puts in front of a text."""
         probe = self._tokenizer("a", add_special_tokens=False)["input_ids"]
         with_specials = self._tokenizer("a")["input_ids"]
         for length in range(len(with_specials) - len(probe) + 1):
@@ -145,8 +137,8 @@ class Encoder:
         return []
 
     def _closing_ids(self) -> dict[type, list[int]]:
-        """What a sample of each shape ends with."""
-        wanted = self._config.preprocess.add_eos
+        """The last tokens of a sample, by its shape."""
+        wanted = self._config.data.preprocess.add_eos
         eos = self._tokenizer.eos_token_id
         if wanted and eos is None:
             raise InputError("preprocess.add_eos is true, and the tokenizer has no such token; leave it out")
@@ -166,7 +158,7 @@ class Encoder:
 
 
 def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
-    """1 for every token of a text in a batch that stands for a character which is trained on."""
+    """1 for every token that covers a character which is trained on."""
     count = len(encoded["input_ids"][index])
     mask = [0] * count
     for start, end in text.trained or ():
@@ -188,7 +180,7 @@ def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Tokens in a row that are all trained on, or all not."""
+    """Consecutive tokens that are all trained on, or all not."""
 
     text: str
     tokens: int
@@ -213,11 +205,7 @@ class Explained:
 
 
 def explain_row(encoder: Encoder, tokenizer: Any, row: Mapping[str, Any], origin: Origin) -> Explained:
-    """Encode one row as a training would, and show what comes out.
-
-    Raises:
-        InputError: something is wrong with the row.
-    """
+    """Encode one row as a training would, for a preview. Raises InputError where something is wrong with the row."""
     samples = encoder.encode([row], [origin])[0]
     first = samples[0]
     trained = [bool(mark) for mark in first.mask]

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import IO, Any
 
-from trainmaster.training.errors import InputError
+from trainmaster.training.steps import InputError
 
 FORMAT_OF_SUFFIX: Mapping[str, str] = MappingProxyType(
     {
@@ -48,7 +48,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class FileError(Exception):
-    """A file, or one row of it, cannot be read; whoever reads adds which file it is."""
+    """A file, or one row of it, cannot be read; the caller adds the file's name."""
 
     def __init__(self, problem: str, *, number: int | None = None, column: str | None = None) -> None:
         super().__init__(problem)
@@ -58,7 +58,7 @@ class FileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRow:
-    """A row as a file has it."""
+    """A row as the file has it."""
 
     number: int
     """Which of the file's rows it is; of its lines, for jsonl and csv."""
@@ -68,7 +68,7 @@ class RawRow:
 
 
 def format_of(name: str) -> str | None:
-    """The format that a file's name stands for; None when it stands for none.
+    """The format by a file's name; None where the name does not tell.
 
     >>> format_of("a/train.jsonl.gz"), format_of("table.PQ"), format_of("README.md")
     ('jsonl', 'parquet', None)
@@ -79,7 +79,6 @@ def format_of(name: str) -> str | None:
 
 
 def unit_of(format: str) -> str:  # noqa: A002 - what it is everywhere else
-    """What the number of a row counts."""
     return "line" if format in ("jsonl", "csv") else "row"
 
 
@@ -108,11 +107,7 @@ def read(
 
 
 def count(path: Path, format: str) -> int:  # noqa: A002
-    """How many rows a file has.
-
-    Raises:
-        FileError: it is not in that format.
-    """
+    """The number of rows in a file. Raises FileError where it is not in that format."""
     if format == "parquet":
         import pyarrow
         import pyarrow.parquet
@@ -289,7 +284,7 @@ def _object(value: Any, number: int) -> Mapping[str, Any]:
 
 
 def _require_whole_characters(values: Mapping[str, Any], number: int) -> None:
-    """JSON can spell half of a character, which no tokenizer takes."""
+    """JSON can spell a lone surrogate, which no tokenizer takes."""
     for column, value in values.items():
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -320,11 +315,7 @@ _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 def require_format(name: str, path: str) -> str:
-    """The format of a file by its name.
-
-    Raises:
-        InputError: the name says nothing.
-    """
+    """Raises InputError where the name does not tell the format."""
     found = format_of(name)
     if found is None and name.lower().endswith(_SPREADSHEETS):
         raise InputError(f"{path}: spreadsheets are not read; save it as CSV")

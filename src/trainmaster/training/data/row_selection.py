@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmaster.training.data.config import Filter, Sampling
-from trainmaster.training.errors import InputError
+from trainmaster.server.core.spec.data import Filter, FilterOp, Sampling
+from trainmaster.training.steps import InputError
 
 Row = Mapping[str, Any]
 MISSING = object()
@@ -25,7 +25,7 @@ MISSING = object()
 
 
 class FilterError(Exception):
-    """A filter makes no sense for a row; the message says why. The reader adds which row."""
+    """A filter cannot be applied to a row; the caller adds which row."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(problem)
@@ -33,7 +33,7 @@ class FilterError(Exception):
 
 
 def predicate(condition: Filter, *, textual: bool) -> Callable[[Row], bool]:
-    """A function that says whether a row is kept.
+    """A function that tells whether a row is kept.
 
     A row without the column, or with null there, is kept by `is_null`, `ne`, `not_in` and `not_contains` alone.
 
@@ -45,7 +45,7 @@ def predicate(condition: Filter, *, textual: bool) -> Callable[[Row], bool]:
         InputError: the filter itself makes no sense.
     """
     column, value = condition.column, condition.value
-    test = _test(condition)
+    test = _test(condition.op, column, value)
     read = _reader(value) if textual else _as_it_is
 
     def keeps(row: Row) -> bool:
@@ -59,7 +59,7 @@ def predicate(condition: Filter, *, textual: bool) -> Callable[[Row], bool]:
 
 
 def value_at(row: Row, column: str) -> Any:
-    """The value of a column; a name with dots leads into objects where no column has that very name."""
+    """The value of a column; a dotted name leads into objects where no column has that very name."""
     if column in row:
         return row[column]
     found: Any = row
@@ -74,38 +74,38 @@ class _ConflictError(Exception):
     pass
 
 
-def _test(condition: Filter) -> Callable[[Any], bool]:
-    op, value = condition.op, condition.value
-    match op:
-        case "is_null":
-            return lambda found: found is None
-        case "not_null":
-            return lambda found: found is not None
-        case "eq":
-            return lambda found: _same(found, value)
-        case "ne":
-            return lambda found: not _same(found, value)
-        case "in":
-            return lambda found: found is not None and any(_same(found, each) for each in value)
-        case "not_in":
-            return lambda found: found is None or not any(_same(found, each) for each in value)
-        case "contains":
-            return lambda found: found is not None and _contains(found, value)
-        case "not_contains":
-            return lambda found: found is None or not _contains(found, value)
-        case "matches":
-            pattern = _pattern(condition.column, value)
-            return lambda found: found is not None and pattern.search(_text(found)) is not None
-        case "lt" | "le" | "gt" | "ge":
-            compare = _ORDERS[op]
-            return lambda found: found is not None and compare(*_comparable(found, value))
-        case _:
-            raise InputError(f"filter on column '{condition.column}': there is no op '{op}'")
-
-
-_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
-    {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+_OPPOSITES: Mapping[FilterOp, FilterOp] = MappingProxyType(
+    {
+        FilterOp.NOT_NULL: FilterOp.IS_NULL,
+        FilterOp.NE: FilterOp.EQ,
+        FilterOp.NOT_IN: FilterOp.IN,
+        FilterOp.NOT_CONTAINS: FilterOp.CONTAINS,
+    }
 )
+_ORDERS: Mapping[FilterOp, Callable[[Any, Any], bool]] = MappingProxyType(
+    {FilterOp.LT: operator.lt, FilterOp.LE: operator.le, FilterOp.GT: operator.gt, FilterOp.GE: operator.ge}
+)
+
+
+def _test(op: FilterOp, column: str, value: object) -> Callable[[Any], bool]:
+    if op in _OPPOSITES:
+        opposite = _test(_OPPOSITES[op], column, value)
+        return lambda found: not opposite(found)
+    match op:
+        case FilterOp.IS_NULL:
+            return lambda found: found is None
+        case FilterOp.EQ:
+            return lambda found: _same(found, value)
+        case FilterOp.IN:
+            values = value if isinstance(value, list) else [value]
+            return lambda found: any(_same(found, each) for each in values)
+        case FilterOp.CONTAINS:
+            return lambda found: found is not None and _contains(found, value)
+        case FilterOp.MATCHES:
+            pattern = _pattern(column, value)
+            return lambda found: found is not None and pattern.search(_text(found)) is not None
+        case _:
+            return lambda found: found is not None and _ORDERS[op](*_comparable(found, value))
 
 
 def _as_it_is(found: Any) -> Any:
@@ -113,7 +113,7 @@ def _as_it_is(found: Any) -> Any:
 
 
 def _reader(value: Any) -> Callable[[Any], Any]:
-    """How a text cell is read so that it can be compared with the filter's value."""
+    """How a text cell is converted before it is compared with the filter's value."""
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, bool):
         return lambda found: {"true": True, "false": False}.get(str(found).strip().lower(), found)
@@ -160,15 +160,15 @@ def _text(found: Any) -> str:
     return found
 
 
-def _pattern(column: str, value: Any) -> re.Pattern[str]:
+def _pattern(column: str, value: object) -> re.Pattern[str]:
     try:
-        return re.compile(value)
-    except (re.error, TypeError) as error:
+        return re.compile(str(value))
+    except re.error as error:
         raise InputError(f"filter on column '{column}': {value!r} is no regular expression: {error}") from None
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words.
+    """The type of a value, for messages.
 
     >>> kind_of("a"), kind_of(1.5), kind_of([]), kind_of(None)
     ('text', 'a number', 'a list', 'null')
@@ -196,7 +196,7 @@ _SPLIT = 2**32  # above every index of a source: its own stream of hashes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Rows by their place among all rows of all sources."""
+    """Rows by their index among all rows of all sources."""
 
     train: Indices
     evaluation: Indices
@@ -204,8 +204,10 @@ class Selection:
     """How many rows of each source are used."""
 
 
-def select(counts: Sequence[int], samplings: Sequence[Sampling], *, validation_split: float, seed: int) -> Selection:
-    """Choose rows.
+def select(
+    counts: Sequence[int], samplings: Sequence[Sampling | None], *, validation_split: float, seed: int
+) -> Selection:
+    """Choose the rows to train on and to validate with.
 
     `ratio` and then `max_samples` take a part of a source. Weights then cut sources down to their shares: the one that
     is shortest for its weight is used whole. No row is used twice.
@@ -238,22 +240,25 @@ def select(counts: Sequence[int], samplings: Sequence[Sampling], *, validation_s
     return Selection(train=shuffled[held_back:], evaluation=shuffled[:held_back], used=tuple(wanted))
 
 
-def _part(count: int, sampling: Sampling) -> int:
+def _part(count: int, sampling: Sampling | None) -> int:
+    if sampling is None:
+        return count
     take = count if sampling.ratio is None or not count else max(1, round(count * sampling.ratio))
     return take if sampling.max_samples is None else min(take, sampling.max_samples)
 
 
-def _shares(available: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
-    """What the weights leave of what there is; a source without a weight has 1."""
-    if all(sampling.weight is None for sampling in samplings):
+def _shares(available: Sequence[int], samplings: Sequence[Sampling | None]) -> list[int]:
+    """Cut sources down to their weights; a source without a weight has 1."""
+    given = [sampling.weight if sampling else None for sampling in samplings]
+    if all(weight is None for weight in given):
         return list(available)
-    weights = [1.0 if sampling.weight is None else float(sampling.weight) for sampling in samplings]
+    weights = [1.0 if weight is None else weight for weight in given]
     rows_for_weight_one = min(count / weight for count, weight in zip(available, weights, strict=True))
     return [min(count, round(weight * rows_for_weight_one)) for count, weight in zip(available, weights, strict=True)]
 
 
 def _order(seed: int, stream: int, count: int) -> Indices:
-    """A permutation: the places of `count` rows, by their hashes."""
+    """A permutation of `count` indices, by their hashes."""
     with np.errstate(over="ignore"):
         mixed = _mix(_mix(np.uint64(seed)) ^ np.uint64(stream))
         keys = _mix(np.arange(count, dtype=np.uint64) ^ mixed)
@@ -261,7 +266,7 @@ def _order(seed: int, stream: int, count: int) -> Indices:
 
 
 def _mix(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every bit of the input changes half of the bits of the output."""
+    """The finalizer of SplitMix64."""
     value = np.asarray(value, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

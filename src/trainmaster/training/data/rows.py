@@ -10,18 +10,23 @@ import datetime
 import decimal
 import itertools
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import pyarrow as pa
 
+from trainmaster.jobs import inputs
+from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.data import formats
-from trainmaster.training.data.config import LocalSource, Part, Source
-from trainmaster.training.data.row_selection import MISSING, FilterError, predicate, value_at
-from trainmaster.training.errors import InputError, Origin, RowError
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.data.row_selection import MISSING, FilterError, Indices, predicate, select, value_at
+from trainmaster.training.document import LocalSource, Part, TokenizationConfig
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.cache import Cache, emptied, key_of
+from trainmaster.training.steps import InputError, OnProgress, Origin, RowError, ignore_progress
 
 SCHEMA = pa.schema([("row", pa.large_string()), ("source", pa.int32()), ("file", pa.int32()), ("number", pa.int64())])
 _WRITE_ROWS = 1000
@@ -31,8 +36,8 @@ _Read = TypeVar("_Read")
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """What was seen of one source."""
+class RowCounts:
+    """How many rows of a source were read and kept."""
 
     read: int = 0
     kept: int = 0
@@ -42,7 +47,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row that passed its source's filters, with the columns that are read."""
+    """A row that passed its source's filters, with the columns that are read."""
 
     origin: Origin
     file: int
@@ -52,36 +57,33 @@ class Row:
     """The same as JSON."""
 
 
-def rows_of(source: Source, local: LocalSource, tally: Tally, *, whole: bool = True) -> Iterator[Row]:
-    """The rows of one source that its filters keep.
-
-    Raises:
-        InputError: a file cannot be read, or a row is wrong.
-    """
-    keeps = [predicate(each, textual=local.format == "csv") for each in source.filters]
-    needed = None if source.columns is None else {*source.columns, *(each.column for each in source.filters)}
+def rows_of(source: DataSource, local: LocalSource, counts: RowCounts, *, whole: bool = True) -> Iterator[Row]:
+    """The rows of a source that its filters keep. Raises InputError where a file or a row is wrong."""
+    filters = source.filters or ()
+    keeps = [predicate(each, textual=local.format == "csv") for each in filters]
+    needed = None if source.columns is None else {*source.columns, *(each.column for each in filters)}
     for index, raw in _raw_rows(local, needed, whole):
-        tally.read += 1
-        tally.columns.update(dict.fromkeys(raw.values))
+        counts.read += 1
+        counts.columns.update(dict.fromkeys(raw.values))
         origin = origin_of(local, index, raw.number)
         try:
             if not all(keep(raw.values) for keep in keeps):
                 continue
         except FilterError as error:
             raise RowError(origin, str(error), error.column) from None
-        tally.kept += 1
+        counts.kept += 1
         values = _projected(raw.values, source.columns)
         text = raw.text if raw.text is not None and source.columns is None else _as_json(values, origin)
         yield Row(origin=origin, file=index, values=values, text=text)
-    _check_names(source, tally)
+    _check_names(source, counts)
 
 
 def _raw_rows(local: LocalSource, columns: Collection[str] | None, whole: bool) -> Iterator[tuple[int, formats.RawRow]]:
-    """The rows of each part of a source, with the number of their file; a slice counts the rows of all its files."""
+    """Rows with the index of their file; a slice counts over all files of its part."""
     files = iter(range(len(local.files)))
     for part in local.parts or (Part(files=len(local.files)),):
         own = list(itertools.islice(files, part.files))
-        start, stop = part.rows.places(lambda own=own: sum(_count(local, index) for index in own))
+        start, stop = part.rows.places(partial(_count, local, own))
         rows = (
             (index, raw)
             for index in own
@@ -92,12 +94,14 @@ def _raw_rows(local: LocalSource, columns: Collection[str] | None, whole: bool) 
         yield from itertools.islice(rows, start, None if stop is None else max(start, stop))
 
 
-def _count(local: LocalSource, index: int) -> int:
-    return next(iter(_of_file(local, index, lambda path: [formats.count(path, local.format)])))
+def _count(local: LocalSource, files: Iterable[int]) -> int:
+    return sum(
+        number for index in files for number in _of_file(local, index, lambda path: [formats.count(path, local.format)])
+    )
 
 
 def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Read]]) -> Iterator[_Read]:
-    """What is read from a file; its errors say which file of which source it is."""
+    """Read a file; errors name the file and its source."""
     path = local.files[index]
     try:
         yield from read(path)
@@ -109,46 +113,44 @@ def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Re
 
 
 def origin_of(local: LocalSource, file: int, number: int) -> Origin:
-    """Where a row of a source comes from."""
     unit = formats.unit_of(local.format)
     return Origin(source=local.path, file=local.files[file].name, number=number, unit=unit)
 
 
 def write_rows(
-    path: Path, sources: Sequence[Source], locals_: Sequence[LocalSource], progress: Tell = tell_nobody
-) -> list[Tally]:
-    """Write the rows of all sources into one Arrow stream; returns what was seen of each source.
+    path: Path, sources: Sequence[DataSource], locals_: Sequence[LocalSource], progress: OnProgress = ignore_progress
+) -> list[RowCounts]:
+    """Write the rows of all sources into one Arrow stream.
 
     Raises:
         InputError: something is wrong with a source, or nothing of it is left.
     """
     sizes = [[file.stat().st_size for file in local.files] for local in locals_]
     total, before = sum(map(sum, sizes)) or 1, 0
-    tallies = []
+    counts_by_source = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for number, (source, local) in enumerate(zip(sources, locals_, strict=True)):
-            tally = Tally()
+            counts = RowCounts()
             batch = _Batch(writer, number)
-            for row in rows_of(source, local, tally):
+            for row in rows_of(source, local, counts):
                 if batch.add(row):
                     progress((before + sum(sizes[number][: row.file])) / total)
             batch.write()
-            if not tally.kept:
-                raise InputError(f"{local.path}: {nothing_left(source, tally)}")
-            tallies.append(tally)
+            if not counts.kept:
+                raise InputError(f"{local.path}: {nothing_left(source, counts)}")
+            counts_by_source.append(counts)
             before += sum(sizes[number])
-    return tallies
+    return counts_by_source
 
 
-def nothing_left(source: Source, tally: Tally) -> str:
-    """Why a source has no row to train on."""
-    if tally.read:
-        return f"its filters keep none of its {tally.read} rows"
+def nothing_left(source: DataSource, counts: RowCounts) -> str:
+    if counts.read:
+        return f"its filters keep none of its {counts.read} rows"
     return f"its split {source.split} has no rows" if source.split else "it has no rows"
 
 
 class _Batch:
-    """Rows of one source on their way into the file."""
+    """Rows of one source that are not written yet."""
 
     def __init__(self, writer: Any, source: int) -> None:
         self._writer = writer
@@ -157,7 +159,7 @@ class _Batch:
         self._characters = 0
 
     def add(self, row: Row) -> bool:
-        """Take a row; true when that filled a batch, which is written now."""
+        """Returns true when the row filled the batch, which is then written."""
         self._rows.append(row)
         self._characters += len(row.text)
         if len(self._rows) < _WRITE_ROWS and self._characters < _WRITE_CHARACTERS:
@@ -185,15 +187,15 @@ def _projected(values: Any, columns: Sequence[str] | None) -> dict[str, Any]:
     return {column: value for column, value in found if value is not MISSING}
 
 
-def _check_names(source: Source, tally: Tally) -> None:
-    """A column that no row has is a mistake of the job's."""
-    if not tally.read:
+def _check_names(source: DataSource, counts: RowCounts) -> None:
+    """Refuse column names that no row has."""
+    if not counts.read:
         return
     named = [("columns", column) for column in source.columns or ()]
-    named += [("filters", each.column) for each in source.filters]
+    named += [("filters", each.column) for each in source.filters or ()]
     for where, column in named:
-        if column not in tally.columns and column.partition(".")[0] not in tally.columns:
-            has = ", ".join(tally.columns)
+        if column not in counts.columns and column.partition(".")[0] not in counts.columns:
+            has = ", ".join(counts.columns)
             raise InputError(f"{source.path}: `{where}` names '{column}', which no row has; its columns are {has}")
 
 
@@ -211,7 +213,7 @@ def _as_json(values: dict[str, Any], origin: Origin) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Values that tables have and JSON has not."""
+    """Convert values of tables that JSON does not have."""
     match value:
         case datetime.datetime() | datetime.date() | datetime.time():
             return value.isoformat()
@@ -223,3 +225,79 @@ def _plain(value: Any) -> Any:
             return value.decode()
         case _:
             raise TypeError(type(value).__name__)
+
+
+# The rows of a job's data, for a script of the user's own.
+
+_FORM = 2
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows as dictionaries, read from a memory-mapped file."""
+
+    def __init__(self, texts: pa.ChunkedArray, indices: Indices) -> None:
+        self._texts = texts
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
+        if isinstance(index, slice):
+            return Rows(self._texts, self._indices[index])
+        row: dict[str, Any] = json.loads(self._texts[int(self._indices[index])].as_py())
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+
+class Loaded(NamedTuple):
+    """The rows to train on, and those to validate with."""
+
+    train: Rows
+    eval: Rows
+
+
+def load() -> Loaded:
+    """The rows of this job's sources after filters, projection and sampling, parted by `validation_split`.
+
+    The order is shuffled by the job's seed, and the same on every rank and in every attempt. The first rank to ask
+    reads the files; the others wait for it.
+
+    Raises:
+        RuntimeError: this process is in no job that has data.
+        InputError: a source or a row is wrong.
+    """
+    config = TokenizationConfig.from_document(inputs.training()).data
+    sources = [LocalSource.from_json(each) for each in inputs.prepared()["sources"]]
+    cache = Cache(Access.from_environ(os.environ).cache)
+    key = key_of(
+        _FORM,
+        [
+            [source.columns, [each.model_dump(mode="json") for each in source.filters or ()]]
+            for source in config.sources
+        ],
+        [[local.format, local.slices, [cache.digest(file) for file in local.files]] for local in sources],
+    )
+
+    def make(target: Path) -> None:
+        counts_by_source = write_rows(emptied(target) / "rows.arrow", config.sources, sources)
+        (target / "counts.json").write_text(json.dumps([counts.kept for counts in counts_by_source]))
+
+    entry = cache.entry("rows", key, make)
+    selection = select(
+        json.loads((entry / "counts.json").read_text()),
+        [source.sampling for source in config.sources],
+        validation_split=config.validation_split,
+        seed=config.seed or 0,
+    )
+    with pa.memory_map(str(entry / "rows.arrow")) as file:
+        texts = pa.ipc.open_stream(file).read_all().column("row")
+    return Loaded(train=Rows(texts, selection.train), eval=Rows(texts, selection.evaluation))

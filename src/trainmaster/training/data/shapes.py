@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.training.data.row_selection import MISSING, kind_of, value_at
-from trainmaster.training.errors import Origin, RowError
+from trainmaster.training.steps import Origin, RowError
 
 ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation, to be written out by the chat template."""
+    """A conversation, which the chat template renders."""
 
     messages: list[dict[str, Any]]
     prompt_messages: int = 0
@@ -30,16 +30,12 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A prompt and what is to follow it."""
-
     prompt: str
     completion: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """Text."""
-
     text: str
 
 
@@ -71,8 +67,6 @@ def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin,
 
 
 class _Reader:
-    """Reads the fields of one row."""
-
     def __init__(self, row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin) -> None:
         self._row = row
         self._mapping = mapping
@@ -145,17 +139,17 @@ class _Reader:
         return RowError(self._origin, f"{expected}; its columns are {has}{advice}")
 
     def _value(self, name: str) -> Any:
-        """A field's value; null counts as absent."""
+        """The value of a field; null counts as absent."""
         value = value_at(self._row, self._column(name))
         return MISSING if value is None else value
 
     def _column(self, name: str) -> str:
-        """Where a field is: under its mapped name, or its own in a source that has no such column."""
+        """The mapped name of a field, or its own in a source that has no such column."""
         mapped = self._mapping.get(name, name)
         return name if value_at(self._row, mapped) is MISSING and name in self._row else mapped
 
     def _unpacked(self, name: str) -> Any:
-        """A field's value; where a table could only hold text, that text is JSON."""
+        """The value of a field, parsed where a table holds it as JSON text."""
         value = self._value(name)
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
@@ -187,7 +181,7 @@ class _Reader:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Tables fill in keys that only other rows have; a template would take them for given."""
+    """Tables fill in keys that only other rows have; a template would take them as given."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):

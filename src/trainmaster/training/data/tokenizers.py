@@ -10,23 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainmaster.server.core.spec.data import PreprocessConfig
 from trainmaster.server.core.training.options import positions_of, refused_arguments, too_long
-from trainmaster.training.data.config import Preprocess
 from trainmaster.training.data.shapes import ASSISTANT, Chat
 from trainmaster.training.document import parsed
-from trainmaster.training.errors import InputError, Origin, RowError
+from trainmaster.training.steps import InputError, Origin, RowError
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _NO_LENGTH = 10**9
 """Tokenizers that know no limit say a number beyond this."""
 
 
-def load_tokenizer(directory: Path, preprocess: Preprocess, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer in a directory.
-
-    Raises:
-        InputError: it cannot be loaded, or not with these options.
-    """
+def load_tokenizer(directory: Path, preprocess: PreprocessConfig, *, trust_remote_code: bool = False) -> Any:
+    """Raises InputError where the tokenizer cannot be loaded with the job's options."""
     from transformers import AutoTokenizer
 
     for name, instead in refused_arguments(preprocess.tokenizer_config):
@@ -45,7 +41,7 @@ def load_tokenizer(directory: Path, preprocess: Preprocess, *, trust_remote_code
 
 
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
-    """The most tokens of a sample: what the job says, or what its model or else its tokenizer was made for.
+    """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
 
     Args:
         wanted: what the job says.
@@ -88,23 +84,19 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A sample as text, with the parts that are trained on."""
-
     text: str
     trained: tuple[Span, ...] | None = None
     """None: all of it."""
 
 
 class ChatRenderer:
-    """Writes conversations out."""
-
     def __init__(self, tokenizer: Any, *, assistant_only: bool, completion_only: bool) -> None:
         self._tokenizer = tokenizer
         self._assistant_only = assistant_only
         self._completion_only = completion_only
 
     def render(self, chat: Chat, origin: Origin) -> Rendered:
-        """The text of a conversation, and which parts of it are trained on.
+        """The text of a conversation, and the parts of it that are trained on.
 
         Raises:
             InputError: there is no template, or it cannot tell what the assistant says.
@@ -184,7 +176,7 @@ class ChatRenderer:
 
 
 def _marked_by_trl(template: str) -> str | None:
-    """TRL's version of a well-known template, which marks what the assistant says; None when it has none."""
+    """TRL's version of a well-known template, with the assistant's parts marked; None where TRL has none."""
     if template not in _MARKED:
         _MARKED[template] = _look_up(template)
     return _MARKED[template]

@@ -1,15 +1,17 @@
-"""Makes everything that a job names local: its base model, its tokenizer and the files of its data sources.
+"""Brings what a job names to this machine: base model, tokenizer, and the files of its data sources.
 
-What was fetched is kept in the account's cache on this machine, and fetched again only when it changed.
+What was fetched stays in the account's cache, and is fetched again only when it changed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.training.data.config import DataConfig, LocalSource
+from trainmaster.server.core.spec.configs import BaseModelConfig
+from trainmaster.server.core.spec.data import DataConfig
+from trainmaster.training.document import LocalSource
 from trainmaster.training.fetching.access import Access
-from trainmaster.training.fetching.models import fetch_config, fetch_model, fetch_tokenizer, left_to_the_script
+from trainmaster.training.fetching.models import fetch_config, fetch_model, fetch_tokenizer
 from trainmaster.training.fetching.sources import fetch_source
 from trainmaster.training.steps import Progress, note, size_text
 
@@ -17,25 +19,35 @@ __all__ = [
     "Access",
     "fetch_config",
     "fetch_model",
+    "fetch_named_model",
+    "fetch_named_tokenizer",
     "fetch_source",
     "fetch_sources",
     "fetch_tokenizer",
-    "left_to_the_script",
-    "tell_model",
 ]
 
 
-def fetch_sources(config: DataConfig, access: Access, progress: Progress) -> list[LocalSource]:
-    """Bring all sources of a job here, one after another.
+def fetch_named_model(base_model: BaseModelConfig, access: Access, progress: Progress) -> Path:
+    model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
+    if model.is_relative_to(access.cache):  # one that was on this machine already is no news
+        files = [path for path in model.rglob("*") if path.is_file()]
+        note(f"{base_model.model_id}: {len(files)} files, {size_text(sum(file.stat().st_size for file in files))}")
+    return model
 
-    Raises:
-        PreparingError: one of them cannot be had.
-    """
+
+def fetch_named_tokenizer(data: DataConfig, base_model: BaseModelConfig, access: Access) -> Path | None:
+    """The tokenizer that a job names beside its base model; None where it names none."""
+    name = data.preprocess.tokenizer_id or base_model.tokenizer_id
+    return fetch_tokenizer(name, base_model, access) if name else None
+
+
+def fetch_sources(data: DataConfig, access: Access, progress: Progress) -> list[LocalSource]:
+    """Raises PreparingError where a source cannot be fetched."""
     found = []
-    for number, source in enumerate(config.sources):
+    for number, source in enumerate(data.sources):
 
         def tell(share: float, number: int = number, path: str = source.path) -> None:
-            progress.at((number + share) / len(config.sources), f"fetching {path}")
+            progress.at((number + share) / len(data.sources), f"fetching {path}")
 
         local = fetch_source(source, access, tell)
         size = size_text(sum(file.stat().st_size for file in local.files))
@@ -44,11 +56,3 @@ def fetch_sources(config: DataConfig, access: Access, progress: Progress) -> lis
         found.append(local)
     progress.at(1.0)
     return found
-
-
-def tell_model(model_id: str, directory: Path, access: Access) -> None:
-    """Say which model was fetched; one that was on this machine already is no news."""
-    if directory.is_relative_to(access.cache):
-        files = [path for path in directory.rglob("*") if path.is_file()]
-        size = size_text(sum(file.stat().st_size for file in files))
-        note(f"{model_id}: {len(files)} files, {size}")

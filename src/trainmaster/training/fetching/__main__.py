@@ -1,4 +1,4 @@
-"""The preparing step of a job whose script is the user's own: `python -m trainmaster.training.fetching`."""
+"""The preparing step of a CUSTOM script: `python -m trainmaster.training.fetching`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,23 @@ import os
 
 from trainmaster.jobs import inputs
 from trainmaster.training import steps
-from trainmaster.training.data.config import DataConfig
-from trainmaster.training.fetching import (
-    Access,
-    fetch_model,
-    fetch_sources,
-    fetch_tokenizer,
-    left_to_the_script,
-    tell_model,
-)
+from trainmaster.training.document import TokenizationConfig, base_model_of
+from trainmaster.training.fetching import Access, fetch_named_model, fetch_named_tokenizer, fetch_sources
 from trainmaster.training.fetching.cache import Cache
+from trainmaster.training.fetching.models import left_to_the_script
 from trainmaster.training.steps import Progress
 
 
 def main() -> None:
-    """Fetch what the job names."""
     document = inputs.training()
-    config = DataConfig.from_document(document)
-    base_model = document["training_config"]["base_model"]
+    data, base_model = TokenizationConfig.from_document(document).data, base_model_of(document)
     access = Access.from_environ(os.environ)
     progress = Progress({"model": 0.6, "data": 0.4})
     progress.begin("model")
-    model = None
-    if not left_to_the_script(base_model):
-        model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
-        tell_model(base_model["model_id"], model, access)
-    named = config.preprocess.tokenizer_id or base_model.get("tokenizer_id")
-    tokenizer = fetch_tokenizer(base_model, named, access) if named else model
+    model = None if left_to_the_script(base_model) else fetch_named_model(base_model, access, progress)
+    tokenizer = fetch_named_tokenizer(data, base_model, access) or model
     progress.begin("data")
-    sources = fetch_sources(config, access, progress)
+    sources = fetch_sources(data, access, progress)
     steps.leave(
         {
             "model_path": None if model is None else str(model),

@@ -1,4 +1,4 @@
-"""What a fetching step may reach: credentials and services from its environment, and local paths.
+"""What a fetching step may reach: credentials and services of its environment, public addresses, and local paths.
 
 Local paths lie below the server's data roots, in the job's working directory, or in what another job left.
 """
@@ -6,22 +6,26 @@ Local paths lie below the server's data roots, in the job's working directory, o
 from __future__ import annotations
 
 import glob
+import ipaddress
 import os
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 from trainmaster.jobs.objects import Credentials
 from trainmaster.protocol import environment
+from trainmaster.protocol.addresses import is_public
 from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.training.sources import file_path, fixed_part, left_by_job
-from trainmaster.training.errors import CredentialsError, InputError
+from trainmaster.training.steps import CredentialsError, InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
-    """What to do when something cannot be had: in the words of the document that names it."""
+    """Advice for errors, by the fields of the document that the user wrote."""
 
     hub_name: str = "check the name; a model of this machine is written with a leading / or ./"
     hub_token: str = "give a token in training_config.environment.HF_TOKEN"
@@ -34,7 +38,7 @@ class Remedies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service whose address the server's settings have, asked with a token that came with the job."""
+    """A service with an address from the server's settings and a token that came with the job."""
 
     name: str
     url: str
@@ -43,28 +47,25 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What may be reached."""
-
     cache: Path
     working_directory: Path
     data_roots: tuple[Path, ...] | None = None
-    """Local paths must lie below one of them; None, outside a job: anywhere."""
+    """Local paths must lie below one of them; None (outside a job): anywhere."""
     artifacts: Path | None = None
-    """Below which lies what jobs leave; None, outside a job: nowhere."""
+    """The directory of all jobs' artifacts; None outside a job."""
     private_urls: bool = True
-    """Whether http(s) URLs may lead to addresses that are not public."""
+    """Whether URLs may lead to addresses that are not public."""
     hub_token: str | None = field(repr=False, default=None)
     services: Mapping[str, Service] = field(default_factory=dict)
     """By the scheme of their paths."""
     beginning_bytes: int | None = None
-    """For a check: no more than this is fetched of a file."""
+    """For a check: how much is fetched of a file at most."""
     s3_credentials: Credentials | None = field(repr=False, default=None)
-    """Where there is a role to assume; otherwise the environment has them."""
+    """Of an assumed role; None: those of the environment."""
     remedies: Remedies = field(default_factory=Remedies)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *, beginning_bytes: int | None = None) -> Self:
-        """What the environment of a step says."""
         roots = environ.get(environment.DATA_ROOTS)
         artifacts = environ.get(environment.ARTIFACTS_DIR)
         cache = environ.get(environment.CACHE_DIR)
@@ -88,11 +89,8 @@ class Access:
         )
 
     def service(self, scheme: str, path: str) -> Service:
-        """The service behind a scheme.
-
-        Raises:
-            InputError: the server knows none.
-            CredentialsError: no token for it came with the job.
+        """Raises InputError where the server knows no such service, and CredentialsError where the job has no token
+        for it.
         """
         found = self.services.get(scheme)
         if found is None:
@@ -103,29 +101,80 @@ class Access:
         return found
 
 
+def initializer_access(part: str, spec: Mapping[str, Any], document: Mapping[str, Any]) -> Access:
+    """The access of an initializer's step. Endpoint and keys are put into the environment, where the clients look.
+
+    Args:
+        part: `dataset` or `model`.
+        spec: what is fetched.
+        document: the input file of the steps.
+
+    Raises:
+        InputError: an endpoint of the job leads to a private address, and the server does not allow that.
+    """
+    where = f"workload.initializers.{part}"
+    secrets = {field: os.environ.pop(name, None) for field, name in environment.INITIALIZER_SECRETS.items()}
+    access = replace(
+        Access.from_environ(os.environ),
+        hub_token=secrets["access_token"],
+        remedies=Remedies(
+            hub_name="check the name",
+            hub_token=f"give a token in {where}.access_token",
+            hub_mirror="name a mirror in workload.environment.HF_ENDPOINT",
+            s3_keys=(
+                "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in workload.environment"
+                if spec["type"] == "cache"
+                else f"give access_key_id and secret_access_key in {where}"
+            ),
+        ),
+    )
+    if not access.private_urls:
+        for name in document["endpoints_of_the_job"]:
+            _require_public(os.environ.get(name, ""), f"workload.environment.{name}")
+        _require_public(spec.get("endpoint") or "", f"{where}.endpoint")
+    given = {
+        "AWS_ENDPOINT_URL_S3": spec.get("endpoint"),
+        "AWS_REGION": spec.get("region"),
+        "AWS_ACCESS_KEY_ID": secrets["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": secrets["secret_access_key"],
+    }
+    os.environ.update({name: value for name, value in given.items() if value})
+    if secrets["access_key_id"]:
+        os.environ.pop("AWS_SESSION_TOKEN", None)  # it belongs to the key of the environment
+    return access
+
+
+def _require_public(url: str, field: str) -> None:
+    host = urlsplit(url).hostname
+    if not host:
+        return
+    try:
+        found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{field}: there is no host {host}") from error
+    if not all(is_public(ipaddress.ip_address(address)) for address in found):
+        raise InputError(
+            f"{field}: it leads to {host}, which is no public address; this server lets jobs read from public "
+            "addresses alone"
+        )
+
+
 _WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFiles:
-    """The files that a path stands for."""
-
     paths: tuple[Path, ...]
     """Sorted."""
     top: Path
-    """The directory that the path names, or below which all matches of its pattern lie."""
-    itself: bool = False
+    """The directory that the path names, or the one above all matches of its pattern."""
+    is_file: bool = False
     """The path names a file."""
-    pattern: bool = False
-    """The path is a pattern."""
+    is_pattern: bool = False
 
 
 def local_path(path: str, access: Access) -> Path:
-    """Where a path leads that a job names.
-
-    Raises:
-        InputError: there is nothing, or it lies where jobs may not read.
-    """
+    """Raises InputError where there is nothing, or jobs may not read it."""
     named = file_path(path) or path
     found = access.working_directory / named
     _require_allowed(path, found, access)
@@ -135,10 +184,10 @@ def local_path(path: str, access: Access) -> Path:
 
 
 def local_files(path: str, access: Access) -> LocalFiles:
-    """All files that a path stands for: itself, those of a directory, or those that a pattern matches.
+    """The files of a path: itself, those of a directory, or those that a pattern matches.
 
     Raises:
-        InputError: there are none, or one of them lies where jobs may not read.
+        InputError: there are none, or jobs may not read one of them.
     """
     named = file_path(path) or path
     if _WILD & set(named):
@@ -148,11 +197,11 @@ def local_files(path: str, access: Access) -> LocalFiles:
         files = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if Path(each).is_file()]
         if not files:
             raise InputError(f"{path}: no file matches this pattern")
-        found = LocalFiles(paths=tuple(files), top=top, pattern=True)
+        found = LocalFiles(paths=tuple(files), top=top, is_pattern=True)
     else:
         top = local_path(path, access)
         if not top.is_dir():
-            return LocalFiles(paths=(top,), top=top.parent, itself=True)
+            return LocalFiles(paths=(top,), top=top.parent, is_file=True)
         files = sorted(each for each in top.rglob("*") if _is_plain(each, top))
         if not files:
             raise InputError(f"{path}: the directory is empty")
@@ -163,7 +212,7 @@ def local_files(path: str, access: Access) -> LocalFiles:
 
 
 def left_directory(name: str, access: Access) -> Path:
-    """A directory that another job left. That the account may have it was seen when the job was submitted.
+    """A directory that another job left. The server checked at submission that the account may read it.
 
     Raises:
         InputError: it is not there, or leads elsewhere.
@@ -173,13 +222,13 @@ def left_directory(name: str, access: Access) -> Path:
     except ValueError as error:
         raise InputError(str(error)) from None
     if access.artifacts is None:
-        raise InputError(f"{name}: what jobs leave is known where jobs run alone; name its directory")
+        raise InputError(f"{name}: results of jobs are known only where jobs run; name the directory")
     own = access.artifacts.resolve() / wanted.job_id
     try:
         found = (own / wanted.path).resolve()
         if found.is_relative_to(own) and found.is_dir():
             return found
-    except OSError as error:  # the account runs as another user than it did then, say
+    except OSError as error:  # for example, the account runs as another user now
         raise InputError(f"{name} cannot be read: {error.strerror}") from error
     raise InputError(f"{name}: the job has left no such directory, or it was removed since")
 
@@ -189,7 +238,7 @@ def _is_plain(path: Path, directory: Path) -> bool:
 
 
 def _require_allowed(path: str, found: Path, access: Access) -> None:
-    """Refuse what lies elsewhere, wherever a link or `..` leads."""
+    """Refuse a path outside the data roots, also by way of a link or `..`."""
     if access.data_roots is None:
         return
     real = found.resolve()

@@ -1,8 +1,8 @@
-"""What was fetched or prepared before: entries by key, each made once, whole or not at all.
+"""The account's cache of what was fetched or prepared: entries by key, each made once and atomically.
 
-An entry is a directory. Whoever makes it holds a lock, which the kernel takes from a process that dies; others wait.
-What a maker left unfinished is there for the next one, who holds the same lock. Using an entry renews its time of
-change, so that what nobody uses any more can be told from the rest.
+An entry is a directory. The process that makes it holds a lock, which the kernel releases when the process dies; others
+wait. An unfinished draft is there for the next holder of the lock. Using an entry renews its modification time, so that
+unused entries can be removed.
 """
 
 from __future__ import annotations
@@ -27,34 +27,30 @@ _LOOK_AGAIN_S = 0.2
 _TELL_EVERY_S = 30.0
 UNFINISHED = ".unfinished"
 KINDS = ("http", "s3", "models", "rows", "prepared", "tables")
-"""The kinds of entries, each in a directory of its name. What the Hub's client keeps is in `hub`, and is its own."""
+"""The kinds of entries, each in a directory of its name. `hub` is the cache of the Hub's client."""
 KEEP_S = 30 * 24 * 3600.0
 SPARE_BYTES = 256 << 20
-"""A download leaves at least this free: a full disk stops more than one job."""
+"""A download leaves at least this much free: a full disk stops more than one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A file that was fetched."""
-
     path: Path
     whole: bool = True
-    """False: only its beginning was asked for, and there is more."""
+    """False: only the beginning of the file was requested."""
 
 
 def key_of(*parts: Any) -> str:
-    """A key that is another when any part is another; parts are plain JSON."""
+    """A digest of plain JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
 
 class Cache:
-    """Entries below one directory."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-        """The entry's directory; `make` is called with a directory to fill when there is none.
+        """The entry's directory; where there is none, `make` fills one.
 
         The directory may hold what an earlier call left that did not come to its end.
         """
@@ -73,12 +69,11 @@ class Cache:
         return place
 
     def draft(self, kind: str, key: str) -> Path:
-        """Where an entry is made; who holds its lock may have others help."""
+        """The directory in which an entry is made; the holder of its lock may have others write there."""
         return self.root / kind / (key + UNFINISHED)
 
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
-        """Hold the entry's lock; waits for whoever holds it."""
         path = self.root / "locks" / f"{kind}-{key}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a") as file:
@@ -86,7 +81,7 @@ class Cache:
             yield  # closing the file gives the lock back
 
     def forget_unused(self, older_than_s: float = KEEP_S) -> None:
-        """Remove entries that nobody has used for so long; what somebody is making, or waits for, stays."""
+        """Remove entries that were not used for so long; locked ones stay."""
         before = time.time() - older_than_s
         for kind in KINDS:
             for path in (self.root / kind).glob("*"):
@@ -105,7 +100,7 @@ class Cache:
             yield held
 
     def digest(self, path: Path) -> str:
-        """The SHA-256 of a file's content; remembered while the file does not change."""
+        """The SHA-256 of a file, cached while the file does not change."""
         status = path.stat()
         facts = [os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ino]
         memo = self.root / "digests" / key_of(facts)
@@ -119,7 +114,7 @@ class Cache:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that nobody sees half written."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
         draft.write_text(text)
@@ -129,11 +124,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def require_room(directory: Path, needed: int, shown: str) -> None:
-    """See that so many bytes can be written.
-
-    Raises:
-        OSError: the disk is as good as full.
-    """
+    """Raises OSError (ENOSPC) where the disk has no room for so many bytes."""
     free = shutil.disk_usage(directory).free
     if free - SPARE_BYTES < needed:
         message = f"No space left on device: {shown} needs {needed} bytes more, and {free} are free"
@@ -141,7 +132,7 @@ def require_room(directory: Path, needed: int, shown: str) -> None:
 
 
 def emptied(directory: Path) -> Path:
-    """The directory, without what an earlier call left in it."""
+    """Remove everything in a directory, such as what an earlier call left."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

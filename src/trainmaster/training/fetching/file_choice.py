@@ -1,4 +1,4 @@
-"""Which of many files are a source: by format, split and, on the Hub, by what the dataset's card says. Pure."""
+"""Chooses the files of a data source: by format, split and, on the Hub, the dataset card. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.server.core.training.sources import read_split
-from trainmaster.training.data.config import Part
 from trainmaster.training.data.formats import format_of, require_format
-from trainmaster.training.errors import InputError
+from trainmaster.training.document import Part
+from trainmaster.training.steps import InputError
 
 CARD = "README.md"
 DEFAULT_SPLIT = "train"
@@ -28,7 +28,7 @@ _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Some files, all in one format."""
+    """Files of one format."""
 
     names: tuple[str, ...]
     """In the order in which they are read; a file that two parts of a split need is there twice."""
@@ -38,13 +38,9 @@ class Chosen:
 
 
 def choose_file(name: str, shown: str, *, format: str | None, split: str | None) -> Chosen:  # noqa: A002
-    """The rows of a file that a source names itself: it is `train`, and what its name tells.
-
-    Raises:
-        InputError: it has no such split, or its format cannot be told.
-    """
+    """Choose the rows of a file that a source names: its splits are `train` and those in its name."""
     format = format or require_format(name, shown)  # noqa: A001
-    there = {DEFAULT_SPLIT: [name], **{told: [name] for told in _told(name.rpartition("/")[2])}}
+    there = {DEFAULT_SPLIT: [name], **{told: [name] for told in _splits_named_in(name.rpartition("/")[2])}}
     return _chosen(shown, split or DEFAULT_SPLIT, format, there.get, there)
 
 
@@ -56,7 +52,7 @@ def choose(
     split: str | None,
     explicit: bool = False,
 ) -> Chosen:
-    """Which files of a directory, or of a pattern, are meant.
+    """Choose among the files of a directory or a pattern.
 
     Args:
         names: the files' paths below the directory.
@@ -79,10 +75,10 @@ def choose(
         format = kinds[0]  # noqa: A001
     chosen = sorted(name for name, found in formats.items() if found == format)
     if not chosen and len(names) == 1:
-        chosen = list(names)  # its name tells nothing, but its format is given
+        chosen = list(names)  # its name does not tell the format, but the source does
     if not chosen:
         raise InputError(f"{shown} holds no file of the format {format}")
-    told = {split for name in chosen for split in _told(name)} or {DEFAULT_SPLIT}
+    told = {split for name in chosen for split in _splits_named_in(name)} or {DEFAULT_SPLIT}
     there = dict.fromkeys([*(split for split in _WORDS if split in told), *sorted(told - set(_WORDS))])
     if split is None:
         if explicit or not (train := _of_split(chosen, DEFAULT_SPLIT)):
@@ -100,7 +96,7 @@ def choose_from_hub(
     split: str | None,
     card: Mapping[str, Any],
 ) -> Chosen:
-    """Which files of a dataset on the Hub are meant.
+    """Choose among the files of a dataset on the Hub.
 
     Args:
         names: all its files.
@@ -119,7 +115,7 @@ def choose_from_hub(
     if path in names:
         return choose_file(path, shown, format=format, split=split)
     below = [name for name in names if not path or name.startswith(f"{path}/")]
-    # What lies above all of them says nothing about any.
+    # Directories above all of them tell nothing about a file.
     inside = {name.removeprefix(f"{path}/"): name for name in below} or {
         name: name for name in names if _matches(name, path)
     }
@@ -164,7 +160,6 @@ def _chosen(
     files_of: Callable[[str], list[str] | None],
     there: Mapping[str, object],
 ) -> Chosen:
-    """The files of each part of a split."""
     try:
         wanted = read_split(split)
     except ValueError as error:
@@ -181,7 +176,7 @@ def _chosen(
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file is left out: a pattern matches its path, or names a directory above it with a slash at its end.
+    """Whether a pattern matches the path; one with a slash at its end matches everything in that directory.
 
     >>> is_ignored("onnx/model.bin", ["*.bin"]), is_ignored("onnx/model.pb", ["onnx/"]), is_ignored("a.txt", ["*.bin"])
     (True, True, False)
@@ -190,7 +185,7 @@ def is_ignored(name: str, patterns: Sequence[str]) -> bool:
 
 
 def card_data(text: str) -> Mapping[str, Any]:
-    """The data in front of a dataset's card; nothing where it cannot be read."""
+    """The YAML header of a dataset card; empty where it cannot be read."""
     import yaml
 
     found = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
@@ -202,7 +197,7 @@ def card_data(text: str) -> Mapping[str, Any]:
 
 
 def _configured(card: Mapping[str, Any], path: str) -> dict[str, list[str]] | None:
-    """The patterns of each split, where the card has a configuration of this name; without a name, its default."""
+    """The patterns of each split in the card's configuration of this name; without a name, in its default one."""
     configs = [each for each in card.get("configs") or () if isinstance(each, dict) and each.get("data_files")]
     named = [each for each in configs if each.get("config_name", "default") == (path or "default")]
     default = [each for each in configs if each.get("default")] or configs[:1]
@@ -229,27 +224,27 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _preferred(names: Sequence[str]) -> str | None:
-    """The format to read, where a dataset has its rows in several."""
+    """The format to read where a dataset has its rows in several."""
     formats = {format_of(name) for name in names if name.rpartition("/")[2] not in _NOT_ROWS}
     return next((each for each in _PREFERRED if each in formats), None)
 
 
-def _told(name: str) -> list[str]:
-    """The splits that a file's path tells."""
+def _splits_named_in(name: str) -> list[str]:
+    """The splits that a file's path names."""
     if (shard := _SHARD.search(name)) is not None:
-        return [_usual(shard["split"])]
+        return [_canonical(shard["split"])]
     return [split for split in _WORDS if _names_split(name, split)]
 
 
-def _usual(split: str) -> str:
-    """`val` and `dev` are other words for `validation`, and so on."""
+def _canonical(split: str) -> str:
+    """`val` and `dev` are `validation`, and so on."""
     return next((usual for usual, words in _WORDS.items() if split.lower() in words.split("|")), split)
 
 
 def _of_split(names: Sequence[str], split: str) -> list[str]:
-    """The files of a split; where no name tells any, all of them are `train`."""
-    wanted = _usual(split)
-    told = {name: _told(name) for name in names}
+    """The files of a split; where no path names one, all of them are `train`."""
+    wanted = _canonical(split)
+    told = {name: _splits_named_in(name) for name in names}
     if wanted == DEFAULT_SPLIT and not any(told.values()):
         return list(names)
     found = [name for name in names if wanted in told[name]]

@@ -1,7 +1,8 @@
-"""Files by http and https: checked addresses, downloads that go on where they broke off, kept until they change.
+"""Files by http and https: resumed where a download broke off, and cached until they change.
 
-Where the policy asks for public addresses, each name is resolved once, its addresses are checked, and the connection
-goes to what was checked; the same for every redirect.
+Where only public addresses are allowed, each name is resolved once, its addresses are checked, and the connection goes
+to a checked one; the same for every redirect. That is why httpx is used here, and not obstore or fsspec: they resolve
+names themselves, after any check that could be made before.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ import httpx
 from trainmaster import __version__
 from trainmaster.protocol.addresses import is_public
 from trainmaster.server.core.training.sources import scheme_of
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, UnavailableError, ignore_progress
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
 """Before each further try."""
@@ -43,28 +43,22 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What to fetch."""
-
     url: str
     shown: str
-    """How it is named in messages: the path that the job gave, without what may be secret in it."""
+    """The name in messages: the path that the job gave, without what may be secret in it."""
     headers: Mapping[str, str]
-    """Sent to the URL's own host, and nowhere else."""
+    """Sent to the URL's own host only."""
     trusted: bool = False
-    """The address is the operator's own, so that it may be private; redirects may not."""
+    """The operator configured the address, so that it may be private; those of redirects may not."""
 
 
 def target_of(url: str) -> Target:
-    """What a URL in a job's document names.
-
-    Raises:
-        InputError: it is none, or holds a password.
-    """
+    """Raises InputError where the URL is none, or holds a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        # Not shown: who can say which part of it is a password?
+        # The URL is not shown: any part of it may be a password.
         raise InputError(f"what begins with {scheme_of(url)}:// here is no URL; check its host and port") from None
     shown = f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"
     if parts.username or parts.password:
@@ -72,8 +66,8 @@ def target_of(url: str) -> Target:
     return Target(url=url, shown=shown, headers={})
 
 
-def download(target: Target, access: Access, tell: Tell = tell_nobody) -> Fetched:
-    """Fetch a file, unless the one that was fetched before is still the same.
+def download(target: Target, access: Access, on_progress: OnProgress = ignore_progress) -> Fetched:
+    """Fetch a file, unless the cached one is current.
 
     Raises:
         InputError: there is no such file, or the address may not be asked.
@@ -85,7 +79,7 @@ def download(target: Target, access: Access, tell: Tell = tell_nobody) -> Fetche
     with cache.lock("http", key):
         place = access.cache / "http" / key
         place.mkdir(parents=True, exist_ok=True)
-        work = _Download(target, access, place, tell)
+        work = _Download(target, access, place, on_progress)
         for wait_s in (*BACK_OFF_S, None):
             try:
                 fetched = work.run()
@@ -102,16 +96,16 @@ def download(target: Target, access: Access, tell: Tell = tell_nobody) -> Fetche
 
 
 class _TryAgainError(Exception):
-    """It did not work this time."""
+    """A failure that a retry may mend."""
 
 
 class _Download:
-    """One file. The caller holds its lock."""
+    """The download of one file. The caller holds its lock."""
 
-    def __init__(self, target: Target, access: Access, place: Path, tell: Tell) -> None:
+    def __init__(self, target: Target, access: Access, place: Path, on_progress: OnProgress) -> None:
         self._target = target
         self._access = access
-        self._tell = tell
+        self._on_progress = on_progress
         self._limit = access.beginning_bytes
         self._place = place
         self._record = place / "record.json"
@@ -141,7 +135,7 @@ class _Download:
             self._part.unlink()
             raise _TryAgainError("the server sent another part than the one that was asked for")
         length = answer.headers.get("content-length", "")
-        # What was packed for the way has another length, and nobody can say where to go on.
+        # A compressed transfer has another length, and cannot be resumed.
         plain = "content-encoding" not in answer.headers
         total = start + int(length) if length.isdecimal() and plain else None
         etag = answer.headers.get("etag", "")
@@ -158,7 +152,7 @@ class _Download:
         return self._finish(record, whole)
 
     def _copy(self, answer: httpx.Response, file: IO[bytes], size: int, total: int | None) -> bool:
-        """Write what comes; false when it was stopped because no more is wanted."""
+        """Returns false where it stopped because no more is wanted."""
         if total is not None and self._limit is None:
             require_room(self._place, total - size, self._target.shown)
         looked = size
@@ -170,11 +164,11 @@ class _Download:
             if size - looked >= _LOOK_AT_DISK_EVERY:
                 looked = size
                 require_room(self._place, 0, self._target.shown)
-            self._tell(size / total if total else 0.0)
+            self._on_progress(size / total if total else 0.0)
         return True
 
     def _finish(self, record: Mapping[str, str], whole: bool) -> Fetched:
-        # A file in use keeps its content: a new version has another name, and the old ones stay for a while.
+        # Files in use do not change: a new version gets another name, and old versions stay for a while.
         for old in self._place.glob("version-*"):
             if time.time() - old.stat().st_mtime > _KEEP_VERSIONS_S:
                 shutil.rmtree(old)
@@ -206,7 +200,7 @@ def _conditions(known: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _answered(target: Target, access: Access, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """A good answer, after redirects."""
+    """The successful response, after redirects."""
     url, sent = target.url, {"User-Agent": f"trainmaster/{__version__}", "Accept-Encoding": "identity", **headers}
     for hop in range(MAX_REDIRECTS + 1):
         private = access.private_urls or (target.trusted and not hop)
@@ -230,7 +224,7 @@ def _requested(target: Target, url: str, headers: Mapping[str, str], *, private:
         raise InputError(f"{target.shown} is no URL") from None
     if address.scheme not in ("http", "https") or not address.host:
         raise InputError(f"{target.shown}: it leads to {address.scheme}://{address.host}; only http and https are read")
-    # With addresses of our own choosing a proxy is of no use, and would be a way around them.
+    # A proxy would be a way around the check.
     with httpx.Client(timeout=_TIMEOUT, follow_redirects=False, trust_env=private) as client:
         request = client.build_request("GET", address, headers=headers)
         if not private:
@@ -295,6 +289,6 @@ def _unknown_host(error: BaseException | None) -> bool:
 
 
 def _name_of(url: str) -> str:
-    """The file's name in a URL: what tells its format."""
+    """The file's name in a URL: it tells the format."""
     name = _NOT_IN_NAMES.sub("_", unquote(urlsplit(url).path.rpartition("/")[2]))
     return name.strip("._")[-100:] or "download"

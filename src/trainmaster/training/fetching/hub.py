@@ -1,4 +1,4 @@
-"""Models and datasets of the Hugging Face Hub, by its own client: revisions, tokens, a shared cache, and errors."""
+"""Models and datasets of the Hugging Face Hub, by its own client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.server.core.training.sources import HubName, hub_name
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, key_of, write_whole
 from trainmaster.training.fetching.file_choice import is_ignored
-from trainmaster.training.steps import Tell, doing, tell_nobody
+from trainmaster.training.steps import (
+    CredentialsError,
+    InputError,
+    OnProgress,
+    UnavailableError,
+    doing,
+    ignore_progress,
+)
 
 TOKENIZER_PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja", "vocab.*", "merges.txt",
@@ -29,16 +35,12 @@ _OTHER_FORMS = (
     "*.mlpackage/*", "onnx/*", "openvino/*", "original/*", "coreml/*", "gguf/*", "*.zip", "*.tar", "*.tar.gz",
     "training_args.bin", "optimizer*", "scheduler*", "rng_state*", "runs/*",
 )  # fmt: skip
-"""The same weights again, or what a trainer left beside them."""
+"""The same weights in other formats, and files that a trainer left beside them."""
 _LIBRARY = "trainmaster"
 
 
 def name_of(uri: str) -> HubName:
-    """What a URI names.
-
-    Raises:
-        InputError: it is not written like one of the Hub.
-    """
+    """Raises InputError where the URI is not written like one of the Hub."""
     found = hub_name(uri)
     if found is None:
         raise InputError(
@@ -47,8 +49,8 @@ def name_of(uri: str) -> HubName:
     return found
 
 
-def model(repo: str, revision: str | None, access: Access, tell: Tell = tell_nobody) -> Path:
-    """The directory of a model: its configuration, tokenizer and weights, in one form."""
+def model(repo: str, revision: str | None, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
+    """The directory of a model: configuration, tokenizer, and the weights in one format."""
     shown = _shown(repo, revision)
     with translated(shown, access):
         names = _files(repo, revision, "model", access)
@@ -58,38 +60,37 @@ def model(repo: str, revision: str | None, access: Access, tell: Tell = tell_nob
             ignored: tuple[str, ...] = _OTHER_FORMS
         else:
             ignored = (*_OTHER_FORMS, "*.bin")
-        return _snapshot(repo, revision, "model", access, tell, ignore_patterns=list(ignored))
+        return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=list(ignored))
 
 
-def tokenizer(repo: str, revision: str | None, access: Access, tell: Tell = tell_nobody) -> Path:
-    """The directory of a model's tokenizer, without the weights."""
+def tokenizer(repo: str, revision: str | None, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
     with translated(_shown(repo, revision), access):
-        return _snapshot(repo, revision, "model", access, tell, allow_patterns=list(TOKENIZER_PATTERNS))
+        return _snapshot(repo, revision, "model", access, on_progress, allow_patterns=list(TOKENIZER_PATTERNS))
 
 
 def dataset_files(name: HubName, access: Access) -> list[str]:
-    """The names of all files of a dataset."""
     with translated(_shown(name.repo, name.revision), access):
         return _files(name.repo, name.revision, "dataset", access)
 
 
-def dataset(name: HubName, files: Sequence[str], access: Access, tell: Tell = tell_nobody) -> list[Path]:
-    """Some files of a dataset."""
+def dataset(
+    name: HubName, files: Sequence[str], access: Access, on_progress: OnProgress = ignore_progress
+) -> list[Path]:
     with translated(_shown(name.repo, name.revision), access):
-        directory = _snapshot(name.repo, name.revision, "dataset", access, tell, allow_patterns=_exactly(files))
+        directory = _snapshot(name.repo, name.revision, "dataset", access, on_progress, allow_patterns=_exactly(files))
     return [directory / file for file in files]
 
 
 def repository(
-    uri: str, kind: str, access: Access, tell: Tell = tell_nobody, *, ignored: Sequence[str] = ()
+    uri: str, kind: str, access: Access, on_progress: OnProgress = ignore_progress, *, ignored: Sequence[str] = ()
 ) -> dict[str, Path]:
-    """The files of a repository, or of the part of one that a URI names, by their paths in it.
+    """The files of a repository, or of the part that the URI names, by their paths in it.
 
     Args:
         uri: what to bring.
         kind: `dataset` or `model`.
         access: what may be reached.
-        tell: told which share is done.
+        on_progress: called with the share that is done.
         ignored: patterns of what is left out.
 
     Raises:
@@ -99,14 +100,14 @@ def repository(
     """
     name = name_of(uri)
     with translated(_shown(name.repo, name.revision), access):
-        # What was fetched before may be a part of it alone, of which nobody could tell.
+        # What was fetched before may be a part of it alone, and nobody could tell.
         found = [file for file in _files(name.repo, name.revision, kind, access, kept=False) if _is_in(file, name.path)]
         if not found:
             raise InputError(f"{uri}: the repository holds no such file")
         wanted = [file for file in found if not is_ignored(file, ignored)]
         if not wanted:
             raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
-        directory = _snapshot(name.repo, name.revision, kind, access, tell, allow_patterns=_exactly(wanted))
+        directory = _snapshot(name.repo, name.revision, kind, access, on_progress, allow_patterns=_exactly(wanted))
     if missing := [file for file in wanted if not (directory / file).is_file()]:
         raise UnavailableError(f"{uri}: {missing[0]} did not come; the repository was changed meanwhile")
     return {file: directory / file for file in wanted}
@@ -117,39 +118,38 @@ def _is_in(file: str, path: str) -> bool:
 
 
 def _exactly(files: Sequence[str]) -> list[str]:
-    """Patterns that match these files alone."""
+    """Patterns that match these files only."""
     return [re.sub(r"([*?\[])", r"[\1]", file) for file in files]
 
 
 def _files(repo: str, revision: str | None, kind: str, access: Access, *, kept: bool = True) -> list[str]:
-    """What a repository holds. Where the Hub does not answer: what it said before, or what was `kept`, if wanted."""
+    """The files of a repository. Where the Hub does not answer: its last listing, or, if allowed, what is cached."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     if constants.HF_HUB_OFFLINE:
-        return _kept_files(repo, revision, kind, access)
+        return _cached_files(repo, revision, kind, access)
     api = HfApi(endpoint=endpoint(), token=access.hub_token, library_name=_LIBRARY)
-    said_before = access.cache / "listings" / key_of(endpoint(), kind, repo, revision)
+    last_listing = access.cache / "listings" / key_of(endpoint(), kind, repo, revision)
     try:
         names = list(api.list_repo_files(repo, revision=revision, repo_type=kind))
     except Exception as error:
         if status_of(error) in (401, 403, 404):
             raise
-        # The Hub does not answer; what is here may do.
-        if said_before.is_file():
-            return list(json.loads(said_before.read_text()))
+        # The Hub does not answer; a cached listing may do.
+        if last_listing.is_file():
+            return list(json.loads(last_listing.read_text()))
         if not kept:
             raise
         with contextlib.suppress(LocalEntryNotFoundError):
-            return _kept_files(repo, revision, kind, access)
+            return _cached_files(repo, revision, kind, access)
         raise
-    said_before.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(said_before, json.dumps(names))
+    last_listing.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(last_listing, json.dumps(names))
     return names
 
 
-def _kept_files(repo: str, revision: str | None, kind: str, access: Access) -> list[str]:
-    """What of a repository was fetched before."""
+def _cached_files(repo: str, revision: str | None, kind: str, access: Access) -> list[str]:
     from huggingface_hub import snapshot_download
 
     found = snapshot_download(
@@ -159,13 +159,15 @@ def _kept_files(repo: str, revision: str | None, kind: str, access: Access) -> l
     return [path.relative_to(found).as_posix() for path in sorted(Path(found).rglob("*")) if path.is_file()]
 
 
-def _snapshot(repo: str, revision: str | None, kind: str, access: Access, tell: Tell, **patterns: Any) -> Path:
+def _snapshot(
+    repo: str, revision: str | None, kind: str, access: Access, on_progress: OnProgress, **patterns: Any
+) -> Path:
     from huggingface_hub import snapshot_download
 
     place = _cache(repo, kind, access)
     with Cache(access.cache).lock("hub", key_of(kind, repo)):
         if place == access.cache / "hub":
-            # The client never goes on with what a killed one left of a file.
+            # The client does not resume partial files of a killed one.
             for left in (place / _folder(repo, kind) / "blobs").glob("*.incomplete"):
                 left.unlink(missing_ok=True)
         return Path(
@@ -177,14 +179,14 @@ def _snapshot(repo: str, revision: str | None, kind: str, access: Access, tell: 
                 endpoint=endpoint(),
                 token=access.hub_token,
                 library_name=_LIBRARY,
-                tqdm_class=_meter(tell),
+                tqdm_class=_meter(on_progress),
                 **patterns,
             )
         )
 
 
 def _cache(repo: str, kind: str, access: Access) -> Path:
-    """Where the client keeps the repository: where it does already, if it does."""
+    """The user's own Hub cache where it has the repository; else ours."""
     from huggingface_hub import constants
 
     usual = Path(constants.HF_HUB_CACHE)
@@ -197,8 +199,8 @@ def _folder(repo: str, kind: str) -> str:
     return f"{kind}s--{repo.replace('/', '--')}"
 
 
-def _meter(tell: Tell) -> Any:
-    """What the client takes for a progress bar; the one that counts bytes is passed on."""
+def _meter(on_progress: OnProgress) -> Any:
+    """A progress bar for the client, which passes on the bytes that it counts."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Meter(tqdm):  # type: ignore[misc]
@@ -209,20 +211,18 @@ def _meter(tell: Tell) -> Any:
         def update(self, n: float | None = 1) -> bool | None:
             shown: bool | None = super().update(n)
             if self.unit == "B" and self.total:
-                tell(self.n / self.total)
+                on_progress(self.n / self.total)
             return shown
 
     return Meter
 
 
 class _Nowhere:
-    """A file into which bars are drawn that nobody sees."""
-
     def write(self, text: str) -> int:
         return len(text)
 
     def flush(self) -> None:
-        """There is nothing to flush."""
+        pass
 
 
 def _shown(repo: str, revision: str | None) -> str:
@@ -237,18 +237,13 @@ _CLIENT_PATIENCE = "2 minutes"
 
 @contextlib.contextmanager
 def translated(shown: str, access: Access) -> Iterator[None]:
-    """The client's errors as ours.
-
-    Args:
-        shown: the repository's name.
-        access: what was asked with, and what to do where that does not do.
-    """
+    """Raise the client's errors as ours. `shown` is the repository's name in messages."""
     from huggingface_hub import constants, errors
 
     token = "the token that was sent" if access.hub_token or os.environ.get("HF_TOKEN") else "no token was sent"
     try:
         doing(f"fetching {shown} from {endpoint()}")
-        with _trying_again_told_once(shown):
+        with _only_first_retry_reported(shown):
             yield
     except errors.GatedRepoError as error:
         raise CredentialsError(
@@ -286,10 +281,10 @@ def translated(shown: str, access: Access) -> Iterator[None]:
         raise _unavailable(shown, "fails", error, access) from error
     except OSError as error:
         if error.errno is not None:
-            raise  # of this machine: its disk is full, say
+            raise  # of this machine, such as a full disk
         raise _unavailable(shown, "does not answer", error, access) from error
     except Exception as error:
-        # The client's transport has errors of its own, which are no OSError.
+        # Errors of the client's transport are no OSError.
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
             raise
         raise _unavailable(shown, "does not answer", error, access) from error
@@ -303,8 +298,8 @@ def _unavailable(shown: str, what: str, error: BaseException, access: Access) ->
 
 
 @contextlib.contextmanager
-def _trying_again_told_once(shown: str) -> Iterator[None]:
-    """Let the client say only once that it tries again; how that ended is ours to say."""
+def _only_first_retry_reported(shown: str) -> Iterator[None]:
+    """Report only the client's first retry; the outcome is reported by us."""
     logger, told = logging.getLogger(_ASKING), False
     doing_so = f"{shown}: the Hub at {endpoint()} does not answer; it is asked again, for up to {_CLIENT_PATIENCE}"
 
@@ -325,13 +320,12 @@ def _trying_again_told_once(shown: str) -> Iterator[None]:
 
 
 def status_of(error: Any) -> int | None:
-    """The status with which the Hub answered; None when it did not."""
+    """The status of the Hub's response; None where there was none."""
     response = getattr(error, "response", None)
     return None if response is None else int(response.status_code)
 
 
 def endpoint() -> str:
-    """Where the Hub is asked."""
     from huggingface_hub import constants
 
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT

@@ -9,16 +9,16 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 from urllib.parse import urlencode
 
+from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.training.sources import ModelSource, model_source, scheme_of
-from trainmaster.training.errors import InputError, PreparingError
 from trainmaster.training.fetching.access import Access, left_directory, local_path
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.steps import InputError, OnProgress, PreparingError, ignore_progress
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _TIMES_UNPACKED = 8
@@ -28,7 +28,7 @@ ADAPTER_MARK = "adapter_config.json"
 _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
-def fetch_model(base_model: Mapping[str, Any], access: Access, tell: Tell = tell_nobody) -> Path:
+def fetch_model(base_model: BaseModelConfig, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
     """The directory of a base model.
 
     Raises:
@@ -36,72 +36,65 @@ def fetch_model(base_model: Mapping[str, Any], access: Access, tell: Tell = tell
         CredentialsError: its source refuses the credentials, or wants some.
         UnavailableError: its source does not answer.
     """
-    name, revision = base_model["model_id"], base_model.get("revision")
-    source = model_source(name, _named(base_model))
+    name = base_model.model_id
+    source = model_source(name, base_model.source)
     if source is ModelSource.HUGGINGFACE:
         from trainmaster.training.fetching import hub
 
         with _named_on_the_hub(name, access):
-            return hub.model(name.removeprefix("hf://"), revision, access, tell)
-    return _directory(name, source, revision, access, tell, MARK)
+            return hub.model(name.removeprefix("hf://"), base_model.revision, access, on_progress)
+    return _directory(name, source, base_model.revision, access, on_progress, MARK)
 
 
 def fetch_tokenizer(
-    base_model: Mapping[str, Any], tokenizer_id: str | None, access: Access, tell: Tell = tell_nobody
+    name: str, base_model: BaseModelConfig | None, access: Access, on_progress: OnProgress = ignore_progress
 ) -> Path:
-    """The directory of a tokenizer: the one that is named, or the base model's, without its weights.
+    """The directory of a tokenizer; where it has the base model's name, of that model without its weights.
 
     Raises: as `fetch_model`.
     """
-    name = tokenizer_id or base_model.get("tokenizer_id") or base_model["model_id"]
-    same = name == base_model.get("model_id")
-    source = model_source(name, _named(base_model) if same else None)
-    revision = base_model.get("revision") if same else None
+    same = base_model is not None and name == base_model.model_id
+    revision = base_model.revision if base_model and same else None
+    source = model_source(name, base_model.source if base_model and same else None)
     if source is ModelSource.HUGGINGFACE:
         from trainmaster.training.fetching import hub
 
         with _named_on_the_hub(name, access):
-            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, tell)
+            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, on_progress)
     else:
-        directory = _directory(name, source, revision, access, tell, None)
+        directory = _directory(name, source, revision, access, on_progress, None)
     if not any((directory / mark).is_file() for mark in _TOKENIZER_MARKS):
         raise InputError(f"{name} holds no tokenizer ({' or '.join(_TOKENIZER_MARKS)}); name one with tokenizer_id")
     return directory
 
 
-def fetch_config(base_model: Mapping[str, Any], access: Access) -> Path | None:
-    """The directory with the configuration of a base model, without its weights; None where it cannot be had so."""
-    name = base_model.get("model_id")
-    if name is None:
-        return None
+def fetch_config(base_model: BaseModelConfig, access: Access) -> Path | None:
+    """The directory with a base model's configuration, without its weights; None where it cannot be fetched alone."""
     try:
-        # Its configuration comes along with its tokenizer.
-        return fetch_tokenizer({**base_model, "tokenizer_id": None}, None, access)
+        # The configuration comes with the tokenizer.
+        return fetch_tokenizer(base_model.model_id, base_model, access)
     except PreparingError:
         return None
 
 
 def adapter_error(shown: str) -> InputError:
-    """What is said where a model is expected, and an adapter lies there."""
+    """The error where a model is expected, and an adapter lies there."""
     return InputError(
         f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before: a LORA with "
         "output_config.merge_lora leaves the whole model"
     )
 
 
-def left_to_the_script(base_model: Mapping[str, Any]) -> bool:
+def left_to_the_script(base_model: BaseModelConfig) -> bool:
     """Whether a CUSTOM script loads the model itself: its id is a mere name, and no source is given."""
-    name = base_model["model_id"]
-    return not base_model.get("source") and scheme_of(name) is None and model_source(name) is ModelSource.HUGGINGFACE
+    name = base_model.model_id
+    return not base_model.source and scheme_of(name) is None and model_source(name) is ModelSource.HUGGINGFACE
 
 
 @contextlib.contextmanager
 def _named_on_the_hub(name: str, access: Access) -> Iterator[None]:
-    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`.
-
-    Raises:
-        InputError: it lies in a directory of the job's, or the Hub has no such model; the message says where it was
-            looked for.
+    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`. The error says where it was
+    looked for.
     """
     first, slash, _ = name.partition("/")
     if scheme_of(name) is not None or not slash:
@@ -125,13 +118,8 @@ def _named_on_the_hub(name: str, access: Access) -> Iterator[None]:
         raise InputError(f"{error}; nor is there such a directory in {looked}") from error
 
 
-def _named(base_model: Mapping[str, Any]) -> ModelSource | None:
-    source = base_model.get("source")
-    return ModelSource(source) if source else None
-
-
 def _directory(
-    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+    name: str, source: ModelSource, revision: str | None, access: Access, on_progress: OnProgress, mark: str | None
 ) -> Path:
     match source:
         case ModelSource.LOCAL:
@@ -143,9 +131,9 @@ def _directory(
         case ModelSource.S3 if not name.endswith(_ARCHIVES):
             from trainmaster.training.fetching import s3
 
-            directory = s3.directory(name if scheme_of(name) else f"s3://{name}", access, tell)
+            directory = s3.directory(name if scheme_of(name) else f"s3://{name}", access, on_progress)
         case _:
-            return _unpacked(name, source, revision, access, tell, mark)
+            return _unpacked(name, source, revision, access, on_progress, mark)
     if mark is not None and not (directory / mark).is_file():
         if (directory / ADAPTER_MARK).is_file():
             raise adapter_error(name)
@@ -154,23 +142,22 @@ def _directory(
 
 
 def _unpacked(
-    name: str, source: ModelSource, revision: str | None, access: Access, tell: Tell, mark: str | None
+    name: str, source: ModelSource, revision: str | None, access: Access, on_progress: OnProgress, mark: str | None
 ) -> Path:
-    """The model in an archive."""
     from trainmaster.training.fetching import http, s3
     from trainmaster.training.fetching.sources import service_target
 
     match source:
         case ModelSource.S3:
             uri = name if scheme_of(name) else f"s3://{name}"
-            shown, fetched = name, s3.fetch(uri, s3.find(uri), access, tell)[0]
+            shown, fetched = name, s3.fetch(uri, s3.find(uri), access, on_progress)[0]
         case ModelSource.SCAIATLAS:
             path = name if scheme_of(name) else f"scaiatlas://{name}"
             query = f"?{urlencode({'revision': revision})}" if revision else ""
-            shown, fetched = path, http.download(service_target("scaiatlas", path, access, query), access, tell)
+            shown, fetched = path, http.download(service_target("scaiatlas", path, access, query), access, on_progress)
         case _:
             target = http.target_of(name if scheme_of(name) else f"https://{name}")
-            shown, fetched = target.shown, http.download(target, access, tell)
+            shown, fetched = target.shown, http.download(target, access, on_progress)
     if not fetched.whole:
         raise InputError(f"{shown} is too large to be unpacked for a check; name the tokenizer with tokenizer_id")
     cache = Cache(access.cache)
@@ -190,7 +177,7 @@ MARK = "config.json"
 
 
 def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None = None) -> None:
-    """Unpack a tar (compressed or not) or zip archive; one that unpacks to more than `most_bytes` is refused.
+    """Unpack a tar (compressed or not) or zip archive, unless it unpacks to more than `most_bytes`.
 
     Raises:
         InputError: it is neither, is broken, or holds what an archive of a checkpoint has no use for.
@@ -209,7 +196,7 @@ def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None
 
 
 def checkpoint_in(directory: Path, shown: str, mark: str = MARK) -> Path:
-    """Where in an unpacked archive the checkpoint lies: at its top, or in its one directory.
+    """The checkpoint in an unpacked archive: at its top, or in its only directory.
 
     Raises:
         InputError: it is in neither place.
@@ -247,7 +234,7 @@ def _unzip(archive: Path, directory: Path, allowance: _Allowance) -> None:
 
 
 class _Allowance:
-    """What an archive may hold. What it says of its sizes is what it can unpack to: both readers stop there."""
+    """Limits of an archive. It cannot unpack to more than the sizes that it declares: both readers stop there."""
 
     def __init__(self, directory: Path, shown: str, most_bytes: int | None) -> None:
         self._directory = directory
@@ -256,7 +243,6 @@ class _Allowance:
         self._files = self._bytes = 0
 
     def take(self, name: str, size: int, *, plain: bool) -> None:
-        """Count one member, or refuse it."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
             raise InputError(f"{self._shown}: {name!r} would be unpacked outside of its directory")

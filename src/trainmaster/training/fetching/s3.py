@@ -1,6 +1,7 @@
-"""Objects of S3 and compatible stores, kept as long as they do not change, and the roles to assume for them.
+"""Objects of S3 and compatible stores, cached until they change, and the roles that are assumed for them.
 
-The client is that of `trainmaster.jobs.objects`; STS (`AssumeRole`) gives temporary keys.
+The client is `trainmaster.jobs.objects`. Temporary keys come from STS (`AssumeRole`), which obstore does not call
+without boto3: its request is signed here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hmac
 import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -20,12 +22,10 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 
 from trainmaster.jobs import objects
-from trainmaster.jobs.objects import Credentials
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access, Remedies
 from trainmaster.training.fetching.cache import Cache, Fetched, emptied, key_of, require_room
 from trainmaster.training.fetching.file_choice import is_ignored
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, UnavailableError, ignore_progress
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -34,7 +34,7 @@ _WILD = frozenset("*?[")
 
 
 def find(uri: str) -> list[str]:
-    """The keys that a URI stands for, sorted: of an object, of all below a prefix, or of those that match a pattern.
+    """The keys of a URI, sorted: an object, everything below a prefix, or all that match a pattern.
 
     Raises:
         InputError: there are none.
@@ -44,8 +44,8 @@ def find(uri: str) -> list[str]:
     return [meta["path"] for meta in _found(uri)]
 
 
-def fetch(uri: str, keys: Sequence[str], access: Access, tell: Tell = tell_nobody) -> list[Fetched]:
-    """Bring objects here; the files are in the order of the keys.
+def fetch(uri: str, keys: Sequence[str], access: Access, on_progress: OnProgress = ignore_progress) -> list[Fetched]:
+    """Fetch objects; the files are in the order of the keys.
 
     Raises:
         InputError: one is not there.
@@ -57,18 +57,20 @@ def fetch(uri: str, keys: Sequence[str], access: Access, tell: Tell = tell_nobod
         metas = [_require(objects.head(place, key), uri, key) for key in keys]
         if access.beginning_bytes is not None:
             return [_beginning(place, meta, access) for meta in metas]
-        meter = _Meter(sum(meta["size"] for meta in metas), tell)
+        meter = _Meter(sum(meta["size"] for meta in metas), on_progress)
         return [Fetched(path=_kept(place, meta, access, meter)) for meta in metas]
 
 
-def directory(uri: str, access: Access, tell: Tell = tell_nobody, *, ignored: Sequence[str] = ()) -> Path:
-    """Bring an object, or everything below a prefix, here, as a directory. What was brought before is not again.
+def directory(
+    uri: str, access: Access, on_progress: OnProgress = ignore_progress, *, ignored: Sequence[str] = ()
+) -> Path:
+    """Fetch an object, or everything below a prefix, into a directory. What is cached is not fetched again.
 
     Args:
-        uri: what to bring.
+        uri: what to fetch.
         access: what may be reached.
-        tell: told which share is done.
-        ignored: patterns of what is left out.
+        on_progress: called with the share that is done.
+        ignored: patterns of keys that are left out.
 
     Raises: as `fetch`.
     """
@@ -78,12 +80,12 @@ def directory(uri: str, access: Access, tell: Tell = tell_nobody, *, ignored: Se
         if not names:
             raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
         key = key_of(uri, _endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in names.values()])
-        meter = _Meter(sum(meta["size"] for meta in names.values()), tell)
+        meter = _Meter(sum(meta["size"] for meta in names.values()), on_progress)
         return Cache(access.cache).entry("s3", key, lambda draft: _bring_all(place, names, draft, meter))
 
 
 def _bring_all(place: objects.Place, names: Mapping[str, ObjectMeta], target: Path, meter: _Meter) -> None:
-    """Fill the draft of an entry, whose key has the version of each object: files that are there are the same ones."""
+    """Fill an entry's draft. The entry's key has each object's version, so that files which exist are current."""
     missing = {}
     for name, meta in names.items():
         if (target / name).is_file():
@@ -97,7 +99,7 @@ def _bring_all(place: objects.Place, names: Mapping[str, ObjectMeta], target: Pa
 
 
 def _name(place: objects.Place, meta: ObjectMeta) -> str:
-    """What an object is called in the directory of those below a place; the place itself by its last part."""
+    """The object's path below the place; where it is the place itself, the last part of its key."""
     path = PurePosixPath(meta["path"])
     if ".." in path.parts:
         raise InputError(f"{place.uri}: the key {meta['path']!r} would lie outside of its directory")
@@ -155,16 +157,16 @@ def _endpoint() -> str:
 
 
 class _Meter:
-    """Counts bytes that come through several threads."""
+    """Counts bytes that several threads receive."""
 
-    def __init__(self, total: int, tell: Tell) -> None:
+    def __init__(self, total: int, on_progress: OnProgress) -> None:
         self._total = total
-        self._tell = tell
+        self._on_progress = on_progress
         self._done = 0
 
     def add(self, count: int) -> None:
         self._done += count
-        self._tell(self._done / self._total if self._total else 1.0)
+        self._on_progress(self._done / self._total if self._total else 1.0)
 
 
 @contextlib.contextmanager
@@ -199,26 +201,25 @@ _TIMEOUT_S = 30.0
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
-def assumed(role: str, remedy: str) -> Credentials:
-    """What gives the keys of a role to whoever has the keys of the environment. Asked again when they expire.
-
-    Args:
-        role: its ARN.
-        remedy: what to do where it cannot be assumed.
+def in_role(role: str | None, access: Access) -> Access:
+    """The access with the keys of a role, which the keys of the environment assume; again whenever they expire.
 
     Raises:
         InputError: the environment has no keys to ask with.
         CredentialsError: the service refuses them.
         UnavailableError: it does not answer.
     """
+    if not role:
+        return access
+    remedy = access.remedies.s3_keys
     if not (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         raise InputError(f"{role}: a role is assumed with keys, and there are none; {remedy}")
-    first: list[Mapping[str, Any]] = [_assume(role, remedy)]  # so that what is wrong is told in our own words
+    first = [_assume(role, remedy)]  # now, so that an error is ours and not obstore's
 
     def credentials() -> Mapping[str, Any]:
         return first.pop() if first else _assume(role, remedy)
 
-    return credentials
+    return replace(access, s3_credentials=credentials)
 
 
 def _assume(role: str, remedy: str) -> Mapping[str, Any]:
@@ -243,7 +244,7 @@ def _assume(role: str, remedy: str) -> Mapping[str, Any]:
 
 
 def signed(url: str, body: str, now: datetime) -> dict[str, str]:
-    """The headers of a POST of a form, signed with the environment's keys (Signature Version 4)."""
+    """The headers of a POST of a form, signed with the keys of the environment (Signature Version 4)."""
     region, stamp = _region(), now.strftime("%Y%m%dT%H%M%SZ")
     headers = {
         "content-type": "application/x-www-form-urlencoded; charset=utf-8",
@@ -278,7 +279,7 @@ def signed(url: str, body: str, now: datetime) -> dict[str, str]:
 
 
 def _sts_endpoint() -> str:
-    """Of the service; stores that are not AWS's have it where they are themselves."""
+    """Stores that are not AWS's have STS at their own endpoint."""
     named = (os.environ.get(f"AWS_ENDPOINT_URL{suffix}") for suffix in ("_STS", "_S3", ""))
     return next((url.rstrip("/") + "/" for url in named if url), f"https://sts.{_region()}.amazonaws.com/")
 
@@ -288,7 +289,7 @@ def _region() -> str:
 
 
 def _texts(document: str) -> dict[str, str]:
-    """The texts of an XML document by their elements' names; none where it is none."""
+    """The texts of an XML document by the names of their elements; empty where it is no XML."""
     try:
         elements = ElementTree.fromstring(document).iter()
     except ElementTree.ParseError:

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from trainmaster.server.core.errors import choice_message
+from trainmaster.server.core.spec.data import DataSource
 from trainmaster.server.core.training.sources import SOURCE_TYPES, fixed_part, scheme_of
-from trainmaster.training.data.config import LocalSource, Source
 from trainmaster.training.data.formats import BEGINNING_SUFFICES, format_of
-from trainmaster.training.errors import InputError
+from trainmaster.training.document import LocalSource
 from trainmaster.training.fetching.access import Access, local_files
 from trainmaster.training.fetching.cache import Fetched
 from trainmaster.training.fetching.file_choice import CARD, card_data, choose, choose_file, choose_from_hub
-from trainmaster.training.steps import Tell, tell_nobody
+from trainmaster.training.steps import InputError, OnProgress, ignore_progress
 
 if TYPE_CHECKING:
     from trainmaster.training.fetching import http
 
 
-def fetch_source(source: Source, access: Access, tell: Tell = tell_nobody) -> LocalSource:
-    """Bring a source here.
+def fetch_source(source: DataSource, access: Access, on_progress: OnProgress = ignore_progress) -> LocalSource:
+    """Fetch the files of a source.
 
     Raises:
         InputError: there is nothing that could be read, or it must not be.
@@ -31,18 +31,18 @@ def fetch_source(source: Source, access: Access, tell: Tell = tell_nobody) -> Lo
     path = source.path if scheme_of(source.path) else f"{scheme}://{source.path}"
     match scheme:
         case "hf":
-            return _from_hub(source, path, access, tell)
+            return _from_hub(source, path, access, on_progress)
         case "s3":
-            return _from_s3(source, path, access, tell)
+            return _from_s3(source, path, access, on_progress)
         case "http" | "https":
-            return _from_url(source, path, access, tell)
+            return _from_url(source, path, access, on_progress)
         case "scaidrive" | "scaiatlas":
-            return _from_service(source, scheme, path, access, tell)
+            return _from_service(source, scheme, path, access, on_progress)
         case _:
             return _from_files(source, access)
 
 
-def _scheme(source: Source) -> str:
+def _scheme(source: DataSource) -> str:
     scheme = scheme_of(source.path)
     if source.type is None:
         return scheme or "file"
@@ -54,21 +54,21 @@ def _scheme(source: Source) -> str:
     return scheme or typed
 
 
-def _from_files(source: Source, access: Access) -> LocalSource:
+def _from_files(source: DataSource, access: Access) -> LocalSource:
     found = local_files(source.path, access)
-    if found.itself:
+    if found.is_file:
         chosen = choose_file(found.paths[0].name, source.path, format=source.format, split=source.split)
         return LocalSource(
             path=source.path, files=found.paths * len(chosen.names), format=chosen.format, parts=chosen.parts
         )
-    # What lies above all of them says nothing about any.
+    # Directories above all of them tell nothing about a file.
     names = {path.relative_to(found.top).as_posix(): path for path in found.paths}
-    chosen = choose(list(names), source.path, format=source.format, split=source.split, explicit=found.pattern)
+    chosen = choose(list(names), source.path, format=source.format, split=source.split, explicit=found.is_pattern)
     paths = tuple(names[name] for name in chosen.names)
     return LocalSource(path=source.path, files=paths, format=chosen.format, parts=chosen.parts)
 
 
-def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+def _from_hub(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
     from trainmaster.training.fetching import hub
 
     name = hub.name_of(path)
@@ -77,18 +77,18 @@ def _from_hub(source: Source, path: str, access: Access, tell: Tell) -> LocalSou
     chosen = choose_from_hub(
         names, source.path, path=name.path, format=source.format, split=source.split, card=card_data(card)
     )
-    fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, tell)
+    fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, on_progress)
     whole = len(fetched) == len(chosen.names)
     return LocalSource(
         path=source.path, files=tuple(fetched), format=chosen.format, whole=whole, parts=chosen.parts if whole else ()
     )
 
 
-def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+def _from_s3(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
     from trainmaster.training.fetching import s3
 
     below = fixed_part(path.removeprefix("s3://").partition("/")[2])
-    # What lies above all of them says nothing about any.
+    # Directories above all of them tell nothing about a file.
     keys = {key.removeprefix(below).lstrip("/"): key for key in s3.find(path)}
     if list(keys.values()) == [below]:
         chosen = choose_file(below, source.path, format=source.format, split=source.split)
@@ -98,7 +98,7 @@ def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSour
             list(keys), source.path, format=source.format, split=source.split, explicit=fixed_part(path) != path
         )
         names = tuple(keys[name] for name in chosen.names)
-    fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, tell)
+    fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, on_progress)
     whole = len(fetched) == len(names) and all(each.whole for each in fetched)
     local = LocalSource(
         path=source.path,
@@ -110,21 +110,23 @@ def _from_s3(source: Source, path: str, access: Access, tell: Tell) -> LocalSour
     return _readable(local, access)
 
 
-def _from_url(source: Source, path: str, access: Access, tell: Tell) -> LocalSource:
+def _from_url(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
     from trainmaster.training.fetching import http
 
     target = http.target_of(path)
-    return _downloaded(source, target.shown, http.download(target, access, tell), access)
+    return _downloaded(source, target.shown, http.download(target, access, on_progress), access)
 
 
-def _from_service(source: Source, scheme: str, path: str, access: Access, tell: Tell) -> LocalSource:
+def _from_service(source: DataSource, scheme: str, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
     from trainmaster.training.fetching import http
 
-    return _downloaded(source, source.path, http.download(service_target(scheme, path, access), access, tell), access)
+    return _downloaded(
+        source, source.path, http.download(service_target(scheme, path, access), access, on_progress), access
+    )
 
 
 def service_target(scheme: str, path: str, access: Access, query: str = "") -> http.Target:
-    """What a path of ScaiDrive or ScaiAtlas stands for: a file below the service's URL, asked for with the token.
+    """The file of ScaiDrive or ScaiAtlas that a path names: below the service's URL, requested with the token.
 
     Raises:
         InputError: the server knows no such service, or the path leads out of it.
@@ -144,9 +146,9 @@ def service_target(scheme: str, path: str, access: Access, query: str = "") -> h
     )
 
 
-def _downloaded(source: Source, shown: str, fetched: Fetched, access: Access) -> LocalSource:
+def _downloaded(source: DataSource, shown: str, fetched: Fetched, access: Access) -> LocalSource:
     name = fetched.path.name
-    # A name that tells nothing may belong to a file that does.
+    # The URL may tell the format where the file's name does not.
     found = source.format or format_of(name) or format_of(source.path)
     chosen = choose_file(name, shown, format=found, split=source.split)
     local = LocalSource(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trainmaster.server.core.resources import quantity
-from trainmaster.training.errors import CredentialsError, InputError, UnavailableError
 from trainmaster.training.fetching.access import Access, local_path
 from trainmaster.training.fetching.cache import key_of
+from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def limit(cpu: str | None, memory: str | None) -> None:
-    """Hold this process to a number of threads and to an amount of memory, where they are given."""
+    """Limit the threads and the memory of this process, where they are given."""
     if cpu is not None:
         import pyarrow as pa
 
@@ -31,14 +31,14 @@ def limit(cpu: str | None, memory: str | None) -> None:
         pa.set_cpu_count(threads)
         pa.set_io_thread_count(threads)
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    wanted = most if memory is None else int(quantity(memory))  # what was inherited is another process's
+    wanted = most if memory is None else int(quantity(memory))  # an inherited limit is for another process
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if most < 0 else min(wanted, most), most))
 
 
 PART_SUFFIX = ".part"
-"""Ends the name of a shard that somebody is writing, or was."""
+"""Of a shard that is not complete."""
 _FORM = 2
-"""Of what is kept: another number, and nothing that is kept is taken any more."""
+"""Version of the shards' format: with another number, cached ones are not used."""
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "403", "EXPIRED_TOKEN")
 _ABSENCES = ("NO_SUCH_BUCKET", "NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "404")
 """What pyarrow says of a store's answers."""
@@ -48,7 +48,7 @@ _NAMES_OF_COLUMNS = "schema.name-mapping.default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A table, and how it is read; it travels to the processes that write its shards."""
+    """A table, and how it is read; it is pickled to the processes that write its shards."""
 
     location: str
     access: Access
@@ -56,11 +56,11 @@ class Source:
 
     @classmethod
     def reached(cls, location: str, access: Access) -> Self:
-        """The table at a location, read with the keys of the role, or with those of the environment."""
+        """Reads with the keys of the assumed role, or with those of the environment."""
         return cls(location=location, access=replace(access, s3_credentials=None), store=_store(access))
 
     def table(self) -> StaticTable:
-        """The table, read through `files` alone: what its metadata says of that is not asked."""
+        """The table, read through `_files` only, whatever its metadata names."""
         from pyiceberg.catalog.noop import NoopCatalog
         from pyiceberg.serializers import FromInputFile
         from pyiceberg.table import StaticTable
@@ -75,11 +75,7 @@ class Source:
         )
 
     def snapshot(self, table: StaticTable) -> Snapshot:
-        """The rows that the table has now.
-
-        Raises:
-            InputError: it never had any.
-        """
+        """The current snapshot. Raises InputError where the table never had rows."""
         snapshot = table.metadata.current_snapshot()
         if snapshot is None:
             raise InputError(f"{self.location}: the table holds no rows yet")
@@ -105,7 +101,7 @@ class Source:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """What the libraries raise as our own errors."""
+        """Raise the libraries' errors as ours."""
         location = self.location
         try:
             yield
@@ -113,7 +109,7 @@ class Source:
             raise InputError(f"{location}: there is no such table: {_line(error)}") from error
         except OSError as error:
             if error.errno is not None:
-                raise  # of this machine: its disk is full, say
+                raise  # of this machine, such as a full disk
             if any(word in str(error) for word in _REFUSALS):
                 raise CredentialsError(f"{location}: {_line(error)}; {self.access.remedies.s3_keys}") from error
             if any(word in str(error) for word in _ABSENCES):
@@ -136,7 +132,7 @@ class Source:
             def new_input(self, location: str) -> PyArrowFile:
                 scheme, _, path = self.parse_location(location)
                 if scheme == "file":
-                    local_path(path, access)  # the very path that is opened
+                    local_path(path, access)  # the path that is opened
                 elif scheme not in ("s3", "s3a", "s3n"):
                     raise InputError(f"{location}: tables are read from s3:// and from files alone")
                 return super().new_input(location)
@@ -145,22 +141,21 @@ class Source:
 
 
 def shard_names(count: int) -> list[str]:
-    """The files of so many shards."""
     return [f"shard-{index:05}-of-{count:05}.arrow" for index in range(count)]
 
 
 def files_of(table: StaticTable) -> list[FileScanTask]:
-    """The table's files, in an order that is the same for all who ask."""
+    """The table's files, in an order that is the same in every process."""
     return sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
 
 
 def write_shard(table: StaticTable, index: int, count: int, target: Path) -> None:
-    """Write one of so many shards, whole or not at all."""
+    """Write one of `count` shards, atomically."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    # Of a name that nobody else takes: who was cut off from the rest may be writing the same shard still.
+    # A unique name: a writer that was cut off may still be writing the same shard.
     part = target.with_name(f".{target.name}.{os.urandom(6).hex()}{PART_SUFFIX}")
     try:
         with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
@@ -172,7 +167,6 @@ def write_shard(table: StaticTable, index: int, count: int, target: Path) -> Non
 
 
 def rows_in(file: Path) -> int:
-    """How many rows a shard has."""
     import pyarrow as pa
 
     with pa.memory_map(str(file)) as mapped:
@@ -181,7 +175,7 @@ def rows_in(file: Path) -> int:
 
 
 def _share(table: StaticTable, index: int, count: int) -> Iterator[RecordBatch]:
-    """One of so many shares of a table's rows, all about as large: a span of all rows, in the order of their files."""
+    """One of `count` equal shares of a table's rows: a span of all rows, in the order of their files."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
 
@@ -194,13 +188,13 @@ def _share(table: StaticTable, index: int, count: int) -> Iterator[RecordBatch]:
         size = task.file.record_count
         begins, ends = max(first - start, 0), min(end - start, size)
         if begins < ends:
-            # Rows that were deleted since are still in the count: whoever has the file's last rows takes what is left.
+            # Deleted rows are still counted: the share with the file's last rows takes the remainder.
             yield from _cut(scan.to_record_batches([task]), begins, None if ends == size else ends)
         start += size
 
 
 def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterator[RecordBatch]:
-    """Of rows in batches those from `begin` on, before `end`."""
+    """The rows from `begin` to before `end`."""
     position = 0
     for batch in batches:
         low = max(begin - position, 0)
@@ -211,12 +205,11 @@ def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterato
 
 
 def _conforming(batch: RecordBatch, schema: Any) -> RecordBatch:
-    """The batch in the table's own types: files may have others of the same meaning."""
+    """Cast a batch to the table's types: files may have equivalent ones."""
     return batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def _store(access: Access) -> dict[str, str]:
-    """How the store is reached."""
     given: dict[str, str | None]
     if access.s3_credentials is not None:
         keys = access.s3_credentials()

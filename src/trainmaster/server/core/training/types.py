@@ -43,16 +43,26 @@ TRAIN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "dataset
 MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
 """Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
 
-BUILT_IN = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE, TrainingType.CONTINUED_PRETRAIN})
-"""The training types that have a built-in trainer."""
-LATER: Mapping[TrainingType, str] = MappingProxyType(
+_SFT = "trainmaster.training.sft"
+TRAINERS: Mapping[TrainingType, str] = MappingProxyType(
     {
-        TrainingType.QLORA: "use LORA",
-        TrainingType.DPO: "use SFT on the preferred answers",
-        TrainingType.RLHF: "bring your own loop",
+        TrainingType.SFT: _SFT,
+        TrainingType.LORA: _SFT,
+        TrainingType.FULL_FINETUNE: _SFT,
+        TrainingType.CONTINUED_PRETRAIN: _SFT,
     }
 )
-"""The training types without one, and what comes nearest."""
+"""The module of each training type's built-in trainer, which ranks import: its `build` makes the trainer."""
+BUILT_IN = frozenset(TRAINERS)
+_NEAREST = {
+    TrainingType.QLORA: "use LORA",
+    TrainingType.DPO: "use SFT on the preferred answers",
+    TrainingType.RLHF: "bring your own loop",
+}
+LATER: Mapping[TrainingType, str] = MappingProxyType(
+    {training_type: nearest for training_type, nearest in _NEAREST.items() if training_type not in TRAINERS}
+)
+"""The training types without a built-in trainer, and what comes nearest."""
 
 OPTIONAL_PACKAGES: Mapping[tuple[str, object], tuple[str, str]] = MappingProxyType(
     {
