@@ -1,4 +1,4 @@
-"""What every backend does: render, submit, observe, stop; and what it says of itself."""
+"""The interface of every backend: render, submit, observe, stop; and what it declares about itself."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class PlacementBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend can do. What is missing is refused at submission, never at run time."""
+    """What a backend can do. Anything else is refused at submission, never at run time."""
 
     placement: PlacementBy
     lifetimes: frozenset[Lifetime]
     colocates_gangs: bool
     """Several nodes of a gang may share one machine."""
     images: bool = False
-    """It runs a workload in the container image that the workload names."""
+    """It runs workloads in the container image that they name."""
     own_image: str = ""
-    """The image of workloads that name none, as the server's settings have it; empty: those are refused."""
+    """The image of workloads that name none, from the server's settings; empty: those are refused."""
 
 
 class LaunchError(Exception):
@@ -47,27 +47,27 @@ class LaunchError(Exception):
         self.reason = reason
         """ENGINE_UNAVAILABLE is tried again; LAUNCH_REFUSED is final."""
         self.again_in_s = again_in_s
-        """When that is, where the backend knows better than others."""
+        """When to try again, if the backend knows better."""
 
 
 class NotYetError(Exception):
-    """An attempt cannot start yet, and nothing of it runs; the text says what for. It keeps its place meanwhile."""
+    """An attempt cannot start yet, and nothing of it runs; the message says what it waits for. It keeps its place."""
 
     def __init__(self, message: str, until: Future[Any]) -> None:
         super().__init__(message)
         self.until = until
-        """Done when it is worth another try; how it ended is for the backend to know."""
+        """Done when it is worth another try, however it ended."""
 
 
 def endpoint_on_node(request: AttemptRequest, node: int, host: str, port: int) -> str | None:
-    """Where a service is reached that listens on its node itself: there, and not where else its worker may name."""
+    """The address of a service on its node; None if its worker names another host."""
     return f"{host}:{port}" if host == request.nodes[node].address else None
 
 
 class Backend(Protocol):
     """One way of running attempts. Every verb may be repeated; repeating it changes nothing.
 
-    A backend is called from several threads, never twice at the same time for one attempt.
+    A backend is called from several threads, but never twice at the same time for one attempt.
     """
 
     name: str
@@ -78,15 +78,15 @@ class Backend(Protocol):
         ...
 
     def inventory(self) -> Sequence[Node]:
-        """The nodes there are now."""
+        """The current nodes."""
         ...
 
     def engine(self) -> EngineFacts | None:
-        """What runs its jobs, asked now; None: nobody else does."""
+        """The engine that runs its jobs, queried now; None if there is none."""
         ...
 
     def render(self, request: AttemptRequest) -> str:
-        """The document for the engine, as text: what `submit` would send, but for the secrets' values."""
+        """What `submit` would send to the engine, as text, without the secrets' values."""
         ...
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
@@ -97,16 +97,16 @@ class Backend(Protocol):
 
         Raises:
             LaunchError: nothing was started.
-            NotYetError: something is being made ready; it is to be submitted again soon, for as long as that takes.
+            NotYetError: something is being prepared; submit again, for as long as that takes.
         """
         ...
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
-        """What is known of each node's worker."""
+        """What is known of each node's worker; UNKNOWN is not GONE."""
         ...
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
-        """Where the server reaches a service that listens there, as its worker says; None: nowhere."""
+        """Where the server reaches a service that listens there, according to its worker; None: nowhere."""
         ...
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
@@ -114,17 +114,17 @@ class Backend(Protocol):
         ...
 
     def kill(self, request: AttemptRequest) -> None:
-        """End workers that did not react to a stop, by force."""
+        """End workers by force that did not react to a stop."""
         ...
 
     def revoke(self, request: AttemptRequest) -> None:
-        """See to it that nodes which no worker has claimed never run."""
+        """Make sure that nodes which no worker has claimed never run."""
         ...
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
-        """Kill whatever is left of a node whose worker is gone."""
+        """Kill everything that is left of a node whose worker is gone."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; what runs goes on."""
+        """Close connections; running attempts continue."""
         ...

@@ -1,4 +1,4 @@
-"""Backends that stand in for others: one that is imported when it is first needed, and one that is absent."""
+"""Stand-ins for backends: one that is imported on first use, and one that is absent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeferredBackend:
     The first attempt opens the backend, and a marker file records that: the next server opens the backend when it
     starts, because something may be left to look after. A server that leaves nothing removes the marker.
 
-    Its nodes are those of another backend (`host_backend`), which reports them.
+    Its nodes are reported by another backend (`host_backend`).
     """
 
     def __init__(
@@ -45,57 +45,45 @@ class DeferredBackend:
         self._opened = False
 
     def open(self) -> None:
-        """Open it now, where it was used before."""
         if self._used.exists():
             self._in_use()
 
     def close(self) -> None:
-        """Let go of what it has."""
         if self._backend is not None:
             self._backend.close()
         if self._opened and not self._leaves_something():
             self._used.unlink(missing_ok=True)
 
     def inventory(self) -> Sequence[Node]:
-        """None of its own."""
         return ()
 
     def engine(self) -> EngineFacts | None:
-        """What runs its jobs."""
         return self._made().engine()
 
     def render(self, request: AttemptRequest) -> str:
-        """The document for the engine."""
         return self._made().render(request)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
-        """Start the workers of an attempt."""
         backend = self._in_use()
         self._used.touch()  # another server of this directory may have taken it away
         return backend.submit(request, secrets)
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
-        """What is known of each node's worker."""
         return self._in_use().observe(request)
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
-        """Where the server reaches a service."""
         return self._made().endpoint(request, node, host, port)
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
-        """Pass a control on to the workers."""
         self._in_use().stop(request, control)
 
     def kill(self, request: AttemptRequest) -> None:
-        """End workers by force."""
         self._in_use().kill(request)
 
     def revoke(self, request: AttemptRequest) -> None:
-        """See to it that nodes which no worker has claimed never run."""
         self._in_use().revoke(request)
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
-        """Kill whatever is left of a node."""
         self._in_use().sweep(request, node)
 
     def _made(self) -> Backend:
@@ -120,7 +108,7 @@ _log = logging.getLogger(__name__)
 class AbsentBackend:
     """Stands in for a backend that this server lacks but that jobs of an earlier server name.
 
-    It starts nothing and says why; such jobs wait and do not hold up others. Running attempts go on: their files
+    It starts nothing and says why; such jobs wait and do not block others. Running attempts continue: their files
     report progress and exit, but whether they are alive is unknown until the machine has rebooted.
     """
 
@@ -144,45 +132,37 @@ class AbsentBackend:
         """There is nothing to let go of."""
 
     def inventory(self) -> Sequence[Node]:
-        """None."""
         return ()
 
     def engine(self) -> EngineFacts | None:
-        """None."""
         return None
 
     def render(self, request: AttemptRequest) -> str:  # noqa: ARG002 - nobody is told
-        """Why there is nothing to be seen."""
         return self._why
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:  # noqa: ARG002 - nothing is started
-        """Start nothing."""
         raise LaunchError(self._why)
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
-        """By the claims alone."""
         return [self._liveness(request, node) for node in range(len(request.nodes))]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
-        """Nowhere."""
         return None
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
-        """Leave the control where the workers look for it."""
         self._run_directory(request).set_control(control.to_json())
 
     def kill(self, request: AttemptRequest) -> None:
-        """Nobody is reached, now or at another try."""
+        """A log line instead of an error: another try would not reach anybody either."""
         _log.warning("%s cannot be ended by force: %s", request.attempt_id, self._why)
 
     def revoke(self, request: AttemptRequest) -> None:
-        """Take every claim that is still free."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
-        """Nobody is reached; after another boot nobody is left."""
+        """After a reboot nothing is left."""
         if self._liveness(request, node) is not Liveness.REBOOTED:
             raise LaunchError(self._why)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.backends import CAPABILITIES
+from trainmaster.backends import BACKENDS
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.stand_ins import AbsentBackend
 from trainmaster.protocol.launch import CONTAINER, Launch, Step
@@ -37,7 +37,7 @@ def test_reboot_ends_what_an_absent_backend_ran_and_force_is_only_told_of(
     directory.claim(0, {"nonce": "0", "boot_id": boot_id()})
     directory.claim(1, {"nonce": "1", "boot_id": "of another day"})
     directory.claim(2, {"nonce": "2", "revoked": True})
-    backend = AbsentBackend(CONTAINER, CAPABILITIES[CONTAINER], lambda _: directory, why=WHY)
+    backend = AbsentBackend(CONTAINER, BACKENDS[CONTAINER].capabilities, lambda _: directory, why=WHY)
     seen = [Liveness.UNKNOWN, Liveness.REBOOTED, Liveness.REVOKED, Liveness.UNCLAIMED]
     assert list(backend.observe(request)) == seen
     backend.sweep(request, 1)

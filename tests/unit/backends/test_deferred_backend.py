@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from scripted_backend import ScriptedBackend, ScriptedWorld
-from trainmaster.backends import CAPABILITIES, check_names, missing, names_from
+from trainmaster.backends import BACKENDS, check_names, missing, names_from
 from trainmaster.backends.stand_ins import DeferredBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
@@ -68,7 +68,7 @@ def test_backend_without_its_library_is_told_with_what_installs_it() -> None:
 def test_backend_that_nobody_named_is_made_on_first_use_and_from_the_start_ever_after(tmp_path: Path) -> None:
     def deferred() -> DeferredBackend:
         return DeferredBackend(
-            CONTAINER, CAPABILITIES[CONTAINER], Opened, used=tmp_path / "used", leaves_something=lambda: left
+            CONTAINER, BACKENDS[CONTAINER].capabilities, Opened, used=tmp_path / "used", leaves_something=lambda: left
         )
 
     left = True

@@ -44,8 +44,10 @@ def test_closed_data_directory_is_opened_and_all_in_it_is_closed(data: Path) -> 
 
 def test_data_directory_that_was_open_keeps_what_is_not_ours(data: Path) -> None:
     data.chmod(0o755)
+    (data / "container.used").touch(mode=0o644)
     open_both(data)
     assert [mode(data / name) for name in ("trainmaster.db", "blobs", "mine")] == [0o600, 0o700, 0o644]
+    assert mode(data / "container.used") == 0o600  # names the socket of the container engine
 
 
 def test_what_was_opened_once_is_left_alone(data: Path) -> None:

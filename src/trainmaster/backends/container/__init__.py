@@ -1,10 +1,10 @@
 """The container backend: one container for each node of an attempt, on docker or podman.
 
-The worker runs in the container and shares the server's files with it: the job's directories are mounted at the very
-paths that they have outside. So everything that holds for local processes holds here, and logs, results and
-checkpoints outlive the container. Containers outlive the server, and are found again by their labels.
+The worker runs in the container and shares the server's files: the job's directories are mounted at the paths that they
+have outside. So everything that holds for local processes holds here, and logs, results and checkpoints outlive the
+container. Containers outlive the server, and are found again by their labels.
 
-An image whose Python does not run the worker has it outside: a local worker, whose ranks are `outside`.
+If an image's Python cannot run the worker, a local worker runs its ranks from outside (`supervision`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.backends import CAPABILITIES, BackendContext, ContainerDefaults
+from trainmaster.backends import BACKENDS, BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import (
     LOOPBACK,
@@ -73,7 +73,6 @@ _MACHINE_MEMORY_MB = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) 
 
 
 def make(context: BackendContext) -> ContainerBackend:
-    """The container backend of a server."""
     return ContainerBackend(
         engine=engine_of(context),
         defaults=context.container,
@@ -89,10 +88,8 @@ def make(context: BackendContext) -> ContainerBackend:
 
 
 class ContainerBackend:
-    """Runs attempts in containers of this machine."""
-
     name = CONTAINER
-    capabilities = CAPABILITIES[CONTAINER]
+    capabilities = BACKENDS[CONTAINER].capabilities
 
     def __init__(
         self,
@@ -119,21 +116,18 @@ class ContainerBackend:
         self._upkeep = Upkeep(engine, runs, self._remove)
 
     def open(self) -> None:
-        """Begin to look after containers, also those of the server before."""
         self._plans.clear()
         self._upkeep.start()
 
     def close(self) -> None:
-        """Let go of the engine; what runs goes on."""
         self._upkeep.stop()
         self._engine.close()
 
     def inventory(self) -> Sequence[Node]:
-        """This machine: the same nodes that the local backend has, so that nothing is booked twice."""
+        """The local backend's nodes, so that nothing is booked twice."""
         return self._inventory.nodes()
 
     def engine(self) -> EngineFacts | None:
-        """Docker or podman."""
         try:
             self._engine.is_rootless  # noqa: B018 - which it has to answer
             return EngineFacts(name=self._engine.name, host=self._engine.host)
@@ -141,7 +135,7 @@ class ContainerBackend:
             return EngineFacts(problem=str(error))
 
     def render(self, request: AttemptRequest) -> str:
-        """The containers, and the network where there is one. Of the image only what its name says is known yet."""
+        """The containers and the network. Only the name of the image is known yet."""
         image = self._image_of(request)
         facts = unknown_image(image)
         context = self._context(request, user="0:0")
@@ -154,7 +148,7 @@ class ContainerBackend:
         return json.dumps([*networks, *documents], indent=2)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
-        """Start a container for each node that nobody has claimed, once its image is here."""
+        """Start a container for each unclaimed node, once its image is here."""
         if request.server_url is not None:
             raise LaunchError(
                 "containers share the server's files: set its transport to files, or use the backend local",
@@ -178,7 +172,7 @@ class ContainerBackend:
             else:
                 self._start_outside(request, facts, images, context, secrets)
         except (EngineError, ForkServerError, LaunchError) as error:
-            # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
+            # Nothing more of it may start; nodes that already run are stopped as a broken gang.
             with contextlib.suppress(EngineError):
                 self.revoke(request)
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
@@ -191,7 +185,7 @@ class ContainerBackend:
         return f"{self._engine.name}:{container_name(request, 0)}"
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
-        """By the claim, and by what the engine last told of the container; by its process, if it is outside of it."""
+        """By the claim and the engine's last report of the container; by the process, if the worker is outside."""
         directory = self._run_directory(request)
         return [
             liveness_of(directory, node)
@@ -201,16 +195,14 @@ class ContainerBackend:
         ]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
-        """Where the node's service is published; what listens elsewhere is not reached, whatever its worker says."""
+        """Where the node's service is published, whatever its worker says."""
         published = next(filter(None, map(self._upkeep.port, self._names(request, node))), None)
         return f"{LOOPBACK}:{port}" if port == published else None
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
-        """Leave the control where the workers look for it."""
         self._run_directory(request).set_control(control.to_json())
 
     def kill(self, request: AttemptRequest) -> None:
-        """Kill the containers; all that runs in one dies with its worker."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             if self._plans.path(request, node).exists():
@@ -219,9 +211,9 @@ class ContainerBackend:
                 self._engine.kill(name)
 
     def revoke(self, request: AttemptRequest) -> None:
-        """Take every claim that is still free, and remove the containers that would have had them."""
+        """Take every free claim, and remove the containers that would have had them."""
         directory, nodes = self._run_directory(request), range(len(request.nodes))
-        # All of them first: the engine may be away, and who finds no claim left ends by itself.
+        # All claims first: the engine may be away, and a worker that finds no claim left ends by itself.
         free = [node for node in nodes if directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})]
         for node in free:
             for name in self._names(request, node):
@@ -229,11 +221,11 @@ class ContainerBackend:
             self._plans.remove(request, node)
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
-        """Remove the container of a node, with all that is in it; and what its worker started outside."""
+        """Remove the containers of a node, and kill what its worker started outside."""
         names = self._names(request, node)
         if self._plans.path(request, node).exists():
-            # First, as a worker inside would take the end of its ranks for the cause; and again below, because who
-            # was ended here may have been about to start one.
+            # First, as a worker inside would take the end of its ranks for the cause; and again below, because the
+            # worker that was ended here may have been about to start one.
             for name in names:
                 self._engine.remove(name)
             self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
@@ -267,19 +259,20 @@ class ContainerBackend:
         context: ContainerContext,
         secrets: Secrets,
     ) -> None:
-        """Have a worker on the machine run the containers of each node that has none."""
+        """Start a worker on the machine, which runs the containers, for each node that has none."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             if directory.claimant(node) is not None:
                 continue
-            # Whoever was started by an earlier plan, and has not claimed the node yet, tells its service that port.
+            # A worker that was started by an earlier plan, and has not claimed the node yet, tells its service that
+            # port.
             planned = self._plans.read(request, node) or {}
             context = _with_port(context, request, port=planned.get("port"))
             for path in output_directories(request, node, context):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             document = plan_document(request, node, facts, images, context, engine=self._engine.host)
             plan = self._plans.write(request, node, document, directory)
-            # Without -P it would import what the job ships into its working directory.
+            # Without -P it would import modules from the job's working directory.
             leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.supervision", str(plan))
             within = within_outside(request, node, facts, images, context, leads=leads)
             order = {"op": "start", "run_dir": str(context.run_dir), "node": node, "within": within.to_json()}
@@ -307,7 +300,7 @@ class ContainerBackend:
                 raise EngineError(str(error)) from error
 
     def _names(self, request: AttemptRequest, node: int) -> list[str]:
-        """What the containers of a node can be called."""
+        """The names that the containers of a node can have."""
         plan = self._plans.read(request, node)
         return [container_name(request, node)] if plan is None else planned_names(plan)
 
@@ -323,7 +316,7 @@ class ContainerBackend:
         )
 
     def _user(self) -> str:
-        """Whoever is the server's own user outside: what the container writes, the server has to read and remove."""
+        """The server's own user outside: the server must be able to read and remove what the container writes."""
         if os.geteuid() == 0 or self._engine.is_rootless:
             return "0:0"
         return f"{os.geteuid()}:{os.getegid()}"
@@ -334,7 +327,7 @@ class ContainerBackend:
 
 
 def _with_port(context: ContainerContext, request: AttemptRequest, *, port: int | None = None) -> ContainerContext:
-    """What a node has around it: for a service, this port, or one of this machine that was free a moment ago."""
+    """For a service: this port, or a free one of this machine."""
     if request.launch.lifetime is not Lifetime.SERVICE:
         return context
     if port is not None:

@@ -19,15 +19,15 @@ from requests.exceptions import RequestException
 
 DOCKER, PODMAN = "docker", "podman"
 API_VERSION = "1.41"
-"""Spoken by docker since 20.10 and by podman since 3.4."""
+"""Supported by docker since 20.10 and by podman since 3.4."""
 TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 3.0
-"""For the first answer of all, which costs an engine nothing; others wait meanwhile."""
+"""For the first answer, which costs an engine nothing; other threads wait meanwhile."""
 _AWAY_S = 2.0
-"""So long an engine that did not answer is not asked again: whoever waited to ask it hears what the first one did."""
+"""An engine that did not answer is not asked again for this long: waiting threads get the same error."""
 _SILENT_S = 1800.0
-"""An engine that has said nothing of a pull for so long waits for a registry that has forgotten it. Unpacking a large
-layer is silent too, and takes minutes."""
+"""A pull without progress for this long waits for a registry that has forgotten it. Unpacking a large layer is
+silent for minutes, too."""
 
 
 class EngineError(Exception):
@@ -40,23 +40,23 @@ class EngineAwayError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The engine that containers were made on."""
+    """The engine that has the containers."""
 
     host: str
     name: str
 
 
 class Connection:
-    """A connection to one engine, made on first use, and again after it was away. For several threads.
+    """A connection to one engine, made on first use, and again after an outage. Thread-safe.
 
-    Once one has answered no other is taken for it: there, running jobs would seem to be gone. That holds for the next
-    server too, if containers were made, unless the settings name another.
+    Once an engine has answered, no other is used: there, running jobs would seem to be gone. That also holds for the
+    next server, if containers were made, unless the settings name another engine.
     """
 
     def __init__(
         self, host: str = "", runtime: str = "", *, mark: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Take the settings, the file that keeps which engine has the containers, and how long an answer may take."""
+        """`mark`: the file that records which engine has the containers."""
         self._timeout_s = timeout_s
         self._host = host
         self._runtime = runtime
@@ -65,27 +65,21 @@ class Connection:
         self._client: APIClient | None = None
         self._known = self._marked()
         self._away: tuple[float, str] = (float("-inf"), "")
-        """When it was last found not to answer, and what was tried."""
+        """When it last did not answer, and what was tried."""
 
     def close(self) -> None:
-        """Let go of it, until somebody asks again."""
         client, self._client = self._client, None  # without the lock, which is held while an engine that hangs is asked
         if client is not None:
             client.close()
 
     def engine(self) -> _Known:
-        """The engine, as it was when it first answered."""
         if self._known is None:
             self.client()
         assert self._known is not None, "set by whoever connects, and never unset"
         return self._known
 
     def client(self) -> APIClient:
-        """What to ask it with.
-
-        Raises:
-            EngineAwayError: it does not answer.
-        """
+        """Raises EngineAwayError if the engine does not answer."""
         with self._connecting:
             if (client := self._client) is not None:
                 return client
@@ -127,7 +121,7 @@ class Connection:
         )
 
     def _marked(self) -> _Known | None:
-        """The engine that a server before had, unless the settings name another now."""
+        """The engine of an earlier server, unless the settings name another."""
         try:
             told = json.loads(self._mark.read_bytes()) if self._mark else {}
             known = _Known(str(told["host"]), str(told["name"]))
@@ -137,7 +131,7 @@ class Connection:
         return known if is_meant else None
 
     def keep(self) -> None:
-        """Keep which engine has containers."""
+        """Record which engine has containers."""
         known = self.engine()
         if self._mark is None or self._marked() == known:
             return
@@ -150,7 +144,7 @@ _UNIX = "unix://"
 
 
 class _Client(APIClient):  # type: ignore[misc]
-    """Sets a time limit on pulls, where the library has none, and leaves no socket open when nobody listens."""
+    """Limits the time of pulls, where the library has no limit, and leaves no socket open if nobody listens."""
 
     def __init__(self, host: str) -> None:
         super().__init__(base_url=host, version=API_VERSION, timeout=_CONNECT_TIMEOUT_S)
@@ -173,10 +167,10 @@ def _check_that_somebody_listens(path: str) -> None:
 
 
 def _asked(host: str) -> tuple[APIClient, str]:
-    """A connection to whatever listens there, and what it is."""
+    """A connection to an address, and which engine it is."""
     client = _Client(host)
     try:
-        # The least that it can be asked: for its version podman runs other programs, for seconds on a busy machine.
+        # The cheapest request: for its version, podman runs other programs, which takes seconds on a busy machine.
         answer = client.get(f"{client.base_url}/_ping", timeout=_CONNECT_TIMEOUT_S)
         answer.raise_for_status()
         return client, PODMAN if "Libpod-API-Version" in answer.headers else DOCKER
@@ -195,7 +189,7 @@ def _hosts() -> list[str]:
 
 
 def last_word(error: Exception) -> str:
-    """The innermost reason of an error of the client library, which wraps them several times."""
+    """The innermost message of an error of the client library, which wraps errors several times."""
     inner: BaseException = error
     while (deeper := inner.__cause__ or inner.__context__) is not None:
         inner = deeper

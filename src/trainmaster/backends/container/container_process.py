@@ -22,11 +22,11 @@ from trainmaster.protocol.processes import KILL_LED
 from trainmaster.protocol.reasons import Reason
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, KILL_LED)
-"""What reaches the container; to be blocked before any thread is started, so that none is interrupted by one."""
+"""Passed on to the container; block them before any thread is started."""
 REMOVED = -1
-"""In the place of an exit code: the container is not there any more, and how it ended nobody knows."""
+"""Instead of an exit code: the container was removed, and how it ended is unknown."""
 AWAY_S = 0.5
-"""How long an engine that is away, or a disk that is full, is left alone."""
+"""Pause before another try if the engine is away or the disk is full."""
 _LOOK_S = 0.2
 _LAST_OUTPUT_S = 10.0
 _GOING_ON = ("running", "paused")
@@ -35,14 +35,14 @@ _HEARD = re.compile(r"^Sig(?:Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at_once: bool = False) -> int:
-    """Pass signals on to a running container until it ends; its exit code.
+    """Pass signals on to a running container until it ends; returns its exit code.
 
     Args:
-        engine: who runs it.
-        name: what it is called.
-        process: its first process, if that is known.
-        copies: whether what it writes is written here too.
-        at_once: whether SIGTERM kills it. For an image that fetches: it has nothing to save.
+        engine: the engine that runs it.
+        name: its name.
+        process: its first process, if known.
+        copies: whether its output is copied to this process's.
+        at_once: whether SIGTERM kills it. For images that fetch: they have nothing to save.
     """
     channels = (("stdout", 1), ("stderr", 2)) if copies else ()
     copying = [threading.Thread(target=_copy, args=(engine, name, *channel), daemon=True) for channel in channels]
@@ -68,7 +68,7 @@ def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at
 
 
 def end_of(engine: Engine, name: str) -> int:
-    """The exit code of a container, once it has ended; an engine that is away meanwhile is waited for."""
+    """Wait for the end of a container; returns its exit code. Survives an outage of the engine."""
     while True:
         try:
             return engine.wait(name)
@@ -79,9 +79,9 @@ def end_of(engine: Engine, name: str) -> int:
 
 
 def _is_deaf_to(process: int, number: int) -> bool:
-    """Whether a signal would have ended the first process of a container, and does not because it is the first.
+    """Whether a signal would end the first process of a container, and does not because it is the first.
 
-    The kernel keeps from it what it neither handles nor ignores.
+    The kernel ignores signals for it that it neither handles nor ignores.
     """
     try:
         heard = _HEARD.findall(Path(f"/proc/{process}/status").read_text())
@@ -91,7 +91,7 @@ def _is_deaf_to(process: int, number: int) -> bool:
 
 
 def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
-    """Copy what a container writes, to its end. After an engine was away it is told from the beginning again."""
+    """Copy a container's output to its end. After an outage, the engine sends it from the beginning again."""
     copied = 0
     while True:
         try:
@@ -112,7 +112,7 @@ def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write it all; a disk that is full is waited for, and so is what the container writes meanwhile."""
+    """Write everything; waits while the disk is full."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]
@@ -157,7 +157,7 @@ class KernelKills:
 
     def _run(self, process: int, counter: Path) -> None:
         try:
-            # Of any number, where `select` takes none beyond 1023.
+            # `poll`, as `select` takes no descriptor beyond 1023.
             ended = select.poll()
             ended.register(process, select.POLLIN)
             ended.poll()
@@ -169,7 +169,7 @@ class KernelKills:
 
 
 def _counter(pid: int) -> Path | None:
-    """Where the kernel counts for the group of a process; None where that is not to be seen."""
+    """The kernel's counter for the group of a process; None if it is not visible."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -179,21 +179,20 @@ def _counter(pid: int) -> Path | None:
     return None
 
 
-# A gang of containers beside a step's own, its head: they are started before it, and none outlives it.
-#
-# They work it out among themselves what there is to do, and the head is who speaks for them. So what is seen to here is
-# that nobody is left: a head whose gang cannot do its work, or a gang without a head.
-
 _SPEAKS_S = 10.0
-"""How long a head may take to say that one of its gang has failed, and why."""
+"""How long the head may take to report that a member has failed."""
 _LAST_S = 5.0
-"""How long a gang may take to see that its head has ended."""
+"""How long members may take to notice that the head has ended."""
 _AGAIN_S = 1.0
 _COUNTED_S = 0.2
 
 
 class Gang:
-    """The containers of a gang, for as long as its head runs."""
+    """Containers beside a step's own, the head: they start before it, and none outlives it.
+
+    They coordinate among themselves, and the head reports for them. This class makes sure that nobody is left: a head
+    whose members cannot do their work, or members without a head.
+    """
 
     def __init__(
         self,
@@ -207,11 +206,11 @@ class Gang:
         """Describe a gang.
 
         Args:
-            engine: where it runs.
+            engine: the engine that runs it.
             head: the name of the head's container.
-            documents: the containers beside it, by their names.
-            end_of: waits for the end of a container; its exit code.
-            tell: says to the worker why the step fails.
+            documents: the members' containers, by name.
+            end_of: waits for the end of a container; returns its exit code.
+            tell: reports to the worker why the step fails.
         """
         self._engine = engine
         self._head = head
@@ -221,10 +220,9 @@ class Gang:
         self._watching = [threading.Thread(target=self._watch, args=(name,), daemon=True) for name in documents]
         self._is_over = threading.Event()
         self.broke_head = False
-        """Whether one failed, and the head had to be killed for it."""
+        """Whether a member failed, and the head was killed because of it."""
 
     def __enter__(self) -> Self:
-        """Start them all."""
         try:
             for name, document in self._documents.items():
                 _end_when_told()
@@ -242,7 +240,7 @@ class Gang:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The head has ended: they see that by themselves, and those that do not are ended."""
+        """Members notice the head's end by themselves; those that do not are ended."""
         self._is_over.set()
         deadline = time.monotonic() + _LAST_S
         for thread in self._watching:
@@ -278,13 +276,13 @@ class Gang:
 
 
 def _end_when_told() -> None:
-    """End if this process was told to: signals are kept for the head, and many containers take long to start."""
+    """Exit if SIGTERM is pending: signals are kept for the head, and many containers take long to start."""
     if signal.SIGTERM in signal.sigpending():
         sys.exit(128 + signal.SIGTERM)
 
 
 def _counted(kills: KernelKills | None) -> int:
-    """How often the kernel has killed in a container that has ended."""
+    """The kernel's out-of-memory kills in a container that has ended."""
     if kills is None:
         return 0
     kills.join(_COUNTED_S)

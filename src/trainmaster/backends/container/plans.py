@@ -1,6 +1,8 @@
-"""The plans of workers that stay outside of their containers, by which the server knows what to end and to remove.
+"""The plan of a worker outside of its containers: which containers it runs for each step.
 
-They lie in the server's own directory: no container has them mounted.
+These are the containers of steps with images of their own, and then that of the node, or those of its ranks if the
+image has no Python. `supervision` reads the plan; the server knows by it what to end and to remove. Plans lie in the
+server's own directory, which no container has mounted.
 """
 
 from __future__ import annotations
@@ -31,21 +33,19 @@ from trainmaster.protocol.run_directory import PREPARED, RunDirectory, exit_docu
 
 
 class Plans:
-    """A document for each node whose worker is outside; there is none for one inside."""
+    """One document for each node whose worker is outside."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def path(self, request: AttemptRequest, node: int) -> Path:
-        """Where the plan of a node lies, if there is one."""
         return self._directory / f"{request.attempt_id}.{node}.json"
 
     def read(self, request: AttemptRequest, node: int) -> dict[str, Any] | None:
-        """The plan of a node; None where its worker is inside."""
+        """The plan of a node; None if its worker is inside."""
         return read_document(self.path(request, node))
 
     def write(self, request: AttemptRequest, node: int, plan: Mapping[str, Any], directory: RunDirectory) -> Path:
-        """Write a plan down; where it lies."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.clear()
         path = self.path(request, node)
@@ -53,16 +53,14 @@ class Plans:
         return path
 
     def remove(self, request: AttemptRequest, node: int) -> None:
-        """Forget the plan of a node of which nothing is left."""
         self.path(request, node).unlink(missing_ok=True)
 
     @property
     def are_any(self) -> bool:
-        """Whether there is a plan of any node."""
         return any(self._directory.glob("*.json"))
 
     def clear(self) -> None:
-        """Forget the plans of nodes that have ended, and of jobs that are gone."""
+        """Remove the plans of nodes that have ended, and of jobs that are gone."""
         for path in self._directory.glob("*.json"):
             if (plan := read_document(path)) is None:
                 continue  # somebody else has
@@ -71,22 +69,13 @@ class Plans:
                 path.unlink(missing_ok=True)
 
 
-# The containers that a worker on the machine runs: those of steps that have images of their own, and then that of its
-# node, or those of its ranks where the image has no Python. Pure.
-#
-# They are written down in a plan, which is read by `outside`: step -> its containers.
-
 _OF_THE_NODE = ("Entrypoint", "Cmd", "Hostname", "NetworkingConfig", "ExposedPorts")
 _OF_ITS_HOST = ("DeviceRequests", "PortBindings")
-"""What the node's container has, and that of a step before it has not."""
+"""Keys that only the node's container has, not those of steps before it."""
 
 
 def check_steps(request: AttemptRequest, images: Mapping[str, ImageFacts]) -> None:
-    """See that each step that has an image of its own can run in it.
-
-    Raises:
-        LaunchError: one cannot.
-    """
+    """Raises LaunchError if a step cannot run in the image that it names."""
     for step, image in _with_images(request):
         facts = images[image]
         if step.python and facts.python is None:
@@ -114,7 +103,7 @@ def plan_document(
         image: the job's.
         images: those of steps that have their own, by name.
         context: what all containers have in common.
-        engine: where it listens.
+        engine: where the engine listens.
     """
     name, each = container_name(request, node), request.launch.ranks_per_node
     containers: dict[str, dict[str, Any]] = {
@@ -138,7 +127,6 @@ def plan_document(
 
 
 def planned_names(plan: Mapping[str, Any]) -> list[str]:
-    """What the containers of a plan are called."""
     return [name for planned in plan["containers"].values() for name in planned["names"]]
 
 
@@ -151,7 +139,7 @@ def within_outside(
     *,
     leads: tuple[str, ...],
 ) -> Within:
-    """What is different for a worker that stays outside; `leads` is what runs `outside` with its plan."""
+    """What differs for a worker outside; `leads` is the command that runs `supervision` with its plan."""
     through = {
         step.name: (*leads, step.name, *((str(images[own].python),) if step.python else ()))
         for step, own in _with_images(request)
@@ -166,17 +154,17 @@ def within_outside(
 
 
 def step_documents(request: AttemptRequest, node: int, context: ContainerContext) -> list[dict[str, Any]]:
-    """The containers of steps that have images of their own, before more is known of those than their names."""
+    """The containers of steps with images of their own, when only the images' names are known."""
     return [step_document(request, node, step, unknown_image(own), context) for step, own in _with_images(request)]
 
 
 def step_document(
     request: AttemptRequest, node: int, step: Step, image: ImageFacts, context: ContainerContext
 ) -> dict[str, Any]:
-    """The container of a step that has an image of its own, but for its variables and its command.
+    """The container of a step with an image of its own, without its variables and its command.
 
-    Our own code in there sees what it would see in the node's container. Another's sees the job's volumes, and where to
-    leave what it fetches.
+    Our own code in there sees what it would see in the node's container. Other code sees the job's volumes, and where
+    to leave what it fetches.
     """
     document = container_document(request, node, image, context, writes=OF_STEPS)
     document = {key: value for key, value in document.items() if key not in _OF_THE_NODE}
@@ -195,7 +183,7 @@ def step_document(
 
 
 def output_directories(request: AttemptRequest, node: int, context: ContainerContext) -> list[Path]:
-    """Where steps leave something for the ranks of their node; each has to be there before it is mounted."""
+    """Where steps leave files for the ranks of their node; these directories must exist before they are mounted."""
     return [_prepared(node, context) / path for step in request.launch.steps for path in step.outputs.values()]
 
 
@@ -219,7 +207,7 @@ def _gang(name: str, document: dict[str, Any], gang: Gang | None) -> dict[str, A
 
 
 def sized(document: Mapping[str, Any], size: Size) -> dict[str, Any]:
-    """A container of this size; where that says nothing, of the size that it has."""
+    """A container with these limits; where there is none, its own."""
     limits: dict[str, int] = {}
     if size.cpu_cores:
         limits["NanoCpus"] = round(size.cpu_cores * 1_000_000_000)

@@ -43,7 +43,7 @@ from trainmaster.server.core.reports import Liveness
 _log = logging.getLogger(__name__)
 _EVERY_S = 0.5
 _STALE_S = 15.0
-"""What the engine said longer ago says nothing of now."""
+"""Older reports of the engine say nothing about the present."""
 _NETWORKS_EVERY_S = 10.0
 _FORGET_S = 3600.0
 _PROBE_LEFT_S = 300.0
@@ -53,34 +53,30 @@ _EXIT_KILLED = 128 + signal.SIGKILL
 
 
 class Upkeep:
-    """Watches the containers of a server's run directories, and clears up after them."""
-
     def __init__(self, engine: Engine, runs: Path, remove: Callable[[str], None]) -> None:
-        """Take the engine, where run directories lie, and what removes a container with all that belongs to it."""
+        """`remove` removes a container with everything that belongs to it."""
         self._engine = engine
         self._label = f"{RUNS}={runs}"
         self._remove = remove
         self._stopping = threading.Event()
         self._seen: Mapping[str, Container] = {}
         self._seen_from = float("-inf")
-        """When the engine was asked for what is in `_seen`."""
+        """When the engine was asked for `_seen`."""
         self._claimed_from: dict[str, float] = {}
-        """When each container was first seen to have been claimed."""
+        """When the claim of each container's node was first seen."""
         self._ended_from: dict[str, float] = {}
-        """When the end of each container's node was first seen to be written down. By our clock, and once for all: a
-        job can write such a document too, with any time in it, and remove it."""
+        """When the exit of each container's node was first seen. By our clock, and once for all: a job can write
+        such a document, too, with any time in it, and remove it."""
         self._kills: dict[str, KernelKills] = {}
-        """What the kernel killed in each container that was seen to run."""
+        """By container that was seen to run."""
         self._networks_due = float("-inf")
         self._is_away = False
         self._thread = threading.Thread(target=self._run, name="containers", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)  # the engine may hang
@@ -95,7 +91,7 @@ class Upkeep:
         now = time.monotonic()
         claimed_from = self._claimed_from.setdefault(name, now)
         found = self._seen.get(name)
-        # What was asked before the claim was there does not tell of whoever made it.
+        # A report from before the claim says nothing about the claimant.
         if self._seen_from < claimed_from or now - self._seen_from > _STALE_S:
             return Liveness.UNKNOWN
         if found is not None and not found.has_ended:
@@ -103,13 +99,13 @@ class Upkeep:
         return Liveness.GONE if claimant.get("boot_id") == boot_id() else Liveness.REBOOTED
 
     def port(self, name: str) -> int | None:
-        """Where the service of a container is published; None where it has none, or is not seen."""
+        """Where the service of a container is published; None if it has none, or is not seen."""
         found = self._seen.get(name)
         told = found.labels.get(PORT, "") if found is not None else ""
         return int(told) if told else None
 
     def tell_memory(self, name: str, directory: RunDirectory, node: int) -> None:
-        """Write down how a container ended that the kernel has killed for want of memory, its worker with it."""
+        """Write the exit of a container that the kernel killed for lack of memory, with its worker."""
         if directory.document(exit_document(node)) is not None or self._engine.exit_code(name) != _EXIT_KILLED:
             return
         counted = self._kills.get(name)
@@ -133,7 +129,7 @@ class Upkeep:
                 _log.exception("containers could not be looked after")
 
     def look(self) -> None:
-        """Ask the engine once, and remove what has done its work."""
+        """Ask the engine once, and remove finished containers."""
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
         gone = self._seen.keys() - found.keys()  # a worker outside removes its own
@@ -153,7 +149,7 @@ class Upkeep:
                 del self._claimed_from[name]
 
     def _is_seen_to(self, container: Container) -> bool:
-        """Whether a container was removed. What cannot be read, or removed, of one holds up no other."""
+        """Remove a container if it is finished; returns whether it was. An error does not affect other containers."""
         try:
             if _has_end(container):
                 self._ended_from.setdefault(container.name, time.monotonic())
@@ -168,10 +164,9 @@ class Upkeep:
         return True
 
     def _has_done(self, container: Container) -> bool:
-        """Whether a container is of no use any more."""
         labels = container.labels
         if container.name.startswith(PROBE_PREFIX):
-            # Made to look into an image, by a server that would have removed it by now.
+            # A probe of an image; the server that made it would have removed it by now.
             return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
         directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
         if not directory.path.exists():
@@ -184,13 +179,13 @@ class Upkeep:
         return claimant is not None and bool(claimant.get("revoked"))
 
     def _lingers(self, container: Container) -> bool:
-        """Whether a container runs on though its worker, which writes down its end last of all, has done so before."""
+        """Whether a container still runs some time after its worker, which writes the exit last of all, has done so."""
         ended_from = self._ended_from.get(container.name)
         return ended_from is not None and not container.has_ended and time.monotonic() - ended_from > _LINGERS_S
 
     def _remove_networks(self) -> None:
-        """Remove networks that no container is in any more. What is wrong with one holds up no other."""
-        # Then no container will come any more, and those that there are now are all.
+        """Remove networks without containers. An error with one does not affect others."""
+        # Idle: no container will join any more, and those that exist now are all.
         idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _is_idle(name, labels)}
         present = self._engine.containers(self._label) if idle else ()
         for name, labels in idle.items():
@@ -216,8 +211,10 @@ def _is_idle(name: str, labels: Mapping[str, str]) -> bool:
 
 
 def _was_taken_up(labels: Mapping[str, str]) -> bool:
-    """Whether every node of a network's attempt has ended, or was claimed and no worker outside may still begin its
-    container; or the job is gone.
+    """Whether no container will join the network of these labels any more.
+
+    Its job is gone, or every node of its attempt has ended, or was claimed and has no worker outside that may still
+    start its container.
     """
     directory = RunDirectory(Path(labels[RUN_DIR]))
     return not directory.path.exists() or all(
@@ -229,7 +226,7 @@ def _was_taken_up(labels: Mapping[str, str]) -> bool:
 
 
 def _has_end(container: Container) -> bool:
-    """Whether the end of a container's node, or of its attempt, is written down; what that says is not for us."""
+    """Whether the exit of a container's node, or the end of its attempt, is recorded; its content does not matter."""
     if NODE not in container.labels:
         return False
     directory, node = RunDirectory(Path(container.labels[RUN_DIR])), int(container.labels[NODE])
@@ -237,7 +234,7 @@ def _has_end(container: Container) -> bool:
 
 
 _LAST_LOOK_S = 3.0
-"""A server that ends waits for this."""
+"""A server that stops waits for this long."""
 
 
 def leaves_anything(context: BackendContext) -> bool:

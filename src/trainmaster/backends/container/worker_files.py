@@ -1,7 +1,10 @@
-"""The worker as one file: a zip archive of this package that any Python of 3.11 or newer runs.
+"""The worker and its secrets, as files that containers have mounted.
 
-It is made once for each version of the sources. Python code in a container finds `trainmaster` in it too, so that a
-job can report and save in an image that knows nothing of us.
+The worker is one file: a zip archive of this package that any Python of 3.11 or newer runs, made once for each version
+of the sources. Python code in a container finds `trainmaster` in it, too: a job can report and save in any image.
+
+Secrets are in a file on a file system in memory, which is removed when the worker has read it. The environment of a
+container is visible to everybody who may ask the engine, and is kept on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.secrets import Secrets
 
 OLDEST_PYTHON = (3, 11)
-"""What the worker's code needs."""
 
 _MAIN = b"""import sys
 
@@ -34,7 +36,7 @@ sys.exit(main())
 
 
 def packed_worker(directory: Path) -> Path:
-    """The worker's archive below a directory; made there unless it is."""
+    """The worker's archive below a directory, made if necessary."""
     path = directory / f"worker-{_digest()}.pyz"
     if not path.exists():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,15 +71,11 @@ def _sources() -> Iterator[Path]:
             yield source
 
 
-# Handing secrets to a container: in a file that lies in memory, and is gone when the worker has read it.
-#
-# The environment of a container can be looked at by whoever may ask the engine, and is kept on disk.
-
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def secrets_directory() -> Path:
-    """Where secrets of containers lie: a directory of this user's own on a file system in memory.
+    """A directory of this user's own on a file system in memory.
 
     Raises:
         LaunchError: there is no such file system.
@@ -97,7 +95,6 @@ def secrets_directory() -> Path:
 
 
 def put_secrets(directory: Path, secrets: Secrets) -> None:
-    """Lay secrets down for a container."""
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / SECRETS_FILE
     path.unlink(missing_ok=True)
@@ -106,12 +103,11 @@ def put_secrets(directory: Path, secrets: Secrets) -> None:
 
 
 def remove_secrets(directory: Path) -> None:
-    """Remove what was laid down for a container, read or not."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def _kind_of(path: str) -> str:
-    """The kind of the file system that is mounted at a path; empty where none is."""
+    """The type of the file system mounted at a path; empty if there is none."""
     found = ""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, target, kind, *_ = line.split(" ")

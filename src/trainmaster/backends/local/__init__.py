@@ -1,7 +1,7 @@
 """The local backend: workers are forked on this machine from a warm parent.
 
-Files are shared by default; over HTTP a courier beside each worker carries them to the server, as it
-would from a machine elsewhere.
+Files are shared by default; over HTTP, a courier beside each worker carries them to the server, as it would from
+another machine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trainmaster.backends import CAPABILITIES, BackendContext
+from trainmaster.backends import BACKENDS, BackendContext
 from trainmaster.backends.base import LaunchError, endpoint_on_node
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import LOCAL
-from trainmaster.protocol.processes import ProcessIdentity, boot_id, is_alive, send_signal
+from trainmaster.protocol.processes import AT_REST, KEPT, ProcessIdentity, boot_id, is_alive, send_signal
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import SEARCH_ONLY, RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
@@ -37,7 +37,6 @@ _WARM_EVERY_S = 60.0
 
 
 def make(context: BackendContext) -> LocalBackend:
-    """The local backend of a server."""
     return LocalBackend(
         fork_server=ForkServer(context.data_dir / "forkserver"),
         inventory=LocalInventory(
@@ -49,10 +48,8 @@ def make(context: BackendContext) -> LocalBackend:
 
 
 class LocalBackend:
-    """Runs attempts as processes of this machine."""
-
     name = LOCAL
-    capabilities = CAPABILITIES[LOCAL]
+    capabilities = BACKENDS[LOCAL].capabilities
 
     def __init__(
         self,
@@ -69,19 +66,17 @@ class LocalBackend:
         self._closed = threading.Event()
 
     def inventory(self) -> Sequence[Node]:
-        """This machine, or the simulated ones in its place."""
         return self._inventory.nodes()
 
     def engine(self) -> EngineFacts | None:
-        """Its workers are the server's own."""
         return None
 
     def render(self, request: AttemptRequest) -> str:
-        """The orders for the fork server."""
+        """The requests to the fork server."""
         return json.dumps([self._order(request, node) for node in range(len(request.nodes))], indent=2)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
-        """Fork a worker for each node that has none. It inherits the secrets; over HTTP its courier fetches them."""
+        """The workers inherit the secrets; over HTTP the couriers fetch them."""
         given = {"secrets": secrets.to_json()} if secrets and request.server_url is None else {}
         directory = self._run_directory(request)
         if request.uid is not None:
@@ -92,14 +87,14 @@ class LocalBackend:
             try:
                 self._fork_server.ask({**self._order(request, node), **given})
             except ForkServerError as error:
-                # Nothing more of it may start; the nodes that run already are stopped as a broken gang.
+                # Nothing more of it may start; nodes that already run are stopped as a broken gang.
                 self.revoke(request)
                 if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                     raise LaunchError(f"the local fork server did not start a worker: {error}") from error
         return None
 
     def _let_through(self, request: AttemptRequest) -> None:
-        """Let the job's user through to where its worker makes it a place."""
+        """Let the job's user pass to where its worker makes directories for it."""
         shared = request.server_url is None
         runs = self._run_directory(request).path.parents[1] if shared else self._spool
         artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
@@ -110,38 +105,35 @@ class LocalBackend:
             raise LaunchError(f"uid {request.uid} cannot be let through to its files: {error}") from error
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
-        """By the claim, the pid and its start time."""
         directory = self._run_directory(request)
         return [liveness_of(directory, node) for node in range(len(request.nodes))]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
-        """On the node itself."""
         return endpoint_on_node(request, node, host, port)
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
-        """Leave the control where the workers look for it."""
         self._run_directory(request).set_control(control.to_json())
 
     def kill(self, request: AttemptRequest) -> None:
-        """SIGKILL to the workers; their ranks die with them, and what is left is swept."""
+        """The ranks die with their workers."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             kill_worker(directory, node)
 
     def revoke(self, request: AttemptRequest) -> None:
-        """Take every claim that is still free: a worker that comes later exits at once."""
+        """A worker that comes later exits at once."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
-        """Have the fork server kill what carries the node's mark; over HTTP, have what it wrote delivered too."""
+        """Over HTTP, what the node wrote is also delivered."""
         self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
         if request.server_url is not None:
             self._deliver(request, node)
 
     def _deliver(self, request: AttemptRequest, node: int) -> None:
-        """Let a new courier bring what a dead one left in its directory."""
+        """Start a courier that delivers what a dead one left."""
         directory = self._run_directory(request)
         self._fork_server.ask({**self._order(request, node), "delivers_only": True})
         deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
@@ -153,7 +145,7 @@ class LocalBackend:
                 return
 
     def open(self) -> None:
-        """Start the fork server before the first job needs it, and show it now and then that it is needed."""
+        """Start the fork server before the first job needs it, and keep it from ending as unused."""
         threading.Thread(target=self._keep_warm, name="warm", daemon=True).start()
 
     def _keep_warm(self) -> None:
@@ -166,7 +158,7 @@ class LocalBackend:
                 return
 
     def close(self) -> None:
-        """Wait for nothing any more; the fork server and its workers live on."""
+        """The fork server and its workers live on."""
         self._closed.set()
 
     def _order(self, request: AttemptRequest, node: int) -> dict[str, str | int]:
@@ -199,36 +191,34 @@ def liveness_of(directory: RunDirectory, node: int) -> Liveness:
 
 
 def kill_worker(directory: RunDirectory, node: int) -> None:
-    """SIGKILL to a worker that is a process of this machine; one that has ended is fine."""
+    """Kill a worker that is a process of this machine, if it still runs."""
     claimant = directory.claimant(node)
     if claimant and liveness_of(directory, node) is Liveness.ALIVE:
         with contextlib.suppress(ProcessLookupError):
             send_signal(ProcessIdentity.from_json(claimant), signal.SIGKILL)
 
 
-# Access of other users of this machine to their files below the server's directories.
-#
 # Jobs that run as users of their own have to pass through directories of the server. These users can neither list nor
 # change such a directory. All its entries are closed before it is opened; whoever creates an entry that users need
 # opens that entry.
 
 _OURS = (
-    *("api-key", "artifacts", "blobs", "cache", "config.toml", "forkserver", "hints.sock", "lock", "port", "runs"),
-    *("secret-key", "server.json", "server.log", "spool", "starting.lock", "workers"),
-    *("trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal"),
+    *(AT_REST, "api-key", "artifacts", "blobs", "cache", "config.toml", "container.used", "forkserver", "hints.sock"),
+    *(KEPT, "lock", "port", "runs", "runtimes", "secret-key", "server.json", "server.log", "shapes", "spool"),
+    *("starting.lock", "trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal", "trainmaster.db.lock", "workers"),
 )
-"""The entries of a data directory."""
+"""The server's entries of a data directory."""
 _OTHERS = 0o077
 
 
 def open_passage(data_dir: Path, targets: Iterable[Path]) -> None:
-    """Let other users pass through these directories, and through the data directory if it holds any of them.
+    """Let other users pass through these directories, and through the data directory if it contains any of them.
 
     A directory that was opened before stays as it is.
     """
     wanted = list(targets)
     if any(data_dir in target.parents for target in wanted):
-        # One that others could look into already may hold more than ours: that is for its owner to close.
+        # One that others could already list may hold more than ours: its owner has to close that.
         was_open = bool(stat.S_IMODE(data_dir.stat().st_mode) & _OTHERS)
         _open(data_dir, [data_dir / name for name in _OURS] if was_open else list(data_dir.iterdir()))
     for target in wanted:
@@ -240,7 +230,7 @@ def _open(directory: Path, inside: Iterable[Path]) -> None:
     if stat.S_IMODE(directory.stat().st_mode) == SEARCH_ONLY:
         return
     for path in inside:
-        # Something may go meanwhile. A link is as closed as what it leads to.
+        # An entry may disappear meanwhile. A link is as closed as its target.
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             mode = stat.S_IMODE(status.st_mode)

@@ -1,4 +1,4 @@
-"""Talking to the fork server, and starting it when it is not there."""
+"""The client of the fork server, which starts it if it is not there."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ LOCK = "lock"
 _START_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 30.0
 _HELLO_TIMEOUT_S = 10.0
-"""A fork server that does not even say hello by then hangs, or was stopped, and is replaced."""
+"""A fork server that does not answer by then hangs, or was stopped, and is replaced."""
 _END_TIMEOUT_S = 5.0
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""What this process was started with; jobs get the same, whatever the server needs for itself."""
+"""The limits that this process was started with: jobs get the same, whatever the server sets for itself."""
 _UMASK = next(
     (int(line.split()[1], 8) for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "Umask:"),
     -1,
 )
-"""The same; -1 where the kernel does not say."""
+"""Likewise; -1 if the kernel does not tell."""
 
 
 class ForkServerError(Exception):
@@ -54,10 +54,7 @@ class ForkServer:
         self._starting = threading.Lock()
 
     def ensure(self) -> None:
-        """See to it that a fork server of our own version and Python runs; another one is replaced.
-
-        Workers of a replaced one live on.
-        """
+        """Make sure that a fork server of our own version and Python runs; workers of a replaced one live on."""
         with self._starting:
             try:
                 if self._is_ours():
@@ -70,7 +67,7 @@ class ForkServer:
             self._start()
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Send an order and return the answer; starts the fork server when nobody listens.
+        """Send a request and return the answer; starts the fork server if nobody listens.
 
         Raises:
             ForkServerError: it refused, or cannot be started.
@@ -85,15 +82,15 @@ class ForkServer:
             raise ForkServerError(f"no answer from {self._socket_path}: {error}") from error
 
     def _is_ours(self) -> bool:
-        """Whether jobs that it starts run what this process would run."""
+        """Whether its jobs would run the same code as this process."""
         told = self._exchange({"op": "hello"}, _HELLO_TIMEOUT_S)
-        # One interpreter may have several names; the prefix tells the environments apart that share it.
+        # One interpreter may have several names; the prefix tells environments apart that share it.
         executable = os.path.realpath(str(told.get("executable")))
         ours = (trainmaster.__version__, os.path.realpath(sys.executable), sys.prefix)
         return (told.get("version"), executable, told.get("prefix")) == ours
 
     def _kill_hung(self) -> None:
-        """Kill a fork server that does not answer; its workers stay, as when it ends by itself."""
+        """Kill a fork server that does not answer; its workers live on."""
         try:
             holder = ProcessIdentity.from_json(read_document(self._directory / LOCK) or {})
         except ValueError:
@@ -151,5 +148,5 @@ class ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """What jobs inherit: not our own settings, which may hold the key of the secrets or the database's password."""
+    """What jobs inherit: not our own settings, which may hold the encryption key or the database's password."""
     return {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX) or name == CA}

@@ -16,36 +16,36 @@ from typing import Any
 from trainmaster.server.core.resources import Gpu, Node
 
 HARMLESS_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors that a program causes for itself (a bad address, a kill in the middle): the GPU is as good as before."""
+"""Errors that a program causes for itself (a bad address, a kill): the GPU is still usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """A GPU, or one slice of it."""
+    """A GPU or a MIG slice."""
 
     device: str
-    """What CUDA_VISIBLE_DEVICES takes."""
+    """For CUDA_VISIBLE_DEVICES."""
     type: str
     memory_mb: int
     used_mb: int
 
 
 class Driver:
-    """Reads the GPUs from NVML, NVIDIA's driver library, in one session, which also reports errors between reads."""
+    """Reads the GPUs through NVML, in one session, which also collects the errors between reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._nvml: Any = None
         self._errors: Any = None
-        """The set of events that the session listens to."""
+        """The NVML event set."""
         self._xids: dict[str, int] = {}
-        """By a GPU's UUID: the last error that makes it unusable. It stays until this process ends."""
+        """GPU UUID -> the last error that makes it unusable, until this process ends."""
         self._known: tuple[Gpu, ...] = ()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that the driver reports; none when there is no driver. A GPU in MIG mode counts by its slices.
+        """The GPUs that the driver reports; none without a driver. A GPU in MIG mode counts as its slices.
 
-        A GPU of the last report that the driver cannot answer for any more is still there, and unhealthy.
+        A GPU of the last report that the driver cannot query any more is still listed, as unhealthy.
         """
         with self._lock:
             self._known = tuple(self._report())
@@ -84,7 +84,6 @@ class Driver:
             self._errors = None  # Not every driver tells; ECC and memory are looked at all the same.
 
     def _take_errors(self) -> None:
-        """Take in the errors since the last look."""
         nvml = self._nvml
         while self._errors is not None:
             try:
@@ -96,7 +95,6 @@ class Driver:
                 self._xids[uuid] = told.eventData
 
     def _of(self, nvml: Any, number: int) -> list[Gpu]:
-        """A GPU as one unit, or as its slices."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
             units = _slices(nvml, handle) or [_whole(nvml, handle, str(number))]
@@ -118,7 +116,7 @@ class Driver:
         ]
 
     def _problem(self, nvml: Any, handle: Any) -> str:
-        """Why no job should get this GPU; empty when all is well."""
+        """Why no job should get this GPU; empty if it is healthy."""
         xid = self._xids.get(str(nvml.nvmlDeviceGetUUID(handle))) if self._xids else None
         if xid is not None:
             return f"Xid {xid}: reset it, then restart the server"
@@ -154,7 +152,7 @@ def _whole(nvml: Any, handle: Any, device: str) -> _Unit:
 
 
 def _slices(nvml: Any, handle: Any) -> list[_Unit]:
-    """Each slice of a GPU in MIG mode, of a type such as `mig-1g.5gb`; none when it is not."""
+    """The slices of a GPU in MIG mode, with types such as `mig-1g.5gb`; empty in other modes."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError:
@@ -175,9 +173,9 @@ def _slices(nvml: Any, handle: Any) -> list[_Unit]:
 
 
 def _memory_mb(nvml: Any, handle: Any) -> tuple[int, int]:
-    """What there is, and what programs use of it."""
+    """Total and used."""
     try:
-        # The first form of this call counts what the driver keeps for itself as used.
+        # The first version of this call counts the driver's own memory as used.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -185,14 +183,12 @@ def _memory_mb(nvml: Any, handle: Any) -> tuple[int, int]:
 
 
 _SIZES_MB = {"H100": 81920, "H200": 144384, "A100": 81920, "B200": 196608, "L40S": 49152, "L4": 24576}
-"""Memory of a simulated GPU whose name does not say it."""
+"""Memory of simulated GPUs whose name does not say it."""
 
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9. _-]*")
 
 
 class LocalInventory:
-    """The nodes of this machine."""
-
     def __init__(self, *, storage: Path, simulated_gpus: str = "", slots: int = 0) -> None:
         self._storage = storage
         self._simulated = parse_simulated(simulated_gpus) if simulated_gpus else None
@@ -200,7 +196,6 @@ class LocalInventory:
         self._slots = slots or max(16, 4 * (os.cpu_count() or 1))
 
     def nodes(self) -> Sequence[Node]:
-        """The nodes there are now."""
         hostname = socket.gethostname()
         if self._simulated is None:
             return [self._node(hostname, hostname, self._driver.gpus())]
@@ -209,7 +204,7 @@ class LocalInventory:
         return [self._node(f"{hostname}-{n}", hostname, gpus) for n, gpus in enumerate(self._simulated)]
 
     def _node(self, node_id: str, hostname: str, gpus: tuple[Gpu, ...]) -> Node:
-        # Free space changes all the time; whole GiB keep the record quiet.
+        # Whole GiB, so that the record does not change all the time.
         free_mb = shutil.disk_usage(self._storage).free >> 30 << 10
         return Node(
             node_id=node_id,
