@@ -64,7 +64,9 @@ class RunningService:
                 argv = ["sh", "-c", f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"', "sh"]
                 argv += [sys.executable, "-P", "-m", "trainmaster.trainer_service"]
                 self.ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api/v1", timeout=60, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}/api/v1", verify=False, timeout=60, trust_env=False
+        )
 
     def wait_ready(self) -> RunningService:
         """Until health answers 200."""
