@@ -15,7 +15,7 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.training.data.formats import FORMAT_OF_SUFFIX
 from trainmaster.training.data.row_selection import predicate
 from trainmaster.training.data_check import check
-from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.access import Access
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
 BLOCK = re.compile(r"^```(\w+) ([\w. ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -20,8 +20,8 @@ from trainmaster.jobs.reporter import Reporter
 from trainmaster.training import data_check, steps
 from trainmaster.training import prepare as preparing
 from trainmaster.training.data import dataset, load
-from trainmaster.training.fetching import Access
 from trainmaster.training.fetching import __main__ as fetching_step
+from trainmaster.training.fetching.access import Access
 
 WAIT_S = 120.0
 PAIRS = [{"prompt": f"{number}:", "completion": "x" * (number % 5 + 1), "n": number} for number in range(40)]

@@ -21,17 +21,10 @@ from trainmaster.jobs import objects
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.document import LocalSource
-from trainmaster.training.fetching import (
-    Access,
-    cache,
-    fetch_model,
-    fetch_source,
-    fetch_tokenizer,
-    http,
-)
-from trainmaster.training.fetching.access import Service
+from trainmaster.training.fetching import cache, fetch_source, http
+from trainmaster.training.fetching.access import Access, Service
 from trainmaster.training.fetching.file_choice import card_data, choose, choose_from_hub
-from trainmaster.training.fetching.models import left_to_the_script
+from trainmaster.training.fetching.models import fetch_model, fetch_tokenizer, left_to_the_script
 from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
@@ -572,7 +565,7 @@ def test_model_that_another_job_left_is_read_where_it_lies(access: Access, tmp_p
             fetch_model(BaseModelConfig(model_id=f"artifacts:job-a/{wrong}"), inside)
     with pytest.raises(InputError, match="is no directory of a job"):
         fetch_model(BaseModelConfig(model_id="artifacts:job-a/../job-b/output"), inside)
-    with pytest.raises(InputError, match="known where jobs run alone"):
+    with pytest.raises(InputError, match="known only where jobs run"):
         fetch_model(BaseModelConfig(model_id=name), access)
 
 

@@ -19,7 +19,8 @@ from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
 from trainmaster.trainer.types import DataFormat, TorchTuneConfig, TorchTuneInstructDataset
 from trainmaster.training.data.rows import RowCounts, rows_of, write_rows
 from trainmaster.training.document import LocalSource
-from trainmaster.training.fetching import Access, fetch_source
+from trainmaster.training.fetching import fetch_source
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.file_choice import card_data, choose_from_hub
 from trainmaster.training.steps import InputError
 

@@ -18,8 +18,8 @@ from data_servers import Hub, serving
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import objects
 from trainmaster.training import initializer as initializing
-from trainmaster.training.fetching import Access, cache, hub, s3
-from trainmaster.training.fetching.access import initializer_access
+from trainmaster.training.fetching import cache, hub, s3
+from trainmaster.training.fetching.access import Access, initializer_access
 from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
 
 ROLE = "arn:aws:iam::123456789012:role/reader"

@@ -17,7 +17,7 @@ from iceberg_tables import ROWS, table_at, table_on
 from real_server import wait_for
 from seaweed_server import ASKER, ASKER_SECRET, ROLE, SeaweedServer
 from trainmaster.jobs import data_cache
-from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables.shard_writer import KIND
 from trainmaster.training.tables.table_reader import Source

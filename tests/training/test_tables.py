@@ -13,7 +13,7 @@ from iceberg_tables import ROWS, table_at, table_on
 
 from seaweed_server import KEY, SECRET, SeaweedServer
 from trainmaster.jobs import data_cache
-from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.steps import CredentialsError, InputError
 from trainmaster.training.tables.shard_writer import sharded
 

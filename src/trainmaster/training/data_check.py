@@ -22,7 +22,9 @@ from typing import Any
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
-from trainmaster.training.fetching import Access, fetch_config, fetch_source, fetch_tokenizer
+from trainmaster.training.fetching import fetch_source
+from trainmaster.training.fetching.access import Access
+from trainmaster.training.fetching.models import fetch_config, fetch_tokenizer
 from trainmaster.training.steps import Origin, PreparingError, RowError, go_on_without_credentials
 
 BEGINNING_BYTES = 64 << 20
@@ -266,12 +268,7 @@ def _raw_sample(values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
 
 
 def _problem(error: RowError) -> dict[str, Any]:
-    return {
-        "message": str(error),
-        "file": error.origin.file,
-        "row": error.origin.number,
-        "column": error.column,
-    }
+    return {"message": str(error), "file": error.origin.file, "row": error.origin.number, "column": error.column}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from trainmaster.jobs import inputs
 from trainmaster.protocol import environment
 from trainmaster.training import steps
+from trainmaster.training.fetching import hub, s3
 from trainmaster.training.fetching.access import Access, initializer_access
 from trainmaster.training.fetching.cache import Cache, emptied
 from trainmaster.training.steps import (
@@ -61,11 +62,7 @@ def main(part: str) -> None:
 def _fetch(part: str, spec: Mapping[str, Any], access: Access, on_progress: OnProgress) -> Files:
     uri, ignored = spec["storage_uri"], spec.get("ignore_patterns") or ()
     if spec["type"] == "huggingface":
-        from trainmaster.training.fetching import hub
-
         return try_again_while_unavailable(lambda: hub.repository(uri, part, access, on_progress, ignored=ignored))
-    from trainmaster.training.fetching import s3
-
     if spec["type"] == "s3":
         return try_again_while_unavailable(
             lambda: _files_below(

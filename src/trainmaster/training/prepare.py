@@ -23,7 +23,8 @@ from trainmaster.server.core.spec.data import DataConfig, Sampling
 from trainmaster.training import steps
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
-from trainmaster.training.fetching import Access, fetch_named_model, fetch_named_tokenizer, fetch_sources
+from trainmaster.training.fetching import fetch_named_model, fetch_named_tokenizer, fetch_sources
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
 from trainmaster.training.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.training.fetching.models import ADAPTER_MARK, adapter_error

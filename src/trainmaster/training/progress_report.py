@@ -122,11 +122,7 @@ class Reporting(TrainerCallback):
             yield
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **more: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
         self._peak = matrix_peak(args.device) * args.world_size
         self._reporter.phase("training")
@@ -134,13 +130,7 @@ class Reporting(TrainerCallback):
         print(_opening(args, state, more["model"]), flush=True)  # noqa: T201
         self._gauge.start(state.global_step, self._tokens)
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **more: Any,
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         now = time.monotonic()
         if now - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = now

@@ -16,7 +16,7 @@ from container_engine import PREFIX, VERSION
 from container_servers import PACKAGES, ContainerServer
 from real_server import wait_for
 from training.iceberg_tables import ROWS, table_at
-from trainmaster.training.fetching import Access
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.tables.shard_writer import KIND
 from trainmaster.training.tables.table_reader import Source

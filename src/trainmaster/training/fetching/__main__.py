@@ -7,7 +7,8 @@ import os
 from trainmaster.jobs import inputs
 from trainmaster.training import steps
 from trainmaster.training.document import TokenizationConfig, base_model_of
-from trainmaster.training.fetching import Access, fetch_named_model, fetch_named_tokenizer, fetch_sources
+from trainmaster.training.fetching import fetch_named_model, fetch_named_tokenizer, fetch_sources
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.fetching.models import left_to_the_script
 from trainmaster.training.steps import Progress

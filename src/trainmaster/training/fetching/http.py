@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import httpx
 
@@ -66,14 +66,27 @@ def target_of(url: str) -> Target:
     return Target(url=url, shown=shown, headers={})
 
 
-def download(target: Target, access: Access, on_progress: OnProgress = ignore_progress) -> Fetched:
-    """Fetch a file, unless the cached one is current.
+def service_target(scheme: str, path: str, access: Access, query: str = "") -> Target:
+    """The file of ScaiDrive or ScaiAtlas that a path names: below the service's URL, requested with the token.
 
     Raises:
-        InputError: there is no such file, or the address may not be asked.
-        CredentialsError: the server refuses the credentials, or wants some.
-        UnavailableError: it does not answer, several times.
+        InputError: the server knows no such service, or the path leads out of it.
+        CredentialsError: there is no token.
     """
+    service = access.service(scheme, path)
+    inner = path.removeprefix(f"{scheme}://").strip("/")
+    if not inner or {"..", "."} & set(inner.split("/")):
+        raise InputError(f"{path}: a path of {scheme} names what lies in it, without '.' and '..'")
+    return Target(
+        url=f"{service.url}/{quote(inner)}{query}",
+        shown=path,
+        headers={"Authorization": f"Bearer {service.token}"},
+        trusted=True,
+    )
+
+
+def download(target: Target, access: Access, on_progress: OnProgress = ignore_progress) -> Fetched:
+    """Fetch a file, unless the cached one is current. Raises PreparingError."""
     cache = Cache(access.cache)
     key = key_of("http", target.url)
     with cache.lock("http", key):

@@ -87,16 +87,11 @@ def repository(
     """The files of a repository, or of the part that the URI names, by their paths in it.
 
     Args:
-        uri: what to bring.
+        uri: what to fetch.
         kind: `dataset` or `model`.
         access: what may be reached.
         on_progress: called with the share that is done.
-        ignored: patterns of what is left out.
-
-    Raises:
-        InputError: there is no such repository, or nothing of this name in it.
-        CredentialsError: the Hub refuses the token, or wants one.
-        UnavailableError: it does not answer.
+        ignored: patterns of files that are left out.
     """
     name = name_of(uri)
     with translated(_shown(name.repo, name.revision), access):
@@ -199,30 +194,23 @@ def _folder(repo: str, kind: str) -> str:
     return f"{kind}s--{repo.replace('/', '--')}"
 
 
-def _meter(on_progress: OnProgress) -> Any:
-    """A progress bar for the client, which passes on the bytes that it counts."""
+def _meter(on_progress: OnProgress) -> type:
+    """A progress bar for the client, which draws nothing and passes on the bytes that it counts."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Meter(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
-            super().__init__(*args, **{**options, "disable": False, "file": _Nowhere()})
+            super().__init__(*args, **{**options, "disable": True})
+            self._counts_bytes = options.get("unit") == "B"
 
         def update(self, n: float | None = 1) -> bool | None:
-            shown: bool | None = super().update(n)
-            if self.unit == "B" and self.total:
+            self.n += n or 0
+            if self._counts_bytes and self.total:
                 on_progress(self.n / self.total)
-            return shown
+            return None
 
     return Meter
-
-
-class _Nowhere:
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
 
 
 def _shown(repo: str, revision: str | None) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.training.sources import ModelSource, model_source, scheme_of
+from trainmaster.training.fetching import http, hub, s3
 from trainmaster.training.fetching.access import Access, left_directory, local_path
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
 from trainmaster.training.steps import InputError, OnProgress, PreparingError, ignore_progress
@@ -29,18 +30,10 @@ _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
 def fetch_model(base_model: BaseModelConfig, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
-    """The directory of a base model.
-
-    Raises:
-        InputError: there is no such model.
-        CredentialsError: its source refuses the credentials, or wants some.
-        UnavailableError: its source does not answer.
-    """
+    """The directory of a base model. Raises PreparingError."""
     name = base_model.model_id
     source = model_source(name, base_model.source)
     if source is ModelSource.HUGGINGFACE:
-        from trainmaster.training.fetching import hub
-
         with _named_on_the_hub(name, access):
             return hub.model(name.removeprefix("hf://"), base_model.revision, access, on_progress)
     return _directory(name, source, base_model.revision, access, on_progress, MARK)
@@ -57,8 +50,6 @@ def fetch_tokenizer(
     revision = base_model.revision if base_model and same else None
     source = model_source(name, base_model.source if base_model and same else None)
     if source is ModelSource.HUGGINGFACE:
-        from trainmaster.training.fetching import hub
-
         with _named_on_the_hub(name, access):
             directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, on_progress)
     else:
@@ -129,8 +120,6 @@ def _directory(
         case ModelSource.ARTIFACTS:
             directory = left_directory(name, access)
         case ModelSource.S3 if not name.endswith(_ARCHIVES):
-            from trainmaster.training.fetching import s3
-
             directory = s3.directory(name if scheme_of(name) else f"s3://{name}", access, on_progress)
         case _:
             return _unpacked(name, source, revision, access, on_progress, mark)
@@ -144,17 +133,15 @@ def _directory(
 def _unpacked(
     name: str, source: ModelSource, revision: str | None, access: Access, on_progress: OnProgress, mark: str | None
 ) -> Path:
-    from trainmaster.training.fetching import http, s3
-    from trainmaster.training.fetching.sources import service_target
-
     match source:
         case ModelSource.S3:
             uri = name if scheme_of(name) else f"s3://{name}"
-            shown, fetched = name, s3.fetch(uri, s3.find(uri), access, on_progress)[0]
+            shown, fetched = name, s3.fetch(uri, s3.find(uri, access), access, on_progress)[0]
         case ModelSource.SCAIATLAS:
             path = name if scheme_of(name) else f"scaiatlas://{name}"
             query = f"?{urlencode({'revision': revision})}" if revision else ""
-            shown, fetched = path, http.download(service_target("scaiatlas", path, access, query), access, on_progress)
+            target = http.service_target("scaiatlas", path, access, query)
+            shown, fetched = path, http.download(target, access, on_progress)
         case _:
             target = http.target_of(name if scheme_of(name) else f"https://{name}")
             shown, fetched = target.shown, http.download(target, access, on_progress)

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 
 from trainmaster.jobs import objects
-from trainmaster.training.fetching.access import Access, Remedies
+from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, emptied, key_of, require_room
 from trainmaster.training.fetching.file_choice import is_ignored
 from trainmaster.training.steps import CredentialsError, InputError, OnProgress, UnavailableError, ignore_progress
@@ -33,25 +33,16 @@ if TYPE_CHECKING:
 _WILD = frozenset("*?[")
 
 
-def find(uri: str) -> list[str]:
+def find(uri: str, access: Access) -> list[str]:
     """The keys of a URI, sorted: an object, everything below a prefix, or all that match a pattern.
 
-    Raises:
-        InputError: there are none.
-        CredentialsError: the store refuses the credentials.
-        UnavailableError: it does not answer.
+    Raises PreparingError where that is not possible.
     """
-    return [meta["path"] for meta in _found(uri)]
+    return [meta["path"] for meta in _found(uri, access)]
 
 
 def fetch(uri: str, keys: Sequence[str], access: Access, on_progress: OnProgress = ignore_progress) -> list[Fetched]:
-    """Fetch objects; the files are in the order of the keys.
-
-    Raises:
-        InputError: one is not there.
-        CredentialsError: the store refuses the credentials.
-        UnavailableError: it does not answer.
-    """
+    """Fetch objects; the files are in the order of the keys. Raises PreparingError."""
     with _translated(uri, access):
         place = objects.open_place(uri)
         metas = [_require(objects.head(place, key), uri, key) for key in keys]
@@ -128,8 +119,8 @@ def _beginning(place: objects.Place, meta: ObjectMeta, access: Access) -> Fetche
     return Fetched(path=target, whole=size == meta["size"])
 
 
-def _found(uri: str, access: Access | None = None) -> list[ObjectMeta]:
-    credentials = access.s3_credentials if access else None
+def _found(uri: str, access: Access) -> list[ObjectMeta]:
+    credentials = access.s3_credentials
     with _translated(uri, access):
         wild = next((index for index, sign in enumerate(uri) if sign in _WILD), None)
         if wild is not None:
@@ -170,8 +161,9 @@ class _Meter:
 
 
 @contextlib.contextmanager
-def _translated(uri: str, access: Access | None = None) -> Iterator[None]:
-    remedy = (access.remedies if access else Remedies()).s3_keys
+def _translated(uri: str, access: Access) -> Iterator[None]:
+    """Raise the client's errors as ours."""
+    remedy = access.remedies.s3_keys
     try:
         yield
     except FileNotFoundError as error:
@@ -204,10 +196,7 @@ _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 def in_role(role: str | None, access: Access) -> Access:
     """The access with the keys of a role, which the keys of the environment assume; again whenever they expire.
 
-    Raises:
-        InputError: the environment has no keys to ask with.
-        CredentialsError: the service refuses them.
-        UnavailableError: it does not answer.
+    Raises PreparingError where that is not possible.
     """
     if not role:
         return access
