@@ -46,7 +46,6 @@ from trainmaster.server.http.routes import (
     queues,
     retention,
     submissions,
-    usage,
     webhooks,
     worker,
 )
@@ -66,7 +65,7 @@ _RESOURCES = (
     cluster.router,
     artifacts.router,
     checkpoints.router,
-    usage.router,
+    cluster.usage_router,
     retention.router,
     blobs.router,
     data.router,

@@ -24,7 +24,7 @@ from trainmaster.server.http.envelope import Ok, clean, encoded, number, numbers
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.http.wire.checkpoints import checkpoint_resource
+from trainmaster.server.http.wire.jobs import checkpoint_resource
 from trainmaster.server.storage import RUNS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope

@@ -3,23 +3,156 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.protocol.reasons import Reason
+from trainmaster.schema.jobs import (
+    MOST_BLOCKERS,
+    AttemptResource,
+    BlockerResource,
+    CheckpointResource,
+    FailureResource,
+    PendingResource,
+    Placement,
+)
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
+from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.spec.documents import load_stored, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import Desired, JobStatus
 from trainmaster.server.core.workloads import trainer
-from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers
+from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers, reported_at
 from trainmaster.server.http.requests import PREFIX
-from trainmaster.server.http.wire.attempts import attempt_resource, failure_of, placement_of
-from trainmaster.server.http.wire.checkpoints import checkpoint_resource
-from trainmaster.server.http.wire.wait_reasons import pending_resource
+from trainmaster.server.scheduling.explain import Blocker, Explanation
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
+
+# Why a job waits, and what would let it run.
+
+
+def pending_resource(explanation: Explanation) -> PendingResource:
+    best = explanation.best_node
+    return {
+        "code": explanation.code,
+        "message": explanation.message,
+        "needs": explanation.needs,
+        "best_node": None
+        if best is None
+        else {
+            "id": best.node_id,
+            "gpus_free": best.gpus_free,
+            "cpu_cores_free": best.cpu_cores_free,
+            "ram_mb_free": best.ram_mb_free,
+            "storage_mb_free": best.storage_mb_free,
+            "slots_free": best.slots_free,
+        },
+        "blockers": [_blocker(blocker) for blocker in explanation.blockers[:MOST_BLOCKERS]],
+        "blocker_count": len(explanation.blockers),
+        "would_start_if": explanation.would_start_if,
+        "max_runtime_seconds": explanation.runtime_s,
+    }
+
+
+def _blocker(blocker: Blocker) -> BlockerResource:
+    ends_in_s = blocker.ends_in_s
+    return {
+        "job_id": blocker.job_id,
+        "queued": blocker.queued,
+        "gpus": blocker.gpus,
+        "ends_in_seconds": None if ends_in_s is None else round(ends_in_s, 3),
+    }
+
+
+# Checkpoints of jobs.
+
+
+def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
+    return {
+        "checkpoint_id": clean(checkpoint.checkpoint_id),
+        "step": checkpoint.step,
+        "epoch": number(checkpoint.epoch),
+        "attempt": checkpoint.attempt,
+        "created_at": instant(checkpoint.created_at),
+        "metrics": numbers(dict(checkpoint.metrics)),
+        "is_best": checkpoint.checkpoint_id == job.best_checkpoint_id,
+        "is_latest": checkpoint.checkpoint_id == job.latest_checkpoint_id,
+        "pinned": checkpoint.pinned,
+        "kind": checkpoint.kind,
+        "name": clean(checkpoint.name),
+        "expires_at": reported_at(checkpoint.expires_at),
+        "size_bytes": checkpoint.size_bytes,
+        "uri": clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
+        "status": checkpoint.status,
+    }
+
+
+# Attempts of jobs: where they ran, and how they ended.
+
+
+def placement_of(attempt: Attempt) -> Placement:
+    return {
+        "backend": attempt.backend,
+        "nodes": [share.node_id for share in attempt.shares],
+        "gpus": [{"node_id": share.node_id, "index": gpu} for share in attempt.shares for gpu in share.gpus],
+    }
+
+
+def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
+    return {
+        "number": attempt.number,
+        "placement": placement_of(attempt),
+        "resume_checkpoint_id": attempt.resume_checkpoint_id,
+        "created_at": instant(attempt.created_at),
+        "started_at": instant(attempt.started_at),
+        "ended_at": instant(attempt.ended_at),
+        "stopping": attempt.stop,
+        "reason": attempt.reason,
+        "message": clean(attempt.message),
+        "error": _failure(attempt.reason, attempt.message, attempt.evidence, service=service),
+    }
+
+
+def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
+    """Why a job failed; None unless it did."""
+    if job.status is not JobStatus.FAILED:
+        return None
+    # A job that was refused before it ever ran has no attempt to tell of.
+    ended = [attempt for attempt in attempts if attempt.reason is not None and attempt.reason == job.reason]
+    return _failure(job.reason, job.message, ended[-1].evidence if ended else {}, service=job.is_service)
+
+
+def _failure(
+    reason: Reason | None, message: str | None, evidence: Mapping[str, Any], *, service: bool
+) -> FailureResource | None:
+    if reason is None or CONSEQUENCES[reason].fault is Fault.NONE:
+        return None
+    found = evidence.get("evidence")
+    inner = found if isinstance(found, Mapping) else {}
+    lines = inner.get("last_lines")
+    return {
+        "error_type": reason,
+        "error_message": clean(message or ""),
+        "fault": CONSEQUENCES[reason].fault,
+        "advice": CONSEQUENCES[reason].advice_for(service=service),
+        "exit_code": _integer(evidence.get("exit_code")),
+        "signal": _text(evidence.get("signal")),
+        "rank": _integer(evidence.get("rank")),
+        "step": _text(evidence.get("step")),
+        "last_lines": [clean(str(line)) for line in lines] if isinstance(lines, list) else [],
+        "frame": _text(inner.get("frame")),
+    }
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return clean(value) if isinstance(value, str) else None
+
 
 CONFIGS = ("training_config", "data_config", "resource_config", "output_config", "scheduling_config")
 _REQUESTS_KEPT = 512
