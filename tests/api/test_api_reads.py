@@ -15,8 +15,8 @@ from trainmaster.server.core.job import Progress
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.http.envelope import Ok, encoded
+from trainmaster.server.http.job_json import pending_resource
 from trainmaster.server.http.routes.jobs import plain_query
-from trainmaster.server.http.wire.jobs import pending_resource
 from trainmaster.server.scheduling.explain import Blocker, Explanation
 from trainmaster.server.scheduling.shortage import BestNode
 

@@ -33,7 +33,7 @@ from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.http.envelope import Ok
-from trainmaster.server.http.wire.jobs import JobView, job_json
+from trainmaster.server.http.job_json import JobView, job_json
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, checkpoints, jobs, nodes
 

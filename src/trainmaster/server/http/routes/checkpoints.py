@@ -17,9 +17,9 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, instant, ok
+from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, JobId, PlainText, StrictRoute, errors
-from trainmaster.server.http.wire.jobs import checkpoint_resource
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope

@@ -16,11 +16,11 @@ from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok
+from trainmaster.server.http.job_json import controlled_json
 from trainmaster.server.http.requests import parse_json, read_body, read_command
 from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
 from trainmaster.server.http.routes.jobs import answer
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, new_seed, submissions_of
-from trainmaster.server.http.wire.jobs import controlled_json
 from trainmaster.server.store import jobs
 
 router = APIRouter(route_class=StrictRoute, tags=["controls"])

@@ -29,6 +29,7 @@ from trainmaster.server.http.artifacts import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import Ok, encoded, ok_json
+from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import (
     IDEMPOTENCY_PARAMETER,
@@ -39,7 +40,6 @@ from trainmaster.server.http.router import (
     body,
     errors,
 )
-from trainmaster.server.http.wire.jobs import JobView, Summary, job_json, summary_of
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope

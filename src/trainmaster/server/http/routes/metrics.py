@@ -22,9 +22,9 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, clean, encoded, number, numbers, ok, reported_at
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event
+from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.http.wire.jobs import checkpoint_resource
 from trainmaster.server.storage import RUNS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
