@@ -1,4 +1,4 @@
-"""Jobs: in lists, and whole."""
+"""Jobs as JSON, in lists and whole, with their attempts, checkpoints and wait reasons."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.scheduling.explain import Blocker, Explanation
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
-
-# Why a job waits, and what would let it run.
 
 
 def pending_resource(explanation: Explanation) -> PendingResource:
@@ -66,9 +64,6 @@ def _blocker(blocker: Blocker) -> BlockerResource:
     }
 
 
-# Checkpoints of jobs.
-
-
 def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
     return {
         "checkpoint_id": clean(checkpoint.checkpoint_id),
@@ -87,9 +82,6 @@ def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
         "uri": clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
         "status": checkpoint.status,
     }
-
-
-# Attempts of jobs: where they ran, and how they ended.
 
 
 def placement_of(attempt: Attempt) -> Placement:
@@ -119,7 +111,7 @@ def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
     """Why a job failed; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
-    # A job that was refused before it ever ran has no attempt to tell of.
+    # A job that was refused before its first attempt has no evidence.
     ended = [attempt for attempt in attempts if attempt.reason is not None and attempt.reason == job.reason]
     return _failure(job.reason, job.message, ended[-1].evidence if ended else {}, service=job.is_service)
 
@@ -162,7 +154,7 @@ _LONGEST_KEPT = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job with what the store has around it."""
+    """A job with what its JSON shows beside it."""
 
     job: Job
     attempts: Sequence[Attempt]
@@ -177,20 +169,19 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A job as lists show it, as JSON. Only how long it has run changes with time."""
+    """A job as lists show it, as JSON. Only its run time changes by itself."""
 
     head: bytes
-    """The members before that, without a brace."""
+    """The members before the run time, without a brace."""
     tail: bytes
-    """Those after it."""
+    """The members after it."""
     runtime_s: float
-    """Of the attempts that ended, as are the seconds of GPUs."""
+    """Of the attempts that ended, as `gpu_s`."""
     gpu_s: float
     running_since: float | None
     gpus: int
 
     def members(self, now: float) -> bytes:
-        """All members, without braces."""
         running_s = 0.0 if self.running_since is None else max(0.0, now - self.running_since)
         runtime_s, gpu_s = round(self.runtime_s + running_s, 3), round(self.gpu_s + running_s * self.gpus, 3)
         times = f',"runtime_seconds":{float(runtime_s)!r},"gpu_seconds":{float(gpu_s)!r},'
@@ -304,7 +295,7 @@ def _request(job: Job) -> _Request:
 
 @functools.lru_cache(_REQUESTS_KEPT)
 def _kept_request(version: int, text: str) -> _Request:
-    """To read a request again takes longer than all the rest of an answer."""
+    """Cached: parsing a stored request takes longer than the rest of the answer."""
     return _shown(load_stored(version, StoredDocument(text)))
 
 

@@ -1,12 +1,14 @@
-"""Reading requests: bodies within bounds, JSON, idempotency keys."""
+"""Reading requests: bodies within limits, JSON, times, idempotency keys."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -22,23 +24,20 @@ from trainmaster.server.http.errors import StalledError, TooLargeError
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
 PATIENCE_S = 60.0
-"""For the next piece of a body, and for all of it beside the time that its bytes take at the slowest rate."""
+"""The time for the next piece of a body, and for the whole body beyond what its bytes take at the slowest rate."""
 SLOWEST_BYTES_PER_S = 1024
-"""A body that comes more slowly was made to keep a connection open."""
+"""A slower body is meant to keep a connection open."""
 MAX_VALUES = 100_000
-"""Twice what a request can make sense with. A wrong value costs a hundred times its length until it is reported."""
+"""Twice what a sensible request has. Reporting a wrong value costs a hundred times its length."""
 MAX_COMMAS = 4 * MAX_VALUES
-"""Counted before a body is decoded, as decoding millions of values takes a second. Text may hold some of them."""
+"""Counted before a body is decoded, as decoding millions of values takes a second. Texts may hold commas, too."""
 MAX_DEPTH = 64
-"""Of objects and lists within each other: what can be read may still be too deep to be written, further down the stack.
-Trainers take as much."""
+"""Nesting of objects and lists: a document that can be decoded may still be too deep to be encoded further down the
+stack. Trainers have the same limit."""
 PREFIX = "/v1"
-"""Where the routes lie."""
 ALIAS = "/modules/scaimind"
-"""Below the prefix: where they lie a second time."""
-
+"""Below the prefix, where all routes are found a second time."""
 METRICS_PATH = "/metrics"
-"""Where Prometheus reads."""
 
 REPLAYED = {"Idempotent-Replayed": "true"}
 """The header of an answer to a repeated request."""
@@ -117,7 +116,7 @@ def parse_json(body: bytes) -> object:
         raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
     try:
         document = json.loads(body, parse_constant=_no_constant)
-        # Each takes two bytes at least, and each level a bracket, so that few bodies have to be counted.
+        # A value takes at least two bytes, and a level a bracket: few bodies have to be counted.
         if len(body) > 2 * MAX_VALUES and not _holds_at_most(document, MAX_VALUES):
             message = f"has more than {MAX_VALUES} values"
         elif body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(document, MAX_DEPTH):
@@ -133,6 +132,26 @@ def parse_json(body: bytes) -> object:
     except ValueError as error:
         message = f"is not valid JSON: {error}"
     raise SpecError([Problem(field="body", message=message)])
+
+
+def parse_time(field: str, text: str) -> float:
+    """A time in a query, ISO 8601 or seconds since 1970, as seconds since 1970.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    with contextlib.suppress(ValueError):
+        return float(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        # In a query a '+' stands for a space.
+        moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    raise not_a_time(field)
+
+
+def not_a_time(field: str) -> SpecError:
+    message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
+    return SpecError([Problem(field=field, message=message)])
 
 
 async def read_model(request: Request, model: type[ModelT]) -> ModelT:
@@ -155,7 +174,7 @@ def _parsed(model: type[ModelT], body: bytes) -> ModelT:
 
 
 def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
-    """What makes a repetition of the request recognisable, if its sender wants that.
+    """The idempotency key of a request with a fingerprint of the request; None where it has no key.
 
     Raises:
         SpecError: the key is not 1 to 255 printable characters.
@@ -168,7 +187,7 @@ def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
     digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
     digest.update(request.scope["query_string"] + b"\n" + body)
-    # What is stored must not let anybody try out which secrets the body held.
+    # A keyed hash: from what is stored, nobody can guess the secrets in the body.
     fingerprint, *older = context_of(request).vault.sealer.fingerprints(digest.digest())
     return Idempotency(key=key, fingerprint=fingerprint, older=tuple(older))
 

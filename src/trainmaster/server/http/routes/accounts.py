@@ -1,4 +1,7 @@
-"""Accounts: who shares the cluster. Everybody sees their own; cluster administrators see and change all."""
+"""Accounts and API keys. Everybody sees their own; cluster administrators see and change all.
+
+A key is shown once, when it is created.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from http import HTTPStatus
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from sqlalchemy import Connection
 
 from trainmaster.schema.accounts import AccountList, AccountResource, KeyList, KeyResource, NewKey
@@ -22,7 +25,8 @@ from trainmaster.server.core.accounts import (
     new_key,
 )
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
-from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Principal, Viewer
+from trainmaster.server.core.fields import Model
+from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
@@ -39,24 +43,20 @@ Uid = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NewAccountBody(_Body):
+class NewAccountBody(Model):
     """An account to make."""
 
     account_id: AccountId
     uid: Uid = None
 
 
-class EditAccountBody(_Body):
+class EditAccountBody(Model):
     """What to change of an account."""
 
     uid: Uid
 
 
-class NamedAccount(_Body):
+class NamedAccount(Model):
     """An account, as clients of the Fireworks door look for it."""
 
     name: str = Field(description="`accounts/` and its id.")
@@ -70,13 +70,7 @@ class AccountsAnswer(Ok[AccountList]):
     accounts: list[NamedAccount] = Field(description="The account of your key, and no other.")
 
 
-def named_account(account_id: str) -> NamedAccount:
-    """An account as clients of the Fireworks door look for it."""
-    return NamedAccount(name=f"accounts/{account_id}", displayName=account_id)
-
-
 def account_resource(account: Account) -> AccountResource:
-    """An account as it is shown."""
     return AccountResource(account_id=account.account_id, uid=account.uid, created_at=instant(account.created_at))
 
 
@@ -100,7 +94,7 @@ async def list_accounts(
     found = await context.read(lambda connection: accounts.all(connection, principal.reach))
     whole = AccountsAnswer(
         data=AccountList(accounts=[account_resource(account) for account in found]),
-        accounts=[named_account(principal.account_id)],
+        accounts=[NamedAccount(name=f"accounts/{principal.account_id}", displayName=principal.account_id)],
     )
     return Response(whole.model_dump_json(), media_type=JSON)
 
@@ -165,17 +159,13 @@ async def remove_account(context: Context, account_id: AccountPath) -> Response:
     return ok(account_resource(await context.write(remove)))
 
 
-# API keys: cluster administrators create and revoke them. A key is shown once, when it is created.
-
 keys_router = APIRouter(route_class=StrictRoute, tags=["keys"])
 
 KeyId = Annotated[str, Path(min_length=1, max_length=256)]
 
 
-class NewKeyBody(BaseModel):
+class NewKeyBody(Model):
     """A key to make."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
     account_id: AccountId | None = Field(default=None, description="Whose it is; by default that of your key.")
@@ -186,7 +176,6 @@ class NewKeyBody(BaseModel):
 
 
 def key_resource(key: ApiKey) -> KeyResource:
-    """A key as it is shown."""
     return KeyResource(
         key_id=key.key_id,
         account_id=key.account_id,
@@ -223,7 +212,8 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
     """Make a key. The answer has it, and nobody is ever shown it again."""
     wanted = await read_model(request, NewKeyBody)
     scopes = tuple(scope for scope in KeyScope if scope in wanted.scopes)
-    _check_scopes(principal, scopes)
+    if beyond := ", ".join(scope for scope in scopes if scope not in principal.scopes):
+        raise InsufficientScopeError(f"your key cannot give what it does not have: {beyond}")
     key = new_key(wanted.prefix)
     stored = ApiKey(
         key_id=key_id_of(key),
@@ -261,10 +251,3 @@ async def revoke_key(request: Request, context: Context, key_id: KeyId) -> Respo
     gate: Gate = request.app.state.gate
     gate.forget(key_id)
     return ok(key_resource(revoked))
-
-
-def _check_scopes(principal: Principal, scopes: tuple[KeyScope, ...]) -> None:
-    """Nobody gives what they do not have."""
-    beyond = ", ".join(scope for scope in scopes if scope not in principal.scopes)
-    if beyond:
-        raise InsufficientScopeError(f"your key cannot give what it does not have: {beyond}")

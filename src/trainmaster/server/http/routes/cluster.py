@@ -1,9 +1,8 @@
-"""The cluster: its resources, how much of them is used, the leader, and the backends."""
+"""The cluster: its resources and their present and past use, the leader, backends and training runtimes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import threading
 from collections import Counter
@@ -31,7 +30,7 @@ from trainmaster.schema.cluster import (
     RuntimeResource,
 )
 from trainmaster.schema.reports import Usage, UsageRow
-from trainmaster.server.coordinator.operator_files import RuntimeDocument, RuntimeFiles
+from trainmaster.server.coordinator.operator_files import RuntimeDocument
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.reports import EngineFacts
@@ -40,6 +39,7 @@ from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import VIEWERS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, instant, ok
+from trainmaster.server.http.requests import not_a_time, parse_time
 from trainmaster.server.http.router import PlainText, StrictRoute, errors
 from trainmaster.server.store import attempts, leases, nodes, queues, usage
 from trainmaster.server.store.leases import Lease
@@ -56,7 +56,7 @@ def cluster_resource(
     version: str,
     now: float,
 ) -> ClusterResource:
-    """The cluster from its parts; what is on nodes that are offline does not count."""
+    """The cluster from its parts; nodes that are offline do not count."""
     every = list(nodes)
     present = [node for node in every if node.state is not NodeState.OFFLINE]
     total: Counter[str] = Counter(gpu.type for node in present for gpu in node.gpus)
@@ -123,7 +123,6 @@ async def show_cluster(principal: Viewer, context: Context) -> Response:
 
 
 def engine_resource(facts: EngineFacts | None) -> EngineResource | None:
-    """An engine, if there is one."""
     if facts is None:
         return None
     return EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
@@ -131,7 +130,7 @@ def engine_resource(facts: EngineFacts | None) -> EngineResource | None:
 
 _PATIENCE_S = 8.0
 _looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts | None]] = {}
-"""The looks at engines that are under way, by whom they ask, and for which backend."""
+"""The questions to engines that are under way."""
 
 BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 
@@ -170,14 +169,14 @@ async def show_backend(context: Context, name: BackendName) -> Response:
 
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
-    """What runs the jobs of a backend, asked now: once for all who want to know, and in a thread of its own.
+    """Ask for the engine of a backend now: once for all requests that wait for it.
 
-    An engine that hangs keeps none of the threads that other requests need.
+    A thread of its own asks, so that an engine that hangs keeps no thread that other requests need.
     """
     look = _looks.get((ask, name))
     if look is None:
         look = _looks[ask, name] = Future()
-        look.set_running_or_notify_cancel()  # so that nobody who goes takes it from the others
+        look.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
         threading.Thread(target=_look, args=(look, ask, name), name=f"look at {name}", daemon=True).start()
     try:
         return await asyncio.wait_for(asyncio.wrap_future(look), _PATIENCE_S)
@@ -188,7 +187,7 @@ async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> Eng
 def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | None], name: str) -> None:
     try:
         found = ask(name)
-    except Exception as error:  # whoever waits for it shall know
+    except Exception as error:  # for the requests that wait
         look.set_exception(error)
     else:
         look.set_result(found)
@@ -196,20 +195,11 @@ def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | N
         del _looks[ask, name]
 
 
-# Training runtimes from files of the server, which clients read.
+# Training runtimes: files of the server that clients read
 
 
 def runtime_resource(runtime: RuntimeDocument) -> RuntimeResource:
-    """One runtime."""
     return RuntimeResource(name=runtime.name, kind=runtime.kind, file=runtime.file, document=dict(runtime.document))
-
-
-def runtime_list(found: RuntimeFiles) -> RuntimeList:
-    """What a directory has."""
-    return RuntimeList(
-        runtimes=[runtime_resource(runtime) for runtime in found.runtimes],
-        problems=[RuntimeProblem(file=each.file, message=each.message) for each in found.broken],
-    )
 
 
 runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependencies=VIEWERS_ONLY)
@@ -220,7 +210,13 @@ RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x0
 @runtimes_router.get("/runtimes", response_model=Ok[RuntimeList], responses=errors())
 async def list_runtimes(context: Context) -> Response:
     """List the runtimes of this server, for every account the same; built-in ones are the clients'."""
-    return ok(runtime_list(await run_in_threadpool(context.runtimes)))
+    found = await run_in_threadpool(context.runtimes)
+    return ok(
+        RuntimeList(
+            runtimes=[runtime_resource(runtime) for runtime in found.runtimes],
+            problems=[RuntimeProblem(file=each.file, message=each.message) for each in found.broken],
+        )
+    )
 
 
 @runtimes_router.get("/runtimes/{name}", response_model=Ok[RuntimeResource], responses=errors(HTTPStatus.NOT_FOUND))
@@ -229,11 +225,10 @@ async def show_runtime(context: Context, name: RuntimeName) -> Response:
     return ok(runtime_resource((await run_in_threadpool(context.runtimes)).get(name)))
 
 
-# Usage: what jobs held, and for how long.
+# Usage: what jobs held, and for how long
 
 
 def usage_row(used: Used) -> UsageRow:
-    """A group as it is shown."""
     return UsageRow(
         key=used.key,
         jobs=used.jobs,
@@ -274,8 +269,8 @@ async def show_usage(
         require(request, KeyScope.CLUSTER_ADMIN)
         scope = Scope.everything()
     now = context.clock()
-    begin = _moment("from", since) if since else 0.0
-    end = _moment("to", until) if until else now
+    begin = _parse_bound("from", since) if since else 0.0
+    end = _parse_bound("to", until) if until else now
     if end < begin:
         raise SpecError([Problem(field="to", message="must not be before `from`")])
 
@@ -293,16 +288,8 @@ async def show_usage(
     return ok(await context.read(find))
 
 
-def _moment(field: str, text: str) -> float:
-    """A time, in seconds since 1970."""
-    seconds = None
-    with contextlib.suppress(ValueError):
-        seconds = float(text)
-    with contextlib.suppress(ValueError, OverflowError):
-        # In a query a '+' stands for a space.
-        moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if seconds is None or not 0 <= seconds <= _LATEST:
-        message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
-        raise SpecError([Problem(field=field, message=message)])
+def _parse_bound(field: str, text: str) -> float:
+    seconds = parse_time(field, text)
+    if not 0 <= seconds <= _LATEST:
+        raise not_a_time(field)
     return seconds

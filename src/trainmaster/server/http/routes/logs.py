@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http import HTTPStatus
 from json.encoder import encode_basestring
 from typing import Annotated, Literal
@@ -17,7 +15,6 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.schema.reports import LogPage
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Viewer
@@ -25,6 +22,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok_json, reported_at
 from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.log_reader import Cursor, Entry, LogFilter, LogReader, LogSight, Page
+from trainmaster.server.http.requests import parse_time
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
 from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
@@ -125,7 +123,7 @@ async def logs(
     chosen = LogFilter(attempt=number, node=node, rank=rank, stream=stream, step=step)
     given = last_event_id or cursor
     position = Cursor.decode(given) if given else None
-    since_s = _seconds(since) if since is not None else None
+    since_s = parse_time("since", since) if since is not None else None
 
     def find(connection: Connection) -> Job:
         return jobs.get(connection, principal.scope, job_id)
@@ -157,18 +155,6 @@ async def logs(
 def _attempt(text: str | None) -> tuple[int | None, bool]:
     """The number of one attempt, or whether all are wanted."""
     return (None, text == "all") if text is None or text == "all" else (int(text), False)
-
-
-def _seconds(text: str) -> float:
-    """A time, in seconds since 1970."""
-    with contextlib.suppress(ValueError):
-        return float(text)
-    with contextlib.suppress(ValueError, OverflowError):
-        # In a query a '+' stands for a space.
-        moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
-    raise SpecError([Problem(field="since", message=message)])
 
 
 PIECE_LINES = 1000
