@@ -103,7 +103,7 @@ def create_app(context: ApiContext) -> Front:
     app.state.gateway = gateway.Gateway(context)
     app.state.submissions = submissions.Submissions(context)
     app.state.summaries = jobs.Summaries()
-    app.state.trials = webhooks.Trials(context.subscriptions)
+    app.state.trial_deliveries = webhooks.TrialDeliveries(context.subscriptions)
     app.state.gate = Gate(context)
     trainers = Trainers(context)
     app.state.tinker = TinkerDoor(context, app.state.gate, trainers)

@@ -72,6 +72,27 @@ class Buckets:
         self._buckets = kept if len(kept) < _MOST_BUCKETS else {}
 
 
+class ConcurrencyLimit:
+    """Limits what is under way at the same time, by name. Not thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._under_way: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def count(self, name: str, refusal: RateLimitedError) -> Iterator[None]:
+        """Count one until the block ends; at the limit, raise `refusal`."""
+        if self._under_way[name] >= self._most:
+            raise refusal
+        self._under_way[name] += 1
+        try:
+            yield
+        finally:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
@@ -123,7 +144,7 @@ class Gate:
         limited = context.rate_limit_per_s > 0
         self._rates = Buckets(context.rate_limit_per_s, context.rate_burst) if limited else None
         self._mistakes = Buckets(FAILURES_PER_S, FAILURES_AT_ONCE) if limited else None
-        self._under_way: Counter[str] | None = Counter() if limited else None
+        self._concurrency = ConcurrencyLimit(AT_ONCE) if limited else None
 
     async def admit(self, scope: Any, path: str) -> None:
         """Authenticate a request, and note its principal in the scope's state.
@@ -148,39 +169,30 @@ class Gate:
         elif not by_token:
             raise InvalidTokenError
 
-    @contextlib.contextmanager
-    def under_way(self, principal: Principal | None) -> Iterator[None]:
+    def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
         """Count a request of a principal as under way until the block ends.
 
         Raises:
             RateLimitedError: too many others of the same key are under way.
         """
-        if self._under_way is None or principal is None:
-            yield
-            return
-        if self._under_way[principal.key_id] >= AT_ONCE:
-            raise RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
-        self._under_way[principal.key_id] += 1
-        try:
-            yield
-        finally:
-            self._under_way[principal.key_id] -= 1
-            if not self._under_way[principal.key_id]:
-                del self._under_way[principal.key_id]
+        if self._concurrency is None or principal is None:
+            return contextlib.nullcontext()
+        refusal = RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
+        return self._concurrency.count(principal.key_id, refusal)
 
     async def whose(self, credential: str) -> Principal | None:
-        """Whom a key stands for that came inside a request; None when there is no such key."""
+        """The owner of a key that came inside a request; None when there is no such key."""
         return await self._principal(key_digest(credential), None)
 
     def forget(self, key_id: str) -> None:
-        """Let nobody in by what is remembered of a key: it was revoked."""
+        """Forget a key that was revoked."""
         self._revocations += 1
         for digest, (_, principal) in list(self._known.items()):
             if principal.key_id == key_id:
                 del self._known[digest]
 
     async def _principal(self, digest: str, peer: str | None) -> Principal | None:
-        """Whom a key stands for; None when there is no such key. An address that sends many of those has to wait."""
+        """The owner of a key; None when there is no such key. An address that sends many wrong keys has to wait."""
         now = time.monotonic()
         expires, principal = self._known.get(digest, (0.0, None))
         if now < expires or now < self._strangers.get(digest, 0.0):
@@ -193,7 +205,7 @@ class Gate:
         try:
             key = await self._context.read(lambda connection: accounts.find_key(connection, Scope.everything(), digest))
         except StoreUnavailableError as error:
-            # What the database says is for those who run it, and nobody knows yet who is asking.
+            # The database's own words are for its operators, and the caller is not known yet.
             _log.warning("keys cannot be looked up: %s", error.message)
             raise StoreUnavailableError("the database does not answer; try again") from None
         if key is None:

@@ -1,9 +1,9 @@
-"""Following what grows: logs, metrics, events, wishes. A thousand followers of one thing cost little more than one.
+"""Following logs, metrics, events and control documents, most of them as server-sent events.
 
-A *source* is something that grows; equal sources are the same. One task looks at all sources that are followed, many
-times a second, and wakes the followers of those that have changed. A follower holds nothing but a cursor; what it is
-sent depends only on the cursor and on the last look, so that followers at the same cursor share one reading of the
-files and one encoding.
+A *source* is something that grows; equal sources are the same. One task looks at all followed sources, many times a
+second, and wakes the followers of those that have changed. A follower holds only a cursor; what it is sent depends on
+the cursor and on the last look alone, so that followers at the same cursor share one read of the files and one
+encoding: a thousand followers of one source cost little more than one.
 """
 
 from __future__ import annotations
@@ -29,46 +29,41 @@ from trainmaster.server.store import events
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
-# Server-sent events: how they are written, and the response that carries them.
-
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT = b": still here\n\n"
-"""A comment: keeps the connection open, and means nothing."""
+"""A comment, which keeps the connection open."""
 DONE = b"data: [DONE]\n\n"
-"""The last thing in every stream that came to its end."""
+"""Ends every stream that is complete or has failed."""
 
 
 def sse_event(kind: str, data: str, cursor: str | int | None = None) -> bytes:
-    """One event. `data` is one line; `cursor` is what the client sends as Last-Event-ID to go on after it."""
+    """One event. `data` is one line; the client sends `cursor` as Last-Event-ID to go on after it."""
     head = f"event: {kind}\n" if cursor is None else f"id: {cursor}\nevent: {kind}\n"
     return f"{head}data: {data}\n\n".encode()
 
 
 def sse_end(status: str, notice: str | None = None) -> bytes:
-    """The end of a stream that is complete, with the status of its job, and why it was empty where that needs words."""
+    """The end of a complete stream, with the status of its job and a notice where there is one."""
     return sse_event("end", json.dumps({"status": status} | ({"notice": notice} if notice else {}))) + DONE
 
 
 def sse_failure(error: TrainmasterError) -> bytes:
-    """The end of a stream that broke: the status was sent long ago."""
+    """The end of a stream that failed, whose HTTP status was sent long ago."""
     return sse_event("error", json.dumps({"code": error.code, "message": error.message})) + DONE
 
 
 def wants_events(request: Request) -> bool:
-    """Whether the client asks for a stream of events."""
     return EVENT_STREAM in request.headers.get("accept", "")
 
 
 class EventStream(StreamingResponse):
-    """A response that is a stream of events."""
-
     def __init__(self, content: AsyncGenerator[bytes, None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(content, media_type=EVENT_STREAM, headers=headers)
         self._content = content
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events; whoever leaves in the middle stops following at once."""
+        """Send the events, and stop following as soon as the client leaves."""
         async with contextlib.aclosing(self._content):
             await super().stream_response(send)
 
@@ -77,14 +72,14 @@ _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
 REST_FACTOR = 4.0
-"""After a look, rest so many times as long as it took: a thousand followed jobs must not take all of a core."""
+"""The pause after a look, as a multiple of its duration: a thousand followed jobs must not take a whole core."""
 WAKE_S = 0.0002
-"""What it costs to send something to one follower, roughly; the next look waits until the last was passed on."""
+"""The rough cost of sending to one follower; the next look waits until all were sent to."""
 PASSING_EVERY_S = 1.0
-"""How often one follower is sent what passes: a progress bar may change many times a second."""
+"""How often a follower is sent passing data: a progress bar may change many times a second."""
 HEARTBEAT_S = 10.0
 _SHARED_PIECES = 64
-"""How many readings of one source are kept between two looks; who is far behind reads for himself."""
+"""Pieces of one source that are shared between two looks; a follower that is far behind reads its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +89,11 @@ class Piece:
     data: bytes
     cursor: str
     end: bool = False
-    """Nothing will ever follow."""
+    """Nothing will follow."""
     at_end: bool = False
     """Nothing follows before the source changes again."""
     passing: bytes = b""
-    """What is so now, and will be replaced: sent after the data, now and then, and not part of what a cursor counts."""
+    """A present state that will be replaced: sent after the data, now and then, and not counted by cursors."""
 
 
 class Watched(Protocol):
@@ -106,13 +101,12 @@ class Watched(Protocol):
 
     @property
     def job_id(self) -> str | None:
-        """The job whose events tell of a change; None when any event does."""
+        """The job whose events announce a change; None when any event does."""
 
     def look(self, connection: Connection, before: Any, *, changed: bool) -> Any:
-        """What can be read now, as a value that differs when there is more than `before`.
+        """What can be read now, as a value that differs from `before` when there is more.
 
-        Without `changed` nothing was written to the database since `before` was seen. The first time, `before` is
-        None.
+        Without `changed`, nothing was written to the database since `before`, which is None the first time.
         """
 
 
@@ -120,12 +114,10 @@ class Source(Watched, Protocol):
     """Something that grows, and is read piece by piece."""
 
     def read(self, sight: Any, cursor: str) -> Piece:
-        """What comes after a cursor, of what was seen."""
+        """The next piece after a cursor, within what was seen."""
 
 
 class Followers:
-    """All followers of one server."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._watches: dict[Watched, _Watch] = {}
@@ -135,13 +127,13 @@ class Followers:
         self._last_event = 0
 
     def close(self) -> None:
-        """Break all streams off; clients come back to the next server with their cursors."""
+        """End all streams; clients reconnect to the next server with their cursors."""
         self.closed = True
         for watch in self._watches.values():
             watch.wake()
 
     async def follow(self, source: Source, cursor: str) -> AsyncGenerator[bytes, None]:
-        """What comes after a cursor and what will come, as a body of server-sent events."""
+        """What follows a cursor, now and later, as a body of server-sent events."""
         sent_at = time.monotonic()
         passing, passing_at = b"", -PASSING_EVERY_S
         try:
@@ -178,7 +170,7 @@ class Followers:
 
     @contextlib.asynccontextmanager
     async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
-        """Have a source looked at for as long as the block runs."""
+        """Watch a source while the block runs."""
         watch = self._watches.get(source)
         if watch is None:
             watch = self._watches[source] = _Watch(source)
@@ -194,7 +186,7 @@ class Followers:
                 del self._watches[source]
 
     async def _keep_looking(self) -> None:
-        # What was missed while nobody followed anything does not matter: each watch is looked at anew.
+        # Each watch is looked at anew, so that nothing is missed from the time when nobody followed.
         self._data_version = -1
         for watch in self._watches.values():
             watch.confirmed = False
@@ -218,7 +210,7 @@ class Followers:
             await asyncio.sleep(max(LOOK_EVERY_S, took_s * REST_FACTOR, woken * WAKE_S))
 
     def _look_at_all(self, watches: Collection[_Watch]) -> tuple[list[tuple[_Watch, Any]], float]:
-        """What is to be seen of each source, and how long it took."""
+        """What each source shows now, and how long the look took."""
         began = time.monotonic()
         version = self._data_version
         now_version = self._database.data_version()
@@ -248,13 +240,13 @@ class _Watch:
         self.followers = 0
         self.sight: Any = None
         self.confirmed = False
-        """The sight is of a look at all: what happened after it will be noticed. The first one is a look apart."""
+        """The sight comes from a look at all sources, which notices later changes; the first look does not."""
         self.changed = asyncio.Event()
         self._first: asyncio.Task[None] | None = None
         self._pieces: dict[str, asyncio.Task[Piece]] = {}
 
     async def first_look(self, database: Database) -> None:
-        """Look, unless that was done; once for all who begin to follow at the same time."""
+        """Look once, for all who begin to follow at the same time."""
         if self._first is None:
             self._first = asyncio.create_task(self._look(database))
         await asyncio.shield(self._first)
@@ -269,23 +261,18 @@ class _Watch:
             self.sight = sight
 
     def seen(self) -> Any:
-        """What was last seen.
-
-        Raises:
-            Exception: whatever the last look met.
-        """
+        """What was last seen; raises the exception of a look that failed."""
         if isinstance(self.sight, Exception):
             raise self.sight
         return self.sight
 
     def wake(self) -> None:
-        """Have the followers look."""
         self._pieces.clear()
         self.changed.set()
         self.changed = asyncio.Event()
 
     async def read(self, source: Source, cursor: str) -> Piece:
-        """What comes after a cursor; read once for all who are there."""
+        """The next piece after a cursor, read once for all followers at it."""
         task = self._pieces.get(cursor)
         if task is None:
             if len(self._pieces) >= _SHARED_PIECES:
@@ -293,12 +280,12 @@ class _Watch:
             reading = run_in_threadpool(source.read, self.seen(), cursor)
             task = self._pieces[cursor] = asyncio.create_task(reading)
             task.add_done_callback(_retrieve)
-        # One follower that leaves must not take the piece from the others.
+        # A follower that leaves must not cancel the read for the others.
         return task.result() if task.done() else await asyncio.shield(task)
 
 
 def _look(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:
-    """What is to be seen, or the failure: one source that cannot be looked at must not hold up the others."""
+    """What a source shows, or its exception: a broken source must not stop the look at the others."""
     try:
         return source.look(connection, None if isinstance(before, Exception) else before, changed=changed)
     except StoreUnavailableError:
@@ -308,12 +295,11 @@ def _look(source: Watched, connection: Connection, before: Any, *, changed: bool
 
 
 def _retrieve(task: asyncio.Task[Piece]) -> None:
-    """A failure was for those who waited; when all have left, nobody else needs to hear of it."""
+    """Mark an exception as retrieved: those who waited got it, and asyncio need not warn when all have left."""
     if not task.cancelled():
         task.exception()
 
 
 def followers_of(request: Request) -> Followers:
-    """The followers of the application that got the request."""
     followers: Followers = request.app.state.followers
     return followers

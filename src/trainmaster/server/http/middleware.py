@@ -1,7 +1,4 @@
-"""What every request passes first: an id, the check of its credentials, and the net below everything.
-
-It also counts what is answered, and writes the access log.
-"""
+"""The outermost application: request ids, authentication, shortcuts, unexpected errors, request metrics, access log."""
 
 from __future__ import annotations
 
@@ -32,19 +29,17 @@ _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _HEADER = REQUEST_ID.lower().encode()
 _RUN = secrets.token_hex(4)
-"""Of this process. Random bytes for each request would be dear: to get them, a thread gives way to all others."""
+"""Of this process. Random bytes for each request would be slow: reading them releases the interpreter lock."""
 _numbers = itertools.count(1)
 _SECOND = PREFIX + ALIAS
 _BELOW = f"{PREFIX}/"
 ErrorRenderer = Callable[[str, TrainmasterError, str], Response]
 """Makes the answer to a failed request from its path, the error and the request's id: doors have forms of their own."""
 NO_ROUTE = "none"
-"""The route of a request that led to none: whatever clients make up must not become a name in the metrics."""
+"""Counts requests for unknown routes: paths that clients make up must not become labels of metrics."""
 
 
 class Front:
-    """The outermost application."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -56,7 +51,7 @@ class Front:
         on_open: Sequence[Callable[[], None]],
         on_close: Sequence[Callable[[], None]],
     ) -> None:
-        """Stand before `app`; requests with the method and path of a shortcut go to its handler first.
+        """Requests with the method and path of a shortcut go to its handler first, and to `app` if that returns None.
 
         The last part of a path may be a parameter, as in `/v1/jobs/{job_id}`.
         """
@@ -75,17 +70,16 @@ class Front:
         self._access_level = context.access_level
 
     def open(self) -> None:
-        """Begin what is done without being asked for. Called in the event loop."""
+        """Start background work. Called in the event loop."""
         for begin in self._on_open:
             begin()
 
     def close(self) -> None:
-        """Break off what would never end by itself, before the server stops. Called in the event loop."""
+        """End streams and background work before the server stops. Called in the event loop."""
         for close in self._on_close:
             close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] == "http":
             await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -141,7 +135,7 @@ class Front:
                 self._note(scope, status, time.perf_counter() - began)
 
     def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
-        """The handler that a request may go to first, and the name of its route."""
+        """The shortcut of a request, if any, and the name of its route."""
         method, path = scope["method"], scope["path"]
         if (handler := self._shortcuts.get((method, path))) is not None:
             return handler, path
@@ -166,7 +160,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _believe_proxy(scope: Scope) -> None:
-    """Take a client's address and scheme from what the proxy says; of several addresses, the last is its own word."""
+    """Take the client's address and scheme from the proxy's headers; the proxy added the last address itself."""
     for name, value in scope["headers"]:
         if name == b"x-forwarded-for":
             scope["client"] = (str(value, "latin-1").rpartition(",")[2].strip(), 0)
@@ -175,7 +169,7 @@ def _believe_proxy(scope: Scope) -> None:
 
 
 def _counted_as(scope: Scope, route: str) -> tuple[str, str]:
-    """The method and the route under which an answer is counted; both prefixes are one."""
+    """The method and route that an answer is counted under; both prefixes count as one."""
     route = route or getattr(scope.get("route"), "path", "")
     if not route:
         return "", NO_ROUTE

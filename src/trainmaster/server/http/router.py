@@ -29,11 +29,13 @@ Sha256 = Annotated[str, Path(description="The SHA-256 of the content, in hexadec
 AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
 MAX_OFFSET = 2**62
 """More than any file or table will ever have, and small enough for every database."""
-
+BINARY = "application/octet-stream"
+BINARY_CONTENT: dict[str, Any] = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+"""For `content` of a body or an answer in the OpenAPI document."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 QuickHandler = Callable[[Request], Coroutine[Any, Any, Response | None]]
-"""Answers a request, or leaves it to the route by returning None."""
+"""Answers a request, or returns None to leave it to the route."""
 
 _MEANINGS = {
     HTTPStatus.BAD_REQUEST: "Well-formed, but refused.",
@@ -58,17 +60,16 @@ _ALWAYS = (
 )
 
 REQUEST_MODELS: dict[str, type[BaseModel]] = {}
-"""The models of request bodies that we read ourselves; the OpenAPI document takes their schemas from here."""
+"""The models of request bodies that routes read themselves, for the OpenAPI document."""
 
 
 class StrictRoute(APIRoute):
-    """A route that refuses query parameters which it does not know."""
+    """A route that refuses unknown query parameters."""
 
     prefixes: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of names that are known too."""
+    """Prefixes of names that are known, too."""
 
     def get_route_handler(self) -> Handler:
-        """The route's handler, behind the check."""
         return self._checked(super().get_route_handler())
 
     def _checked(self, handler: Handler) -> Handler:
@@ -83,10 +84,9 @@ class StrictRoute(APIRoute):
 
 
 class RawRoute(StrictRoute):
-    """A route whose endpoint takes the request and nothing else: no dependency is solved, which is faster."""
+    """A route whose endpoint takes only the request; it is faster, as no dependencies are solved."""
 
     def get_route_handler(self) -> Handler:
-        """The endpoint itself, behind the check."""
         endpoint: Handler = self.endpoint
         return self._checked(endpoint)
 
@@ -105,7 +105,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], prefixes: tuple[s
 
 
 def errors(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route, for its `responses`; those that every route has are added."""
+    """The error answers of a route, for its `responses`, with those that every route has."""
     return {int(status): {"model": ErrorEnvelope, "description": _MEANINGS[status]} for status in (*statuses, *_ALWAYS)}
 
 
@@ -148,13 +148,13 @@ Logs, metrics and events are pages of JSON, or server-sent events for `Accept: t
 """
 
 BY_TOKEN: dict[str, Any] = {"security": [{"attemptToken": []}]}
-"""For `openapi_extra`: the route wants an attempt's token."""
+"""For `openapi_extra`: the route needs an attempt's token."""
 BY_RANK_TOKEN: dict[str, Any] = {"security": [{"rankToken": []}]}
-"""For `openapi_extra`: the route wants the token of an attempt's ranks."""
+"""For `openapi_extra`: the route needs the token of an attempt's ranks."""
 BY_EITHER: dict[str, Any] = {"security": [{"bearer": []}, {"apiKey": []}, {"attemptToken": []}]}
 """For `openapi_extra`: the route takes a key or a token."""
 OPEN: dict[str, Any] = {"security": []}
-"""For `openapi_extra`: the route is answered to anybody."""
+"""For `openapi_extra`: the route is open to anybody."""
 
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
@@ -165,7 +165,7 @@ _SCHEMES = {
 
 
 def install_openapi(app: FastAPI, version: str) -> None:
-    """Make the application describe itself."""
+    """Have the application serve its OpenAPI document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -184,7 +184,7 @@ def install_openapi(app: FastAPI, version: str) -> None:
 
 
 def _request_schemas() -> dict[str, Any]:
-    # The mode is part of the names that pydantic chooses only when both are asked for.
+    # Asked for one mode alone, pydantic leaves the mode out of the names.
     _, document = models_json_schema(
         [(model, "validation") for model in REQUEST_MODELS.values()], ref_template="#/components/schemas/{model}"
     )

@@ -35,20 +35,19 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, instant, ok
 from trainmaster.server.http.errors import UnsatisfiableRangeError
-from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PlainText, StrictRoute, errors
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope as AccountScope
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
 
-BINARY = "application/octet-stream"
 MAX_PLACES = 1000
-"""Directories of checkpoints that one page looks into: a job may have tens of thousands, and most of them empty."""
+"""Directories of checkpoints that one page reads: a job may have tens of thousands, most of them empty."""
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FILE: dict[int | str, dict[str, Any]] = {
-    int(status): {"description": meaning, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+    int(status): {"description": meaning, "content": BINARY_CONTENT}
     for status, meaning in (
         (HTTPStatus.OK, "The content."),
         (HTTPStatus.PARTIAL_CONTENT, "The part of it that was asked for with `Range`."),
@@ -99,7 +98,7 @@ def _places(
     checkpoint_id: str | None,
     after: Position,
 ) -> tuple[list[Place], str | None]:
-    """The directories that one page looks into, and where the next page begins if there are more."""
+    """The directories that one page reads, and the token of the next page if there are more."""
     found: list[tuple[str, str]] = []
     start = after[1] if after and after[0] == "checkpoint" else ""
     if kind == "output" or (after and after[0] == "output"):
@@ -154,7 +153,7 @@ async def get_artifact(
 
 
 class FileStream(StreamingResponse):
-    """A part of an open file, which is closed at the end, however that comes."""
+    """Sends a part of an open file, and closes the file in any case."""
 
     def __init__(self, opened: OpenArtifact, begin: int, end: int) -> None:
         self._opened = opened
@@ -173,7 +172,6 @@ class FileStream(StreamingResponse):
         super().__init__(self._read(begin, end), status_code=status, headers=headers, media_type=BINARY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -189,7 +187,7 @@ class FileStream(StreamingResponse):
 
 
 def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
-    """The part of a file that a request wants. A range that we do not understand is not one."""
+    """Begin and end of the part that a request asks for; a malformed range means the whole file."""
     size = artifact.size
     wanted = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
     if wanted is None or not any(wanted.groups()) or request.headers.get("if-range", artifact.etag) != artifact.etag:

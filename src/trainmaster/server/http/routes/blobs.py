@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import secrets
@@ -23,7 +22,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InvalidTokenError
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.router import BY_EITHER, Sha256, StrictRoute, errors
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_EITHER, Sha256, StrictRoute, errors
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
@@ -31,13 +30,12 @@ from trainmaster.server.store.scope import Scope
 
 router = APIRouter(route_class=StrictRoute, tags=["blobs"])
 
-BINARY = "application/octet-stream"
 _BUFFER_BYTES = 1 << 20
-"""How much is taken in before it is written: a trip to a thread for each packet would cost more than the writing."""
+"""How much is received before a thread writes it: a thread for each packet would cost more than the writing."""
 _FILE: dict[int | str, dict[str, Any]] = {
     HTTPStatus.OK: {
         "description": "The content.",
-        "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}},
+        "content": BINARY_CONTENT,
     }
 }
 
@@ -49,9 +47,7 @@ _FILE: dict[int | str, dict[str, Any]] = {
         **errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         HTTPStatus.CREATED: {"model": Ok[BlobResource], "description": "It was not here before."},
     },
-    openapi_extra={
-        "requestBody": {"required": True, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
-    },
+    openapi_extra={"requestBody": {"required": True, "content": BINARY_CONTENT}},
 )
 async def put_blob(request: Request, principal: Manager, context: Context, sha256: Sha256) -> Response:
     """Ship a file. Shipping it again changes nothing; a file that no job uses is removed after a day."""
@@ -68,7 +64,7 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
         job_inputs.put_blob(connection, principal.scope, sha256, size, context.clock())
         return known
 
-    known = await asyncio.wrap_future(context.database.write(record))
+    known = await context.write(record)
     if not await run_in_threadpool(target.exists):
         raise StoreUnavailableError("the file was collected in the very moment it was shipped; ship it again")
     return ok(BlobResource(sha256=sha256, size_bytes=size), HTTPStatus.OK if known else HTTPStatus.CREATED)
@@ -128,7 +124,7 @@ def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
 
 
 async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
-    """Write the body to a file, and see that it is what it should be."""
+    """Write the body to a file and check its digest."""
     pieces = bounded_pieces(request, limit)
     await run_in_threadpool(path.parent.mkdir, parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -162,5 +158,4 @@ async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
 
 
 def blob_file(context: ApiContext, account_id: str, sha256: str) -> Path:
-    """Where a file of an account lies, if it was shipped."""
     return context.roots.path(BLOBS, blob_path(account_id, sha256))

@@ -58,12 +58,11 @@ class NodeBody(Model):
 
 
 def cluster_event(event: ClusterEvent) -> ClusterEventResource:
-    """An event of the cluster."""
     return ClusterEventResource(ts=instant(event.at), type=event.type, message=event.message, data=dict(event.data))
 
 
 def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -> NodeResource:
-    """A node and what is held of it, as an account sees it: who of the others holds what stays their business."""
+    """A node and its allocations as an account sees them: without the names of others' jobs."""
     free = whole(node)
     holders: dict[int, str | None] = {}
     jobs: dict[str, None] = {}
@@ -205,7 +204,7 @@ def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:
 
 
 def _held(connection: Connection) -> defaultdict[str, list[Allocation]]:
-    # What others hold is not free either; whose it is, they are not told.
+    # Of all accounts: what others hold is not free either.
     held: defaultdict[str, list[Allocation]] = defaultdict(list)
     for allocation in attempts.all_allocations(connection, _EVERYTHING):
         held[allocation.share.node_id].append(allocation)

@@ -40,7 +40,6 @@ class QueueBody(Model):
 
 
 def queue_resource(queue: Queue, counts: QueueCounts, now: float) -> QueueResource:
-    """A queue with what is in it."""
     oldest = counts.oldest_queued_at
     return QueueResource(
         name=queue.name,
@@ -55,7 +54,6 @@ def queue_resource(queue: Queue, counts: QueueCounts, now: float) -> QueueResour
 
 
 def entry_resource(entry: QueueEntry, scope: Scope, now: float) -> EntryResource:
-    """A job that waits, as an account sees it."""
     job = entry.job
     own = scope.admits(job.account_id)
     estimate = entry.estimated_wait_s
@@ -162,7 +160,7 @@ async def show_queue(
 
 
 class _Tokens:
-    """Page tokens that tell nothing: the job at which a page ends may be another account's."""
+    """Encrypted page tokens: the job at which a page ends may be another account's."""
 
     def __init__(self, sealer: Sealer, about: str) -> None:
         self._sealer = sealer

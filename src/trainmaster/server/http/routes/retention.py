@@ -57,7 +57,7 @@ def _collect(context: ApiContext, wanted: CollectBody) -> Collection:
     take_orphans = wanted.orphans and not wanted.dry_run
     orphans = list(collector.orphans(now, dry_run=not take_orphans))
     if not wanted.dry_run:
-        # What is out of sight may be terabytes: nobody has to wait for the disk.
+        # Removing terabytes takes long, and the answer does not wait for it.
         threading.Thread(target=_sweep, args=(collector,), name="sweep", daemon=True).start()
     found = [each for each in gone if each.what != FAILED]
     kinds = [_kind(what, found, not wanted.dry_run) for what in dict.fromkeys(each.what for each in found)]
@@ -85,7 +85,6 @@ def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
 
 
 def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:
-    """A deleted job as it is shown."""
     job = tombstone.job
     return TombstoneResource(
         job_id=job.job_id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated
@@ -24,7 +23,7 @@ from trainmaster.server.coordinator.webhook_delivery import (
 from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
 from trainmaster.server.core.fields import Model
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.auth import Manager
+from trainmaster.server.http.auth import ConcurrencyLimit, Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, Ok, instant, ok
 from trainmaster.server.http.errors import RateLimitedError
@@ -34,38 +33,26 @@ from trainmaster.server.store import webhooks
 from trainmaster.server.store.webhooks import Webhook
 
 AT_ONCE_OF_AN_ACCOUNT = 4
-"""A receiver may let each of them wait, with all that the server holds for it."""
+"""Limits test deliveries that wait for slow receivers."""
 
 
-class Trials:
+class TrialDeliveries:
     """Sends test deliveries. Belongs to one event loop."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._poster = subscriptions.poster()
-        self._under_way: Counter[str] = Counter()
+        self._limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
 
     async def post(self, account_id: str, url: str, message: Message, headers: Mapping[str, str]) -> int:
-        """Send a message; the status of the answer, which is a good one.
+        """Send a message and return the status of the answer, a success.
 
         Raises:
-            DeliveryError: it did not arrive, or was not taken.
-            RateLimitedError: others of the account are under way.
+            DeliveryError: the message did not arrive, or the receiver refused it.
+            RateLimitedError: too many tests of the account are under way.
         """
-        if self._under_way[account_id] >= AT_ONCE_OF_AN_ACCOUNT:
-            raise RateLimitedError("other tests of your account's webhooks are under way; wait for them", TIMEOUT_S)
-        self._under_way[account_id] += 1
-        try:
+        message_of_limit = "other tests of your account's webhooks are under way; wait for them"
+        with self._limit.count(account_id, RateLimitedError(message_of_limit, TIMEOUT_S)):
             return await self._poster.post(url, message, headers)
-        finally:
-            self._under_way[account_id] -= 1
-            if not self._under_way[account_id]:
-                del self._under_way[account_id]
-
-
-def trials_of(request: Request) -> Trials:
-    """The test deliveries of the application that got the request."""
-    trials: Trials = request.app.state.trials
-    return trials
 
 
 Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
@@ -90,7 +77,6 @@ class ChangeWebhookBody(Model):
 
 
 def webhook_resource(webhook: Webhook) -> WebhookResource:
-    """A webhook as it is shown."""
     return WebhookResource(
         webhook_id=webhook.webhook_id,
         url=webhook.url,
@@ -99,15 +85,10 @@ def webhook_resource(webhook: Webhook) -> WebhookResource:
         cursor=webhook.cursor,
         failures=webhook.failures,
         next_try_at=instant(webhook.not_before) if webhook.failures else None,
-        delivered_at=None if webhook.delivered_at is None else instant(webhook.delivered_at),
+        delivered_at=instant(webhook.delivered_at),
         problem=webhook.problem,
         given_up=webhook.given_up,
     )
-
-
-def created_webhook(webhook: Webhook, secret: str) -> CreatedWebhook:
-    """A new webhook as it is shown once."""
-    return {**webhook_resource(webhook), "secret": secret}
 
 
 router = APIRouter(route_class=StrictRoute, tags=["webhooks"])
@@ -141,7 +122,8 @@ async def create_webhook(request: Request, principal: Manager, context: Context)
         context.subscriptions.create(principal.scope, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret)
     )
     status = HTTPStatus.CREATED if made.made else HTTPStatus.OK
-    return ok(created_webhook(made.webhook, made.secret), status)
+    created: CreatedWebhook = {**webhook_resource(made.webhook), "secret": made.secret}
+    return ok(created, status)
 
 
 @router.get("/webhooks/{webhook_id}", response_model=Ok[WebhookResource], responses=errors(HTTPStatus.NOT_FOUND))
@@ -180,9 +162,10 @@ async def try_webhook(request: Request, principal: Manager, context: Context, we
     now = context.clock()
     message = trial(f"test-{secrets.token_hex(6)}", principal.account_id, now)
     headers = headers_of(message, context.subscriptions.secret_of(found), now)
+    deliveries: TrialDeliveries = request.app.state.trial_deliveries
     status, problem = None, ""
     try:
-        status = await trials_of(request).post(principal.account_id, found.url, message, headers)
+        status = await deliveries.post(principal.account_id, found.url, message, headers)
     except DeliveryError as error:
         problem = str(error)
     return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))

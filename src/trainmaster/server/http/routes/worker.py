@@ -1,7 +1,7 @@
-"""Routes of workers that cannot reach the server's files: they report there, and wait for control documents.
+"""Routes of workers that cannot reach the server's files: they report here and wait for control documents.
 
-The bearer is the token of the attempt, which is good for that attempt alone and until it has ended. The attempt's
-ranks have a token of their own, which is good for asking who owns the job. Everything may be sent twice.
+The bearer is the token of the attempt, which is valid for that attempt alone and until it has ended. The attempt's
+ranks have a token of their own, which only tells who owns the job. Every request may be repeated.
 """
 
 from __future__ import annotations
@@ -37,44 +37,49 @@ from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
-from trainmaster.server.http.router import BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, AttemptId, StrictRoute, body, errors
+from trainmaster.server.http.router import (
+    BINARY_CONTENT,
+    BY_RANK_TOKEN,
+    BY_TOKEN,
+    MAX_OFFSET,
+    AttemptId,
+    StrictRoute,
+    body,
+    errors,
+)
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SeenControl:
     """The control document of an attempt, as it was last seen."""
 
     stamp: tuple[int, int] | None = None
-    """Tells one document from the next without reading it."""
+    """Identifies a version of the document without reading it."""
     document: dict[str, Any] | None = field(default=None, compare=False)
 
     def later_than(self, seq: int) -> dict[str, Any] | None:
-        """The document, if it is newer than the one with this number."""
         found = self.document
         return found if found is not None and int(found.get("seq", 0)) > seq else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSource:
-    """The control document of one attempt."""
-
     job_id: str
     attempt: int
     directory: RunDirectory = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: Wish | None, *, changed: bool) -> Wish:  # noqa: ARG002 - it is a file
-        """What is wanted now."""
+    def look(self, connection: Connection, before: SeenControl | None, *, changed: bool) -> SeenControl:  # noqa: ARG002 - the document is a file
         try:
             found = os.stat(self.directory.path / CONTROL)
         except (FileNotFoundError, NotADirectoryError):
-            return Wish()
+            return SeenControl()
         stamp = (found.st_mtime_ns, found.st_ino)
         if before is not None and before.stamp == stamp:
             return before
-        return Wish(stamp=stamp, document=self.directory.document(CONTROL))
+        return SeenControl(stamp=stamp, document=self.directory.document(CONTROL))
 
 
 Document = dict[str, Any]
@@ -136,13 +141,12 @@ router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRou
 T = TypeVar("T")
 
 NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
-"""For an answer that nobody on the way may write down."""
+"""For answers that no proxy may store."""
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _READING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 _WRITING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
-_BINARY_BODY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
 NodeNumber = Annotated[int, Path(ge=0, le=999_999)]
 FilePath = Annotated[str, Path(max_length=256, description="Relative to the attempt's run directory.")]
@@ -150,7 +154,7 @@ FilePath = Annotated[str, Path(max_length=256, description="Relative to the atte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
-    """A worker that has shown its token, and the server's replica of its run directory."""
+    """An authenticated worker, and the server's replica of its run directory."""
 
     context: ApiContext
     attempt_id: str
@@ -160,7 +164,7 @@ class Reporter:
     directory: RunDirectory
 
     async def report(self, write: Callable[[], T]) -> T:
-        """Write something to the run directory, and have the coordinator look at it.
+        """Write to the run directory, and hint the coordinator.
 
         Raises:
             NotFoundError: the directory is gone.
@@ -181,7 +185,7 @@ class Reporter:
         return answer
 
     def check_node(self, name: str) -> None:
-        """Refuse files of nodes that the attempt does not have."""
+        """Refuse the name of a file of a node that the attempt does not have."""
         match = _NODE.fullmatch(name)
         if match is not None and int(match[1]) >= self.nodes:
             raise SpecError([Problem(field="path", message=f"the attempt has {self.nodes} nodes")])
@@ -191,7 +195,7 @@ class Reporter:
 async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -> Reporter:
     attempt = await _attempt(request, context, attempt_id, lambda attempt: attempt.token)
     if attempt.ended_at is not None:
-        # The exit document is what a worker sends last: nothing that belongs to the attempt is refused here.
+        # A worker sends its exit document last, so nothing that belongs to the attempt is refused here.
         raise AttemptEndedError
     job_id = attempt_id.rpartition(".")[0]
     return Reporter(
@@ -223,7 +227,7 @@ async def _attempt(
 
 Worker = Annotated[Reporter, Depends(_reporter)]
 Rank = Annotated[Attempt, Depends(_rank)]
-"""The attempt of a rank that has shown its token, ended or not."""
+"""The attempt of an authenticated rank, ended or not."""
 
 
 @router.get("/request", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
@@ -266,7 +270,7 @@ async def claim(request: Request, worker: Worker, node: NodeNumber) -> Response:
     "/streams/{stream:path}",
     response_model=Ok[NextOffset],
     responses=_WRITING,
-    openapi_extra={**BY_TOKEN, "requestBody": _BINARY_BODY},
+    openapi_extra={**BY_TOKEN, "requestBody": {"content": BINARY_CONTENT}},
 )
 async def append(
     request: Request, worker: Worker, stream: FilePath, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)]
@@ -334,8 +338,8 @@ async def control(
     async with followers.watching(source) as watch:
         while True:
             changed = watch.changed
-            wish: Wish = watch.seen()
-            found = wish.later_than(after)
+            seen: SeenControl = watch.seen()
+            found = seen.later_than(after)
             left_s = deadline - time.monotonic()
             if found is not None or left_s <= 0 or followers.closed:
                 return ok_document(found)
