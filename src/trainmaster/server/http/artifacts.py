@@ -1,12 +1,11 @@
 """The files that a job leaves: those in its output directory, and those of its committed checkpoints.
 
-A path of ours is `output/<path there>` or `checkpoints/<checkpoint_id>/<path there>`. A link is a file when it leads to
-one in the same directory; nothing else is reached by one.
+Their paths are `output/<path there>` or `checkpoints/<checkpoint_id>/<path there>`. A link counts as a file when it
+leads to one in the same directory; other links are ignored.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -16,22 +15,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.protocol.account_files import directory_below, files_in_order, has_entries, open_inside
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import MAX_ID
 from trainmaster.server.storage import ARTIFACTS, Roots
-from trainmaster.server.store.page_tokens import is_text
+from trainmaster.server.store.page_tokens import bad_token, decode_position, is_text
 
 OUTPUT = "output"
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_MISSED = 20_000
-"""Pipes, links that lead elsewhere and the like, after which a list ends: to look at 100,000 of them takes seconds."""
+"""A list ends after so many pipes, outside links and the like: to look at 100,000 of them takes seconds."""
 
 Position = tuple[str, ...]
-"""Where a list stands: the place, the checkpoint, and the names on the way to a file; without names, before all files
-of that place."""
+"""A position in a list: the kind of place, the checkpoint, and the names on the way to a file; without names, before
+all files of that place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +39,21 @@ class Place:
 
     kind: Literal["output", "checkpoint"]
     prefix: str
-    """What their paths begin with."""
+    """The beginning of their paths."""
     top: Path
     """A directory of the server's."""
     directory: str
-    """Below that; where a link is on the way, there are no files."""
+    """A path below `top`; if a link is on the way, the place has no files."""
     checkpoint_id: str | None = None
 
     @property
     def position(self) -> Position:
-        """Where the place comes in a list."""
         return (self.kind, self.checkpoint_id or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A file, as it was seen."""
+    """A file, as it was when it was opened."""
 
     place: Place
     path: str
@@ -68,14 +66,13 @@ class Artifact:
 
 @dataclass(slots=True)
 class OpenArtifact:
-    """A file that is open, to be read from its descriptor; whoever has it closes it."""
+    """An open file, which the owner of this object closes."""
 
     descriptor: int
     artifact: Artifact = field(compare=False)
 
 
 def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> Place:
-    """Where the files of a checkpoint lie whose directory is below the artifacts."""
     return Place(
         kind="checkpoint",
         prefix=f"{CHECKPOINTS}/{checkpoint_id}/",
@@ -86,31 +83,30 @@ def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> Place:
 
 
 def output_place(roots: Roots, job: Job) -> Place:
-    """Where the output of a job lies."""
     return Place(kind="output", prefix=f"{OUTPUT}/", top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}")
 
 
 def checkpoints_on_the_way(path: str) -> list[str]:
-    """The ids of checkpoints that a path may name a file of: an id may have slashes in it."""
+    """The ids of checkpoints that may have a file of this path; ids may have slashes."""
     top, _, rest = path.partition("/")
     ends = [at for at, character in enumerate(rest[: MAX_ID + 1]) if character == "/"]
     return [rest[:end] for end in ends] if top == CHECKPOINTS else []
 
 
 def has_output(roots: Roots, job: Job) -> bool:
-    """Whether a job left anything in its output directory; what lies deeper is not looked at."""
+    """Whether the output directory of a job has any entry."""
     return has_entries(roots.path(ARTIFACTS, ""), f"{job.job_id}/{OUTPUT}")
 
 
 def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
-    """The files of a place, by their names, after a position where that is in this place."""
+    """The files of a place, sorted by name, after a position if it is in this place."""
     rest = after[2:] if place.position == after[:2] else ()
     with _opened(place) as directory:
         if directory is None:
             return
         manifest = _manifest(place, directory)
         missed = 0
-        # A job that moves directories meanwhile cuts its own list short.
+        # A job that moves directories meanwhile shortens its own list.
         with contextlib.suppress(OSError):
             for names in files_in_order(directory, rest):
                 if (opened := _open(directory, "/".join(names))) is not None:
@@ -139,29 +135,22 @@ def open_file(found: Sequence[Place], path: str) -> OpenArtifact:
     raise NotFoundError(f"the job has no file {path!r}")
 
 
-def encode(position: Position) -> str:
-    """A position as clients hold it."""
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
-
-
-def decode(token: str) -> Position:
-    """The position that a client sent.
+def position_of_token(token: str) -> Position:
+    """The position that a page token stands for.
 
     Raises:
         SpecError: no server of ours made it.
     """
-    try:
-        position = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True))
+    with contextlib.suppress(ValueError, TypeError):
+        position = decode_position(token)
         if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):
             return tuple(position)
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise SpecError([Problem(field="page_token", message="is not a token that this server gave out")])
+    raise bad_token()
 
 
 @contextlib.contextmanager
 def _opened(place: Place) -> Iterator[int | None]:
-    """A descriptor of a place; None where there is no such directory."""
+    """A descriptor of the directory; None where it does not exist."""
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(directory_below(place.top, place.directory))
@@ -172,7 +161,7 @@ def _opened(place: Place) -> Iterator[int | None]:
 
 
 def _open(directory: int, name: str) -> tuple[int, os.stat_result] | None:
-    """A descriptor of a plain file of a place, and its status; None when there is none."""
+    """A descriptor of a plain file, and its status; None when there is none."""
     try:
         descriptor = open_inside(directory, name)
     except FileNotFoundError:

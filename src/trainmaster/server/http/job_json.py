@@ -19,10 +19,9 @@ from trainmaster.schema.jobs import (
 )
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
-from trainmaster.server.core.reasons import CONSEQUENCES, Fault
 from trainmaster.server.core.spec.documents import load_stored, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.states import Desired, JobStatus
+from trainmaster.server.core.states import CONSEQUENCES, Desired, Fault, JobStatus
 from trainmaster.server.core.workloads import trainer
 from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers, reported_at
 from trainmaster.server.http.requests import PREFIX

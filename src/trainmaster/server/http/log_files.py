@@ -1,14 +1,15 @@
-"""One log file: its lines, when they were written, and where its last lines or those since a time begin.
+"""One log file: its lines, their times, and where its last lines or those since a time begin.
 
-Output lies as the rank wrote it. Beside it, `.times` says how far it had grown at which time, one `<time> <size>` a
-line. A line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, in
-whose place one line says so. A line that was overwritten with `\\r`, as progress bars do, is shown as it was last.
+The file has the output as the rank wrote it. Beside it, `.times` has its size over time, one `<time> <size>` a line; a
+line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, which one
+line explains. Of a line that was overwritten with `\\r`, as progress bars do, the last state is shown.
 
-Lines are read in runs: neighbouring lines of one time. Only what shows single lines splits them.
+Lines are read in runs, adjacent lines of one time, which are split only where single lines are shown.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -19,52 +20,49 @@ from trainmaster.protocol.run_directory import Gap, RunDirectory
 
 BLOCK = 1 << 16
 MAX_LINE_BYTES = 1 << 16
-"""A longer line is shown as several, so that nobody has to hold it in memory."""
+"""A longer line is shown as several, to bound memory."""
 MAX_TAIL_BYTES = 16 << 20
-"""How far from its end a file is searched for its last lines."""
+"""How much of a file is searched for its last lines."""
 
 _NAME = re.compile(r"nodes/(\d+)/logs/([a-z0-9-]+)\.(\d+)\.(out|err)")
 Stream = Literal["stdout", "stderr"]
 STREAMS: dict[str, Stream] = {"out": "stdout", "err": "stderr"}
 _INDEX_ENTRY_BYTES = 64
-"""More than an entry of the index ever has."""
+"""The most that an entry of the index can have."""
 
 
 class Run(NamedTuple):
-    """Lines of one time that follow each other, with where they begin and where the next line does."""
+    """Adjacent lines of one time, with the offsets of the first line and of the next after them."""
 
     at: float
     start: int
     end: int
     data: bytes
-    """The lines, with a line end between them and none after the last. Where there are several, each had a line end of
-    one byte in the file, too."""
+    """The lines, separated by line ends, with none after the last. Several lines are separated by one byte in the file,
+    too."""
 
     @property
     def line_count(self) -> int:
-        """How many lines there are."""
         return self.data.count(b"\n") + 1
 
     def first(self, count: int) -> Run:
-        """The first lines of it."""
         kept = self.data.split(b"\n", count)[:count]
         data = b"\n".join(kept)
         return self if len(data) == len(self.data) else self._replace(data=data, end=self.start + len(data) + 1)
 
     def without_first(self, count: int) -> Run:
-        """All lines of it but the first."""
         data = self.data.split(b"\n", count)[count]
         return self._replace(data=data, start=self.start + len(self.data) - len(data))
 
     def shown(self) -> str:
-        """The lines as they are shown, with a line end between them."""
+        """The lines as text, each in its newest state."""
         if b"\r" not in self.data:
             return self.data.decode("utf-8", "replace")
         return b"\n".join(map(newest_state, self.data.split(b"\n"))).decode("utf-8", "replace")
 
 
 def newest_state(line: bytes) -> bytes:
-    """What a terminal shows at last of a line that was overwritten.
+    """What a terminal finally shows of a line that was overwritten.
 
     >>> newest_state(b"10%\\r20%\\r"), newest_state(b"\\r10%\\r20%"), newest_state(b"plain\\r")
     (b'20%', b'20%', b'plain')
@@ -75,7 +73,7 @@ def newest_state(line: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:
-    """The output of one rank of one step on one channel, as far as it was seen."""
+    """The output of one rank of one step on one channel, up to the size that was seen."""
 
     name: str
     node: int
@@ -86,7 +84,6 @@ class LogFile:
 
     @property
     def stream(self) -> Stream:
-        """`stdout` or `stderr`."""
         return STREAMS[self.channel]
 
 
@@ -99,14 +96,13 @@ def log_files(directory: RunDirectory) -> Iterator[LogFile]:
 
 
 def is_log_file(name: str) -> bool:
-    """Whether a log file can have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
-    """The lines of a file from `start`, which is the start of a line, up to its known size.
+    """The lines of a file from `start`, the start of a line, up to its known size.
 
-    What has no line end yet is a line only when nothing will be added to it: when the attempt has `ended`.
+    Text without a line end is a line only when the attempt has `ended`.
     """
     if start >= file.size:
         return
@@ -125,7 +121,7 @@ def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> 
 
 
 def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: bool) -> int:
-    """Where the last `count` lines of a file begin. What comes before a gap is never among them."""
+    """Where the last `count` lines of a file begin; they never reach back over a gap."""
     if count == 0:
         return file.size if ended else _line_start(directory, file, file.size)
     gap = directory.gap(file.name)
@@ -139,7 +135,7 @@ def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: 
         position -= size
         end = len(block)
         if trailing:
-            # The line end at the very end closes the last line; an open line counts only when it stays as it is.
+            # The final line end belongs to the last line; an open line counts only when it will not change.
             trailing = False
             if block.endswith(b"\n"):
                 end -= 1
@@ -156,7 +152,7 @@ def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: 
 
 
 def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: bool) -> int:
-    """Where the lines begin that are not older than `since`."""
+    """Where the lines since a time begin."""
     before, _ = _bisect(directory, f"{file.name}.times", lambda entry: entry.at < since)
     if before is None:
         return 0
@@ -165,12 +161,12 @@ def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: 
 
 
 def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> Iterator[tuple[int, int, bytes]]:
-    """Lines with where they begin and end: as many as lie together, or one that is no line of the file by itself."""
+    """Blocks of whole lines with their offsets; a piece of a long line or the note on a gap is a block by itself."""
     position, rest = start, b""
     while (begin := position + len(rest)) < file.size:
         block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
         if not block:
-            return  # The directory was removed under us.
+            return  # the directory was removed meanwhile
         gap = directory.gap(file.name)
         if gap is not None and not (begin < gap.end and gap.start < begin + len(block)):
             gap = None
@@ -201,7 +197,7 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
 
 
 def _piece(line: bytes) -> bytes:
-    """The beginning of a line that is too long: up to where it was last overwritten, if it was."""
+    """The beginning of a line that is too long, up to the last carriage return if it has one."""
     return line[: line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES]
 
 
@@ -211,7 +207,7 @@ def _removed(gap: Gap, count: int) -> bytes:
 
 
 def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
-    """Where the line begins that `position` lies in."""
+    """Where the line that contains `position` begins."""
     gap = directory.gap(file.name)
     first = gap.end if gap and gap.end < position else 0
     if gap and gap.start < position <= gap.end:
@@ -223,14 +219,14 @@ def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
 
 
 class _Grown(NamedTuple):
-    """An entry of an index: at this time the file had this size."""
+    """An entry of an index: the size of the file at a time."""
 
     at: float
     size: int
 
 
 class _Times:
-    """Tells when lines were written that come in order."""
+    """Times of lines, which must be asked for in order."""
 
     def __init__(self, directory: RunDirectory, name: str, start: int) -> None:
         _, self._entries = _bisect(directory, f"{name}.times", lambda entry: entry.size <= start)
@@ -239,13 +235,13 @@ class _Times:
         self._directory, self._name = directory, name
 
     def of(self, end: int) -> tuple[float, float]:
-        """The time of a line that ends at `end`, and up to where lines are of that time."""
+        """The time of a line that ends at `end`, and the offset up to which lines have that time."""
         while self._size < end:
             entry = next(self._entries, None)
             if entry is not None:
                 self._at, self._size = entry
                 continue
-            # Not in the index yet: the file's own time is the last at which it is known to have grown.
+            # Not in the index yet: use the file's modification time.
             self._size = math.inf
             if (status := self._directory.status(self._name)) is not None:
                 self._at = max(self._at, status.st_mtime)
@@ -255,7 +251,7 @@ class _Times:
 def _bisect(
     directory: RunDirectory, name: str, before: Callable[[_Grown], bool]
 ) -> tuple[_Grown | None, Iterator[_Grown]]:
-    """The last entry of an index that comes `before` something, and all that follow it."""
+    """The last entry of an index for which `before` holds, and an iterator over those after it."""
     if (status := directory.status(name)) is None:
         return None, iter(())
     low, high = 0, status.st_size
@@ -272,14 +268,9 @@ def _bisect(
     entries = _entries(directory, name, low)
     for entry in entries:
         if not before(entry):
-            return last, _chain(entry, entries)
+            return last, itertools.chain((entry,), entries)
         last = entry
     return last, iter(())
-
-
-def _chain(first: _Grown, rest: Iterator[_Grown]) -> Iterator[_Grown]:
-    yield first
-    yield from rest
 
 
 def _entries(directory: RunDirectory, name: str, position: int) -> Iterator[_Grown]:
@@ -298,4 +289,4 @@ def _entry(text: bytes) -> _Grown | None:
     try:
         return _Grown(float(at), int(size))
     except ValueError:
-        return None  # A torn write of a full disk.
+        return None  # a torn write on a full disk

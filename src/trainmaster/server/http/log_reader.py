@@ -1,15 +1,13 @@
 """Reading a job's log: which files, from where, merged by time, a page at a time.
 
 What can be read depends only on a cursor and on a `LogSight` of the job. A cursor says how far each file of one
-attempt was read; a page ends at a cursor, and the next page begins there, so that no line is missed or shown twice,
-whoever asks and however often the server was restarted in between.
+attempt was read; a page ends at a cursor and the next page begins there, so that no line is missed or shown twice, even
+after a restart of the server.
 """
 
 from __future__ import annotations
 
-import base64
 import heapq
-import json
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -32,10 +30,11 @@ from trainmaster.server.http.log_files import (
     start_of_last,
     start_since,
 )
-from trainmaster.server.storage import RUNS, Roots
+from trainmaster.server.storage import RUNS, Roots, run_directory
+from trainmaster.server.store.page_tokens import decode_position, encode_position
 
 MAX_PAGE_BYTES = 16 << 20
-"""A page ends after so much text, whatever its limit."""
+"""A page ends after so much text, whatever its limit of lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,6 @@ class LogFilter:
     step: str | None = None
 
     def admits(self, file: LogFile) -> bool:
-        """Whether lines of a file are wanted."""
         return (
             (self.node is None or self.node == file.node)
             and (self.rank is None or self.rank == file.rank)
@@ -61,15 +59,13 @@ class LogFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a log was read: an attempt, and the next offset of each of its files."""
+    """A position in a log: an attempt, and the next offset of each of its files."""
 
     attempt: int
     offsets: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """The opaque text that clients hold."""
-        text = json.dumps([self.attempt, self.offsets], separators=(",", ":"))
-        return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
+        return encode_position([self.attempt, self.offsets])
 
     @staticmethod
     def decode(text: str) -> Cursor:
@@ -79,34 +75,34 @@ class Cursor:
             SpecError: no server of ours made it.
         """
         try:
-            attempt, offsets = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+            attempt, offsets = decode_position(text)
             sane = all(
                 is_log_file(name) and type(offset) is int and 0 <= offset < 1 << 62 for name, offset in offsets.items()
             )
             if type(attempt) is int and 0 < attempt < 1 << 31 and sane:
                 return Cursor(attempt=attempt, offsets=offsets)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError):
             pass
         raise SpecError([Problem(field="cursor", message="is not a cursor of this log; leave it out to begin anew")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSight:
-    """What can be read of a job's log at one moment."""
+    """What can be read of a job's log at one time."""
 
     attempt: int
-    """The latest; 1 for a job that has none yet."""
+    """The latest; 1 before the first."""
     ended: bool
     """The latest attempt will write no more."""
     status: JobStatus
     files: tuple[LogFile, ...]
     """Of the latest attempt."""
     notice: str | None = None
-    """Why there is nothing to be read, where there was something."""
+    """Why a log that had lines has none now."""
 
 
 class Entry(NamedTuple):
-    """Lines of a page that one file has together, with all that is known of them."""
+    """Adjacent lines of one file on a page."""
 
     attempt: int
     file: LogFile
@@ -115,8 +111,6 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Lines in order, and where they end."""
-
     entries: list[Entry]
     cursor: Cursor
     complete: bool
@@ -124,20 +118,18 @@ class Page:
     at_end: bool
     """There are no more lines now."""
     open_lines: tuple[Entry, ...] = ()
-    """Lines that are still being overwritten, such as progress bars, in their newest state; the cursor is before them.
-    Known where the page is `at_end`."""
+    """The newest state of lines that are still being overwritten, such as progress bars; the cursor is before them.
+    Read only where the page is `at_end`."""
 
 
 class LogReader:
-    """Reads the log of one job."""
-
     def __init__(self, roots: Roots, job_id: str, chosen: LogFilter) -> None:
         self._roots = roots
         self.job_id = job_id
         self._filter = chosen
 
     def look(self, job: Job) -> LogSight:
-        """What can be read now. `job` must have been read before: what had ended by then is complete."""
+        """What can be read now. `job` was read before this look, so that the files of ended attempts are complete."""
         attempt = max(1, job.attempt_count)
         return LogSight(
             attempt=attempt,
@@ -148,13 +140,13 @@ class LogReader:
         )
 
     def look_again(self, sight: LogSight) -> LogSight:
-        """What can be read now of a job that is as it was, but whose files may have grown."""
+        """What can be read now of an unchanged job whose files may have grown."""
         return sight if sight.ended else replace(sight, files=tuple(self._files(sight.attempt)))
 
     def start(self, sight: LogSight, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
-        """Where to begin: at the last `tail` lines, `since` a time, or at the beginning.
+        """The cursor of the last `tail` lines, of the lines `since` a time, or of the beginning.
 
-        With `whole` the log begins with the first attempt, otherwise with the latest one.
+        With `whole`, the log begins with the first attempt, otherwise with the latest.
 
         Raises:
             NotFoundError: there is no such attempt.
@@ -274,16 +266,16 @@ class LogReader:
         return filter(self._filter.admits, log_files(self._directory(attempt)))
 
     def _directory(self, attempt: int) -> RunDirectory:
-        return RunDirectory(self._roots.path(RUNS, f"{self.job_id}/{attempt}"))
+        return run_directory(self._roots, self.job_id, attempt)
 
 
 def has_ended(job: Job) -> bool:
-    """Whether the latest attempt of a job writes no more."""
+    """Whether the latest attempt of a job has ended."""
     return job.attempt is None and (job.attempt_count > 0 or job.status in TERMINAL)
 
 
 def removal_notice(roots: Roots, job: Job) -> str | None:
-    """What to say when the run directories of a job were removed, and its logs and metrics with them."""
+    """A notice if the run directories of a job were removed, with its logs and metrics."""
     if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
         return None
     return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"

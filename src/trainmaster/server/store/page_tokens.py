@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any
 
@@ -18,7 +17,7 @@ _MAX_NUMBER = 2.0**62
 
 def token_after(order_by: str, value: str | float, row_id: str) -> str:
     """The token of the page after a row, from the value that the list is ordered by and the row's id."""
-    return base64.urlsafe_b64encode(json.dumps([order_by, value, row_id]).encode()).decode().rstrip("=")
+    return encode_position([order_by, value, row_id])
 
 
 def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tuple[str | float, str]:
@@ -38,10 +37,28 @@ def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tup
 
 def _decode(token: str) -> tuple[Any, Any, Any]:
     try:
-        order, value, row_id = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    except (ValueError, TypeError, RecursionError, binascii.Error) as error:
+        order, value, row_id = decode_position(token)
+    except (ValueError, TypeError) as error:
         raise bad_token() from error
     return order, value, row_id
+
+
+def encode_position(position: object) -> str:
+    """A position in a list, a document of JSON, as the opaque text that clients hold."""
+    text = json.dumps(position, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_position(token: str) -> Any:
+    """The position that a client sent.
+
+    Raises:
+        ValueError: no server of ours made it.
+    """
+    try:
+        return json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True))
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
 
 
 def is_text(value: object) -> bool:

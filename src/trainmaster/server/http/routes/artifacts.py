@@ -25,11 +25,10 @@ from trainmaster.server.http.artifacts import (
     Position,
     checkpoint_place,
     checkpoints_on_the_way,
-    decode,
-    encode,
     files,
     open_file,
     output_place,
+    position_of_token,
 )
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
@@ -38,6 +37,7 @@ from trainmaster.server.http.errors import UnsatisfiableRangeError
 from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PlainText, StrictRoute, errors
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
+from trainmaster.server.store.page_tokens import encode_position
 from trainmaster.server.store.scope import Scope as AccountScope
 
 router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
@@ -69,7 +69,7 @@ async def list_artifacts(
 
     Of a job with very many checkpoints a page may be short, also empty, and not be the last.
     """
-    after = decode(page_token) if page_token else ()
+    after = position_of_token(page_token) if page_token else ()
 
     def find(connection: Connection) -> tuple[list[Place], str | None]:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
@@ -83,7 +83,7 @@ async def list_artifacts(
 
     found = await run_in_threadpool(look)
     if len(found) > page_size:
-        following = encode(found[page_size - 1].position)
+        following = encode_position(found[page_size - 1].position)
     return ok(
         ArtifactPage(artifacts=[_resource(artifact) for artifact in found[:page_size]], next_page_token=following)
     )
@@ -110,7 +110,7 @@ def _places(
         found = checkpoints.paths(connection, scope, job.job_id, root=ARTIFACTS, start=start, limit=MAX_PLACES + 1)
     places = [checkpoint_place(roots, *each) for each in found]
     if len(places) > MAX_PLACES:
-        return places[:MAX_PLACES], encode(places[MAX_PLACES].position)
+        return places[:MAX_PLACES], encode_position(places[MAX_PLACES].position)
     if kind in (None, "output") and checkpoint_id is None:
         places.append(output_place(roots, job))
     return places, None
