@@ -17,8 +17,7 @@ from trainmaster.server.core.resources import Needs, Node, Queue, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling import synthetic
 from trainmaster.server.scheduling.schedule import schedule
-from trainmaster.server.scheduling.simulation import simulate
-from trainmaster.server.scheduling.simulation_metrics import Figures
+from trainmaster.server.scheduling.simulation import Figures, simulate
 from trainmaster.server.scheduling.traces import BACKEND, Trace, uniform_nodes
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.scheduling.virtual_time import Rules

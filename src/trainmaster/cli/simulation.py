@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainmaster.client import Client
     from trainmaster.client.types import Job
     from trainmaster.server.core.job import Job as SimulatedJob
-    from trainmaster.server.scheduling.simulation_metrics import Figures
+    from trainmaster.server.scheduling.simulation import Figures
 
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")

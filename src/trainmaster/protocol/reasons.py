@@ -1,4 +1,4 @@
-"""Why an attempt ended or a job changed state. `core.reasons` says what follows from a reason."""
+"""Why an attempt ended or a job changed state. `core.states` says what follows from a reason."""
 
 from __future__ import annotations
 

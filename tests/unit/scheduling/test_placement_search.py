@@ -1,4 +1,4 @@
-"""Where a gang goes: hard needs, soft wishes, tight packing, and the same answer from the index as from the rules."""
+"""Where a gang goes: hard needs, soft demands, tight packing, and the same answer from the index as from the rules."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ machines = st.builds(
     st.sampled_from([(), ("x",), ("x", "y")]),
     st.sampled_from([NodeState.READY, NodeState.READY, NodeState.READY, NodeState.DRAINING]),
 )
-wishes = st.builds(
+demands = st.builds(
     Needs,
     node_count=st.integers(1, 3),
     gpus_per_node=st.none() | st.integers(0, 3),
@@ -139,15 +139,15 @@ wishes = st.builds(
 )
 
 
-@given(st.lists(machines, max_size=5), st.lists(wishes, min_size=1, max_size=8))
+@given(st.lists(machines, max_size=5), st.lists(demands, min_size=1, max_size=8))
 def test_index_finds_the_place_that_the_rules_say(found: list[dict[str, object]], asked: list[Needs]) -> None:
     nodes = [node(f"n{index}", **each) for index, each in enumerate(found)]  # type: ignore[arg-type]
     view = view_of(nodes)
     for number, needs in enumerate(asked):
         pool = Pool(view.nodes, view.inventory, view.occupancy)
-        wish = pool.wish("local", needs)
-        shares = pool.find(wish)
-        assert wish.gpus == gpus_wanted(needs, nodes)
+        demand = pool.demand("local", needs)
+        shares = pool.find(demand)
+        assert demand.gpus == gpus_wanted(needs, nodes)
         assert shares == fit(needs, nodes, view.free())
         plan = schedule(view.with_jobs([waiting(f"j{number}").evolve(needs=needs)]), now=NOW)
         view = carried_out(view, plan, now=NOW)

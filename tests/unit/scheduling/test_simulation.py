@@ -14,8 +14,7 @@ from trainmaster.server.core.resources import NodeState, Queue, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.audit import Audit, BrokenPromiseError
 from trainmaster.server.scheduling.schedule import Placement, Plan, Preemption
-from trainmaster.server.scheduling.simulation import TrueWork, arriving
-from trainmaster.server.scheduling.simulation_metrics import makespan_bound
+from trainmaster.server.scheduling.simulation import TrueWork, arriving, makespan_bound
 from trainmaster.server.scheduling.traces import Trace, TraceJob
 from trainmaster.server.scheduling.view import ClusterView, key_of
 from trainmaster.server.scheduling.virtual_time import Rules, VirtualCluster, starts_ahead

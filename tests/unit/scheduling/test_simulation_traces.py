@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from virtual_diary import nodes
 
 from trainmaster.server.core.resources import Needs, Queue
-from trainmaster.server.scheduling.simulation_metrics import makespan_bound
+from trainmaster.server.scheduling.simulation import makespan_bound
 from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
 from trainmaster.server.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
 

@@ -9,8 +9,7 @@ from typing import Any
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Node, Queue
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.simulation import simulate
-from trainmaster.server.scheduling.simulation_metrics import Figures
+from trainmaster.server.scheduling.simulation import Figures, simulate
 from trainmaster.server.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
 from trainmaster.server.scheduling.virtual_time import Rules, Watcher
 

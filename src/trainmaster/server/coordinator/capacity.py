@@ -49,7 +49,7 @@ class Capacity:
         if not here or self._could_hold(job.host_backend, needs):
             return
         why, _ = why_never(needs, here, job.host_backend)
-        wanted = needs_in_words(needs, self._pool.wish(job.host_backend, needs).gpus)
+        wanted = needs_in_words(needs, self._pool.demand(job.host_backend, needs).gpus)
         message = (
             f"no node could ever hold {wanted}: {why}. Ask for less; or, if such nodes will be added, set "
             f"{WAITING_FIELD} to true, and the job waits for them"
@@ -62,4 +62,4 @@ class Capacity:
         self._pool = restored_pool(found)
 
     def _could_hold(self, backend: str, needs: Needs) -> bool:
-        return self._pool.wish(backend, needs).possible
+        return self._pool.demand(backend, needs).possible

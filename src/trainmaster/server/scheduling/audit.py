@@ -30,12 +30,12 @@ PUNCTUAL_S = 1e-6
 
 
 class BrokenPromiseError(AssertionError):
-    """The scheduler did what it must never do."""
+    """The scheduler broke one of its guarantees."""
 
 
 @dataclass(slots=True)
 class _Books:
-    """What is given of a node."""
+    """What jobs hold of a node."""
 
     gpus: dict[int, str] = field(default_factory=dict)
     """Index -> the job that holds it."""
@@ -47,7 +47,7 @@ class _Books:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Promise:
-    """What a head was told."""
+    """The latest start that a head was promised."""
 
     key: Key
     queue: str
@@ -74,11 +74,11 @@ class Audit(Watcher):
         self._held_s: defaultdict[str, float] = defaultdict(float)
 
     def arrived(self, job: Job, now: float) -> None:  # noqa: ARG002 - as the base has it
-        """Whoever it goes before was promised nothing."""
+        """A job that goes before a head may delay it."""
         self._release_promises(job)
 
     def nodes_changed(self, view: ClusterView, now: float) -> None:  # noqa: ARG002 - as the base has it
-        """Other nodes take work now, and all promises are off."""
+        """Other nodes take work now, so no promise holds any more."""
         self._promised.clear()
         self._nodes = view.nodes
         for node_id in view.nodes:
@@ -110,7 +110,7 @@ class Audit(Watcher):
             self._check_promises(view, plan, starting, now)
 
     def placed(self, job: Job, now: float) -> None:
-        """Check the gang and write down what it was given."""
+        """Check the gang, and record what it was given."""
         needs, shares = job.needs, job.live.shares
         _require(job.job_id not in self._held, "holds two attempts", now, job)
         _require(len(shares) == needs.node_count, f"has {len(shares)} of {needs.node_count} nodes", now, job)
@@ -137,7 +137,7 @@ class Audit(Watcher):
             _require(self._used[job.queue] <= quota, f"brings queue {job.queue} above its quota of {quota}", now, job)
 
     def left(self, held: Job, after: Job, now: float) -> None:
-        """Take back what an attempt held, once."""
+        """Record that an attempt gave back what it held."""
         attempt = self._held.pop(held.job_id, None)
         _require(attempt is not None, "gives back what it does not hold", now, held)
         assert attempt is not None

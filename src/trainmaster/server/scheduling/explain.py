@@ -107,15 +107,13 @@ def about(seconds: float) -> str:
 
 
 class _Case:
-    """One question about one job."""
-
     def __init__(self, situation: Situation, job: Job, visible: Callable[[str], bool], patience: Patience) -> None:
         self._situation = situation
         self._job = job
         self._now = situation.now
         self._visible = visible
         self._way = Obstacles(situation, job, patience)
-        self._needs = needs_in_words(job.needs, self._way.wish.gpus)
+        self._needs = needs_in_words(job.needs, self._way.demand.gpus)
 
     def explain(self, thorough: bool) -> Explanation:
         job, way = self._job, self._way
@@ -123,12 +121,12 @@ class _Case:
             wait = about(job.not_before - self._now)
             last = job.message or "the last one failed"
             return self._told(PendingCode.BACKOFF, f"waits {wait} more before its next try ({last})", f"{wait} passed")
-        gpus = way.wish.total_gpus
+        gpus = way.demand.total_gpus
         if way.quota is not None and gpus > way.quota:
             message = f"asks for {gpus} GPUs, and queue {job.queue} may hold {way.quota}"
             remedy = f"it were in another queue, or queue {job.queue} had a quota of {gpus} GPUs"
             return self._told(PendingCode.QUOTA, message, remedy)
-        if not way.wish.possible:
+        if not way.demand.possible:
             away = nodes_away(job.needs, way.nodes, job.host_backend)
             code = PendingCode.UNAVAILABLE if away else PendingCode.IMPOSSIBLE
             message, remedy = away or why_never(job.needs, way.nodes, job.host_backend)
@@ -141,7 +139,7 @@ class _Case:
         plan = self._situation.plan
         if any(placement.job.job_id == job.job_id for placement in plan.placements):
             return self._told(PendingCode.STARTING, "is about to be placed", "nothing else happened")
-        best = best_node(way.wish, way.pool)
+        best = best_node(way.demand, way.pool)
         preempted = [each.victim for each in plan.preemptions if each.by.job_id == job.job_id]
         holders = preempted or (way.holders() if thorough else [])
         ahead = way.ahead(holders) if thorough else []
@@ -156,13 +154,13 @@ class _Case:
             return self._told(PendingCode.PREEMPTING, "; ".join(parts), remedy, best, blockers)
         if way.over_quota:
             holds = f"may hold {way.quota} GPUs and holds {way.gpus_held}"
-            asks = f"asks for {_gpus(way.wish.total_gpus)} in queue {job.queue}"
+            asks = f"asks for {_gpus(way.demand.total_gpus)} in queue {job.queue}"
             parts = [f"{asks}, which {holds}", *_in_words(blockers)]
             if way.fits and way.starts_without_quota():
-                remedy = f"{remedy}, or the quota were {way.gpus_held + way.wish.total_gpus} GPUs"
+                remedy = f"{remedy}, or the quota were {way.gpus_held + way.demand.total_gpus} GPUs"
             return self._told(PendingCode.QUOTA, "; ".join(parts), remedy, best, blockers)
         if not way.fits:
-            have = free_in_words(way.wish, way.pool, best) if best else "no node takes work"
+            have = free_in_words(way.demand, way.pool, best) if best else "no node takes work"
             parts = [f"needs {self._needs}; {have}", *_in_words(blockers)]
             return self._told(PendingCode.ROOM, "; ".join(parts), remedy, best, blockers)
         return self._behind(plan, ahead, blockers, best, remedy, thorough)
@@ -176,7 +174,7 @@ class _Case:
         remedy: str,
         thorough: bool,
     ) -> Explanation:
-        """It fits into what is free, and does not get it."""
+        """It fits into what is free, but others come first."""
         job = self._job
         if any(other.queue != job.queue and key_of(other) > key_of(job) for other in ahead):
             held = f" ({_gpus(self._way.gpus_held)})" if self._way.gpus_held else ""

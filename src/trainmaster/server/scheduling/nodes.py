@@ -69,7 +69,7 @@ def judge(nodes: Iterable[Node], view: ClusterView) -> list[Node]:
 
 
 def occupied(nodes: Iterable[Node]) -> bool:
-    """Whether a GPU is out of the pool only until its memory is free: worth a look again soon."""
+    """Whether a GPU is out of the pool only until its memory is free, so that it should be checked again soon."""
     return any(not gpu.healthy and _in_use(gpu) for node in nodes for gpu in node.gpus)
 
 

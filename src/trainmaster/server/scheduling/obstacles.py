@@ -66,7 +66,7 @@ Patience = Callable[[], bool]
 
 
 class Situation:
-    """The cluster at a moment, to be asked about several jobs."""
+    """The cluster at a moment; asked about several jobs."""
 
     def __init__(self, view: ClusterView, now: float) -> None:
         self.view = view
@@ -74,17 +74,16 @@ class Situation:
 
     @cached_property
     def pool(self) -> Pool:
-        """What is free, if nobody came first."""
         return Pool(self.view.nodes, self.view.inventory, self.view.occupancy)
 
     @cached_property
     def plan(self) -> Plan:
-        """What the scheduler decides now, however many it starts."""
+        """What the scheduler decides now, without a limit on how many jobs it starts."""
         return schedule(self.view, now=self.now, limit=len(self.view.jobs) + 1)
 
 
 class Obstacles:
-    """What is in the way of one job that waits."""
+    """What keeps a queued job from starting."""
 
     def __init__(self, situation: Situation, job: Job, patience: Patience) -> None:
         view = situation.view
@@ -94,17 +93,16 @@ class Obstacles:
         self._patience = patience
         self.nodes = [node for node in view.nodes.values() if node.backend == job.host_backend]
         self.pool = situation.pool
-        self.wish = self.pool.wish(job.host_backend, job.needs)
+        self.demand = self.pool.demand(job.host_backend, job.needs)
         self.gpus_held = sum(held.gpus for (queue, _), held in view.occupancy.usage.items() if queue == job.queue)
         """What the jobs of its queue hold."""
         queue = view.queues.get(job.queue)
-        self.quota = queue.quota_gpus if queue is not None and self.wish.gpus else None
-        self.fits = self.pool.find(self.wish) is not None
+        self.quota = queue.quota_gpus if queue is not None and self.demand.gpus else None
+        self.fits = self.pool.find(self.demand) is not None
         """Into what is free, if nobody came first."""
 
     @property
     def over_quota(self) -> bool:
-        """Whether its queue holds too much already for this job to start."""
         return self._over_quota(())
 
     def holders(self) -> list[Job]:
@@ -138,7 +136,7 @@ class Obstacles:
         return needed
 
     def ahead(self, holders: Sequence[Job]) -> list[Job]:
-        """Jobs that wait and come first: without them it would start, once the holders are gone."""
+        """Queued jobs that come first: without them the job would start once the holders are gone."""
         if self._patience() and self.starts_without(holders):
             return []
         mine = key_of(self._job)
@@ -158,11 +156,11 @@ class Obstacles:
         return needed
 
     def starts_without(self, gone: Iterable[Job]) -> bool:
-        """Whether the scheduler starts it when others are gone."""
+        """Whether the scheduler would start the job if others were gone."""
         return self._starts(_without(self._view, gone))
 
     def starts_without_quota(self) -> bool:
-        """Whether the scheduler starts it when its queue may hold as much as it likes."""
+        """Whether the scheduler would start the job if its queue had no quota."""
         queues = dict(self._view.queues)
         queues[self._job.queue] = replace(queues[self._job.queue], quota_gpus=None)
         return self._starts(self._view.with_queues(queues.values()))
@@ -187,30 +185,30 @@ class Obstacles:
             return None
         view = _without(view, gone)
         pool = Pool(view.nodes, view.inventory, view.occupancy)
-        return pool.find(pool.wish(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.wish.gpus)))
+        return pool.find(pool.demand(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.demand.gpus)))
 
     def _counts(self, other: Job) -> bool:
-        """Whether what a job holds keeps this one out by the quota."""
+        """Whether what another job holds counts against the quota that keeps this job out."""
         return self.over_quota and other.queue == self._job.queue
 
     def _over_quota(self, gone: Iterable[Job]) -> bool:
         if self.quota is None:
             return False
         given_back = sum(gpus_of(other) for other in gone if other.queue == self._job.queue)
-        return self.gpus_held - given_back + self.wish.total_gpus > self.quota
+        return self.gpus_held - given_back + self.demand.total_gpus > self.quota
 
     def _nearest(self) -> list[Node]:
-        """The nodes that have room first, as those that hold something there end."""
+        """The nodes, sorted by when they have room."""
         rooms = (
             (self._room_at(frozenset(matching), node_id), node_id)
-            for kind, matching in self.wish.kinds
+            for kind, matching in self.demand.kinds
             for node_id in self.pool.nodes_of(kind)
         )
-        return [self._view.nodes[node_id] for _, node_id in nsmallest(max(NEAREST, 2 * self.wish.count), rooms)]
+        return [self._view.nodes[node_id] for _, node_id in nsmallest(max(NEAREST, 2 * self.demand.count), rooms)]
 
     def _room_at(self, good: frozenset[int], node_id: str) -> tuple[float, int]:
-        """When a node has room for one node of the gang, and how many jobs have to go until then."""
-        wish, free = self.wish, self.pool.left(node_id)
+        """When a node has room for one node of the gang, and how many jobs have to end until then."""
+        demand, free = self.demand, self.pool.left(node_id)
         gpus, cores, ram, storage, slots = (
             len(good & free.gpus),
             free.cpu_cores,
@@ -221,7 +219,7 @@ class Obstacles:
         at, gone = self._now, 0
         leaving = sorted(((self._end(stay), stay.share) for stay in self.pool.stays(node_id)), key=itemgetter(0))
         for end, share in leaving:
-            if members(wish.needs, wish.gpus, gpus, cores, ram, storage, slots):
+            if members(demand.needs, demand.gpus, gpus, cores, ram, storage, slots):
                 break
             gpus += len(good.intersection(share.gpus))
             cores, ram, storage = cores + share.cpu_cores, ram + share.ram_mb, storage + share.storage_mb
@@ -241,7 +239,7 @@ class Obstacles:
 
 
 def gpus_of(job: Job) -> int:
-    """The GPUs that a job holds, or that it asks for by number."""
+    """The GPUs that a job holds, or the number that it asks for."""
     if job.attempt is not None:
         return sum(len(share.gpus) for share in job.attempt.shares)
     return (job.needs.gpus_per_node or 0) * job.needs.node_count

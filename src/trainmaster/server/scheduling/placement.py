@@ -61,7 +61,7 @@ def matching_gpus(needs: Needs, node: Node, free: Free) -> list[int]:
 
 
 def preference(needs: Needs, marks: frozenset[str]) -> int:
-    """How little a job likes a node of these labels: less is better."""
+    """How little a job likes a node with these labels; lower is better."""
     return len(marks.intersection(needs.anti_affinity)) - len(marks.intersection(needs.affinity))
 
 
@@ -104,7 +104,7 @@ def _best(
         share = share_on(needs, node, free, gpus)
         if share is None:
             continue
-        # Soft wishes first, then a machine that the gang does not use yet, then the tightest fit.
+        # Soft labels first, then a machine that the gang does not use yet, then the tightest fit.
         score = (
             preference(needs, node.marks),
             node.node_id in already,
@@ -118,14 +118,13 @@ def _best(
 
 
 class Amounts(NamedTuple):
-    """What fairness between queues is measured in."""
+    """What the share of a queue is measured in."""
 
     gpus: int = 0
     cpu_cores: int = 0
     slots: int = 0
 
     def plus(self, other: Amounts, times: int = 1) -> Amounts:
-        """The sum, or with -1 the difference."""
         return Amounts(
             self.gpus + times * other.gpus,
             self.cpu_cores + times * other.cpu_cores,
@@ -133,13 +132,11 @@ class Amounts(NamedTuple):
         )
 
     def share_of(self, total: Amounts) -> float:
-        """The dominant share: the largest part of any one thing."""
+        """The dominant share: the largest fraction of any one resource."""
         return max(have / all_ if all_ else 0.0 for have, all_ in zip(self, total, strict=True))
 
 
 class Unit(NamedTuple):
-    """A healthy GPU of a kind of node."""
-
     memory_mb: int
     number: int
     type: str
@@ -147,7 +144,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """What nodes have in common that a job may need. Soft labels are not part of it."""
+    """What nodes have in common that a job may require. Soft labels are not part of it."""
 
     backend: str
     cpu_cores: int
@@ -200,7 +197,6 @@ class Inventory:
 
 
 def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
-    """Sort nodes by kind."""
     kinds: dict[NodeKind, list[str]] = {}
     kind_of: dict[str, NodeKind] = {}
     totals: dict[str, Amounts] = {}
@@ -228,7 +224,7 @@ def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
 
 
 def members(needs: Needs, gpus: int, matching: int, cpu_cores: int, ram_mb: int, storage_mb: int, slots: int) -> int:
-    """How many nodes of a gang so much holds."""
+    """How many nodes of a gang fit into these amounts."""
     most = slots
     if gpus:
         most = min(most, matching // gpus)

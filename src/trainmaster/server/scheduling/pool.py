@@ -17,7 +17,7 @@ from trainmaster.server.scheduling.view import Occupancy, Stay
 
 
 class Keeper(Protocol):
-    """Somebody for whom something is kept free."""
+    """A job for which capacity is kept free."""
 
     def room(self, node_id: str, free: Free) -> Free:
         """What others may take of what is free on a node."""
@@ -33,8 +33,8 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Wish:
-    """What some jobs ask for, held against the kinds of nodes that there are."""
+class Demand:
+    """What jobs with the same needs ask for, and the kinds of nodes that could hold it."""
 
     backend: str
     needs: Needs
@@ -44,22 +44,20 @@ class Wish:
     """Those that could hold a node of the gang, with the GPUs that are good enough, smallest first."""
     possible: bool
     """Whether the cluster could hold the gang, if nothing else ran."""
-    liking: Mapping[str, int]
+    preferences: Mapping[str, int]
     """How little each node is liked, where it is neither liked nor disliked it is left out."""
 
     @property
     def count(self) -> int:
-        """Nodes of the gang."""
         return self.needs.node_count
 
     @property
     def total_gpus(self) -> int:
-        """Over all nodes of the gang."""
         return self.gpus * self.needs.node_count
 
     @property
     def size(self) -> tuple[int, ...]:
-        """How much it asks for in all: GPUs before anything else."""
+        """The total that it asks for, to compare two: GPUs count first."""
         needs = self.needs
         return tuple(
             each * needs.node_count for each in (self.gpus, needs.cpu_cores, needs.ram_mb, needs.storage_mb, 1)
@@ -71,7 +69,7 @@ _Used = Mapping[str, tuple[Free, list[Share]]]
 
 
 class Pool:
-    """What is free, and who stays where, as a pass goes on."""
+    """What is free and who holds what, as a pass goes on."""
 
     def __init__(self, nodes: Mapping[str, Node], inventory: Inventory, occupancy: Occupancy) -> None:
         self._nodes = nodes
@@ -91,8 +89,7 @@ class Pool:
                 row.sort()
             self._shelves[kind] = rows
 
-    def wish(self, backend: str, needs: Needs) -> Wish:
-        """Hold what a job asks for against the kinds of nodes."""
+    def demand(self, backend: str, needs: Needs) -> Demand:
         gpus = self._inventory.gpus_wanted(needs, backend)
         kinds, most = [], 0
         for kind, node_ids in self._inventory.kinds.items():
@@ -100,76 +97,73 @@ class Pool:
                 kinds.append((kind, kind.matching(needs) if gpus else ()))
                 most += each * len(node_ids)
         possible = most >= needs.node_count
-        return Wish(
+        return Demand(
             backend=backend,
             needs=needs,
             gpus=gpus,
             kinds=kinds,
             possible=possible,
-            liking=self._liking(needs) if possible else {},
+            preferences=self._preferences(needs) if possible else {},
         )
 
     def left(self, node_id: str) -> Free:
-        """What is free of a node now."""
         return self._left[node_id]
 
     def stays(self, node_id: str) -> Sequence[Stay]:
-        """Who is on a node, those that end first first."""
+        """What is held of a node, sorted by its end."""
         return self._stays.get(node_id) or self._occupancy.stays.get(node_id, ())
 
     def nodes_of(self, kind: NodeKind) -> tuple[str, ...]:
-        """The nodes of a kind that take work."""
         return self._inventory.kinds[kind]
 
     def kind_of(self, node_id: str) -> NodeKind | None:
-        """The kind of a node that takes work."""
+        """None when the node takes no work."""
         return self._inventory.kind_of.get(node_id)
 
-    def roomy(self, wish: Wish) -> Iterator[str]:
-        """The nodes that have as many GPUs free as a node of a gang needs."""
-        for kind, _ in wish.kinds:
-            for row in self._shelves[kind][wish.gpus :]:
+    def roomy(self, demand: Demand) -> Iterator[str]:
+        """The nodes with as many free GPUs as one node of the gang needs."""
+        for kind, _ in demand.kinds:
+            for row in self._shelves[kind][demand.gpus :]:
                 yield from (node_id for _, node_id in row)
 
-    def find(self, wish: Wish, keepers: Sequence[Keeper] = ()) -> list[Share] | None:
-        """The best place for a gang, without what is kept for others; None when there is none now."""
-        if not wish.possible or not self._may_fit(wish):
+    def find(self, demand: Demand, keepers: Sequence[Keeper] = ()) -> list[Share] | None:
+        """The best place for a gang beside what is kept for others; None when there is none now."""
+        if not demand.possible or not self._may_fit(demand):
             return None
         used: dict[str, tuple[Free, list[Share]]] = {}
         shares: list[Share] = []
-        for _ in range(wish.count):
-            share = self._pick(wish, keepers, used)
+        for _ in range(demand.count):
+            share = self._pick(demand, keepers, used)
             if share is None:
                 break
             shares.append(share)
-            if wish.count > 1:
+            if demand.count > 1:
                 free = self._left[share.node_id]
                 used.setdefault(share.node_id, (free, []))[1].append(share)
                 self._put(share.node_id, free.without(share))
         for node_id, (free, _) in used.items():
             self._put(node_id, free)
-        return shares if len(shares) == wish.count else None
+        return shares if len(shares) == demand.count else None
 
-    def fits_beside(self, wish: Wish, shares: Iterable[Share]) -> bool:
+    def fits_beside(self, demand: Demand, shares: Iterable[Share]) -> bool:
         """Whether there would still be a place for a gang if these shares were given away."""
         before: list[tuple[str, Free]] = []
         for share in shares:
             free = self._left[share.node_id]
             before.append((share.node_id, free))
             self._put(share.node_id, free.without(share))
-        found = self.find(wish)
+        found = self.find(demand)
         for node_id, free in reversed(before):
             self._put(node_id, free)
         return found is not None
 
     def place(self, job_id: str, shares: Iterable[Share], *, end: float, lasting: bool) -> None:
-        """Give a job its shares."""
         for rank, share in enumerate(shares):
             self._put(share.node_id, self._left[share.node_id].without(share))
             self._settle(share.node_id, [*self.stays(share.node_id), Stay(end, lasting, job_id, rank, share)])
 
     def stop(self, job_id: str, node_ids: Iterable[str], *, end: float) -> None:
-        """A job will be gone from these nodes by then."""
+        """Record that a job will be gone from these nodes at `end`."""
         for node_id in node_ids:
             here = self.stays(node_id)
             self._settle(
@@ -182,7 +176,7 @@ class Pool:
         self._stays[node_id] = stays
 
     def _put(self, node_id: str, free: Free) -> None:
-        """Note what is free of a node, and move it to where it belongs."""
+        """Record what is free of a node, and move the node to its row."""
         old = self._left[node_id]
         self._left[node_id] = free
         kind = self._inventory.kind_of.get(node_id)
@@ -195,48 +189,48 @@ class Pool:
         if free.slots:
             insort(rows[len(free.gpus)], (free.cpu_cores, node_id))
 
-    def _may_fit(self, wish: Wish) -> bool:
-        """Whether enough GPUs are free at all: a quick no for what cannot fit."""
+    def _may_fit(self, demand: Demand) -> bool:
+        """Whether enough GPUs are free in total: a quick no."""
         most = 0
-        for kind, _ in wish.kinds:
+        for kind, _ in demand.kinds:
             rows = self._shelves[kind]
-            if wish.gpus:
-                most += sum(len(rows[level]) * (level // wish.gpus) for level in range(wish.gpus, len(rows)))
+            if demand.gpus:
+                most += sum(len(rows[level]) * (level // demand.gpus) for level in range(demand.gpus, len(rows)))
             else:
                 most += sum(len(row) for row in rows) * kind.slots
-            if most >= wish.count:
+            if most >= demand.count:
                 return True
         return False
 
-    def _pick(self, wish: Wish, keepers: Sequence[Keeper], used: _Used) -> Share | None:
-        """For one node of a gang: soft wishes first, then a machine that it does not use yet, then the tightest."""
-        if not wish.liking:
-            return self._tightest(wish, keepers, used, used) or (
-                self._tightest(wish, keepers, used, ()) if used else None
+    def _pick(self, demand: Demand, keepers: Sequence[Keeper], used: _Used) -> Share | None:
+        """For one node of a gang: soft labels first, then a machine that it does not use yet, then the tightest."""
+        if not demand.preferences:
+            return self._tightest(demand, keepers, used, used) or (
+                self._tightest(demand, keepers, used, ()) if used else None
             )
-        for degree in sorted({0, *wish.liking.values()}):
+        for degree in sorted({0, *demand.preferences.values()}):
             if degree:
-                share = self._tightest_of(wish, keepers, used, degree)
+                share = self._tightest_of(demand, keepers, used, degree)
             else:
-                apart = wish.liking.keys()
-                share = self._tightest(wish, keepers, used, apart | used.keys())
+                apart = demand.preferences.keys()
+                share = self._tightest(demand, keepers, used, apart | used.keys())
                 if share is None and used:
-                    share = self._tightest(wish, keepers, used, apart)
+                    share = self._tightest(demand, keepers, used, apart)
             if share is not None:
                 return share
         return None
 
-    def _tightest(self, wish: Wish, keepers: Sequence[Keeper], used: _Used, apart: Collection[str]) -> Share | None:
-        """On the node with the fewest free GPUs, then the fewest free cores, that has room; none of those apart."""
-        needs = wish.needs
+    def _tightest(self, demand: Demand, keepers: Sequence[Keeper], used: _Used, apart: Collection[str]) -> Share | None:
+        """On the node with the fewest free GPUs, then the fewest free cores, that has room; not on those in `apart`."""
+        needs = demand.needs
         open_kinds = []
-        for kind, matching in wish.kinds:
+        for kind, matching in demand.kinds:
             kept = _kept(keepers, kind)
             if kept is not None:
-                level = wish.gpus + (kept[0] if wish.gpus else 0)
+                level = demand.gpus + (kept[0] if demand.gpus else 0)
                 cores = needs.cpu_cores + (kept[1] if needs.cpu_cores else 0)
                 open_kinds.append((self._shelves[kind], matching, level, cores))
-        for level in range(wish.gpus, max((len(rows) for rows, _, _, _ in open_kinds), default=0)):
+        for level in range(demand.gpus, max((len(rows) for rows, _, _, _ in open_kinds), default=0)):
             best: tuple[tuple[int, str], Share] | None = None
             for rows, matching, lowest, cores in open_kinds:
                 if not lowest <= level < len(rows):
@@ -248,7 +242,7 @@ class Pool:
                         break
                     if place[1] in apart:
                         continue
-                    share = self._share(wish, matching, place[1], keepers, used)
+                    share = self._share(demand, matching, place[1], keepers, used)
                     if share is not None:
                         best = (place, share)
                         break
@@ -256,15 +250,15 @@ class Pool:
                 return best[1]
         return None
 
-    def _tightest_of(self, wish: Wish, keepers: Sequence[Keeper], used: _Used, degree: int) -> Share | None:
-        """The same among the nodes that are liked to one degree."""
-        matching = dict(wish.kinds)
+    def _tightest_of(self, demand: Demand, keepers: Sequence[Keeper], used: _Used, degree: int) -> Share | None:
+        """The same among the nodes of one degree of preference."""
+        matching = dict(demand.kinds)
         best: tuple[tuple[bool, int, int, str], Share] | None = None
-        for node_id, found in wish.liking.items():
+        for node_id, found in demand.preferences.items():
             kind = self._inventory.kind_of.get(node_id)
             if found != degree or kind not in matching:
                 continue
-            share = self._share(wish, matching[kind], node_id, keepers, used)
+            share = self._share(demand, matching[kind], node_id, keepers, used)
             if share is not None:
                 free = self._left[node_id]
                 score = (node_id in used, len(free.gpus), free.cpu_cores, node_id)
@@ -273,11 +267,11 @@ class Pool:
         return best[1] if best else None
 
     def _share(
-        self, wish: Wish, matching: tuple[int, ...], node_id: str, keepers: Sequence[Keeper], used: _Used
+        self, demand: Demand, matching: tuple[int, ...], node_id: str, keepers: Sequence[Keeper], used: _Used
     ) -> Share | None:
         free = self._left[node_id]
-        needs = wish.needs
-        if free.ram_mb < needs.ram_mb or free.storage_mb < needs.storage_mb or len(free.gpus) < wish.gpus:
+        needs = demand.needs
+        if free.ram_mb < needs.ram_mb or free.storage_mb < needs.storage_mb or len(free.gpus) < demand.gpus:
             return None
         if keepers:
             # Room is of what was free before; the gang's own nodes come off it.
@@ -286,9 +280,9 @@ class Pool:
                 free = keeper.room(node_id, free)
             for share in own:
                 free = free.without(share)
-        return _share_in(wish, matching, node_id, free)
+        return _share_in(demand, matching, node_id, free)
 
-    def _liking(self, needs: Needs) -> dict[str, int]:
+    def _preferences(self, needs: Needs) -> dict[str, int]:
         if not needs.affinity and not needs.anti_affinity:
             return {}
         if self._marked is None:
@@ -301,9 +295,9 @@ class Pool:
         return {node_id: degree for node_id, degree in found.items() if degree}
 
 
-def _share_in(wish: Wish, matching: Sequence[int], node_id: str, free: Free) -> Share | None:
+def _share_in(demand: Demand, matching: Sequence[int], node_id: str, free: Free) -> Share | None:
     """What one node of a gang would take of what is free; None when it does not fit."""
-    needs = wish.needs
+    needs = demand.needs
     if (
         free.slots < 1
         or free.cpu_cores < needs.cpu_cores
@@ -311,8 +305,8 @@ def _share_in(wish: Wish, matching: Sequence[int], node_id: str, free: Free) -> 
         or free.storage_mb < needs.storage_mb
     ):
         return None
-    gpus = [index for index in matching if index in free.gpus][: wish.gpus] if wish.gpus else []
-    return share_of(needs, node_id, gpus) if len(gpus) == wish.gpus else None
+    gpus = [index for index in matching if index in free.gpus][: demand.gpus] if demand.gpus else []
+    return share_of(needs, node_id, gpus) if len(gpus) == demand.gpus else None
 
 
 def _kept(keepers: Sequence[Keeper], kind: NodeKind) -> tuple[int, int] | None:

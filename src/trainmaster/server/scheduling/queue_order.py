@@ -12,7 +12,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.placement import Amounts
-from trainmaster.server.scheduling.pool import Pool, Wish
+from trainmaster.server.scheduling.pool import Demand, Pool
 from trainmaster.server.scheduling.view import ClusterView, Entry, Key
 
 _LEAST_WEIGHT = 1e-9
@@ -20,8 +20,6 @@ _LEAST_WEIGHT = 1e-9
 
 @dataclass(slots=True, eq=False)
 class QueueState:
-    """A queue as a pass goes on."""
-
     weight: float
     quota_gpus: int | None
     held_gpus: int = 0
@@ -29,29 +27,29 @@ class QueueState:
     """Where the first job stands that its quota does not admit: from there on its GPU jobs wait."""
 
     def close(self, key: Key) -> None:
-        """A job at this place is over the quota."""
+        """Record that a job at this place is over the quota."""
         self.closed = key if self.closed is None else min(key, self.closed)
 
     def is_closed(self, key: Key) -> bool:
-        """Whether GPU jobs at this place wait for one before them."""
+        """Whether GPU jobs at this place wait for a job before them."""
         return self.closed is not None and self.closed < key
 
     def admits(self, gpus: int) -> bool:
-        """Whether it could ever hold so many GPUs."""
+        """Whether the quota allows so many GPUs at all."""
         return self.quota_gpus is None or gpus <= self.quota_gpus or not gpus
 
     def over(self, gpus: int) -> int:
-        """How far beyond its quota so many GPUs more would be."""
+        """By how much `gpus` more would exceed the quota."""
         return 0 if self.quota_gpus is None or not gpus else max(0, self.held_gpus + gpus - self.quota_gpus)
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """What is asked for, by whom, and what is known of it in this pass."""
+    """Jobs with the same needs on one backend, and what this pass knows of them."""
 
-    wish: Wish
+    demand: Demand
     number: int
-    lots: list[LotState] = field(default_factory=list)
+    groups: list[GroupState] = field(default_factory=list)
     blocked: bool = False
     """It does not fit what is free."""
     failed: list[frozenset[str]] = field(default_factory=list)
@@ -61,14 +59,14 @@ class Asked:
     _order: list[tuple[Key, int]] = field(default_factory=list)
 
     def first(self) -> Entry | None:
-        """Who waits first for it, among those that their quota admits."""
+        """The first job that waits, among those that their quota admits."""
         order = self._order
         while order:
             key, index = order[0]
-            lot = self.lots[index]
-            entry = lot.first()
-            gpus = self.wish.total_gpus
-            if entry is None or (gpus and (lot.queue.is_closed(entry[:3]) or lot.queue.over(gpus))):
+            group = self.groups[index]
+            entry = group.first()
+            gpus = self.demand.total_gpus
+            if entry is None or (gpus and (group.queue.is_closed(entry[:3]) or group.queue.over(gpus))):
                 heappop(order)
             elif entry[:3] != key:
                 heapreplace(order, (entry[:3], index))
@@ -77,14 +75,13 @@ class Asked:
         return None
 
     def order(self) -> None:
-        """Begin, with all the lots that there are."""
-        self._order = [(entry[:3], index) for index, lot in enumerate(self.lots) if (entry := lot.first()) is not None]
+        self._order = [
+            (entry[:3], index) for index, group in enumerate(self.groups) if (entry := group.first()) is not None
+        ]
         heapify(self._order)
 
 
-class LotState:
-    """A lot as a pass goes on."""
-
+class GroupState:
     __slots__ = ("_at", "_done", "_entries", "_now", "_skipped", "_skipped_at", "asked", "queue")
 
     def __init__(self, entries: list[Entry], asked: Asked, queue: QueueState, now: float) -> None:
@@ -102,7 +99,7 @@ class LotState:
             self._at = bisect_left(entries, (math.inf,))
 
     def next(self) -> Entry | None:
-        """The next job that may run now; those in back-off are passed over."""
+        """The next job that may run now; jobs in back-off are skipped."""
         entries, now = self._entries, self._now
         at = self._at
         while at < len(entries):
@@ -116,17 +113,17 @@ class LotState:
         return None
 
     def first(self) -> Entry | None:
-        """The first that waits, even if it was tried already."""
+        """The first job that waits, even if it was tried already."""
         return self._skipped or self.next()
 
     def advance(self) -> None:
-        """The next one has been dealt with."""
+        """Record that the next job was placed, or that room is being made for it."""
         if self._skipped is not None:
             self._done.add(self._at)
         self._at += 1
 
     def skip(self, *, until: float) -> None:
-        """Pass over the next one, and all that do not end by then."""
+        """Skip the next job, and all that do not end by then."""
         if self._skipped is None:
             self._skipped, self._skipped_at = self._entries[self._at], self._at
         for at in range(self._at + 1, len(self._entries) if math.isfinite(until) else 0):
@@ -137,52 +134,48 @@ class LotState:
         self._at = len(self._entries)
 
     def rewind(self) -> None:
-        """Look again at those that were passed over, and at those after them."""
+        """Go back to the jobs that were skipped."""
         if self._skipped is not None:
             self._skipped, self._at = None, self._skipped_at
 
 
 class LineState:
-    """The jobs of a queue on a backend, as a pass goes on."""
+    """The jobs of a queue on a backend."""
 
     def __init__(self, queue: QueueState, used: Amounts, total: Amounts) -> None:
         self.queue = queue
         self.used = used
         self._total = total
         self._order: list[tuple[Key, int]] = []
-        self._lots: list[LotState] = []
+        self._groups: list[GroupState] = []
 
-    def add(self, lot: LotState) -> None:
-        """One more lot."""
-        entry = lot.next()
+    def add(self, group: GroupState) -> None:
+        entry = group.next()
         if entry is not None:
-            self._order.append((entry[:3], len(self._lots)))
-            self._lots.append(lot)
+            self._order.append((entry[:3], len(self._groups)))
+            self._groups.append(group)
 
     def start(self) -> None:
-        """Begin, with all the lots that there are."""
         heapify(self._order)
 
     def place(self) -> tuple[float, Key] | None:
-        """The place of its next job among all queues: the lowest share first, then who came first."""
+        """The place of its next job among all queues: the lowest share first, then the earliest job."""
         if not self._order:
             return None
         return self.used.share_of(self._total) / max(self.queue.weight, _LEAST_WEIGHT), self._order[0][0]
 
-    def pop(self) -> LotState:
-        """The lot of its next job."""
-        return self._lots[heappop(self._order)[1]]
+    def pop(self) -> GroupState:
+        return self._groups[heappop(self._order)[1]]
 
-    def push(self, lot: LotState) -> None:
-        """A lot that has more jobs to look at."""
-        entry = lot.next()
+    def push(self, group: GroupState) -> None:
+        entry = group.next()
         if entry is not None:
-            heappush(self._order, (entry[:3], len(self._lots)))
-            self._lots.append(lot)
+            heappush(self._order, (entry[:3], len(self._groups)))
+            self._groups.append(group)
 
 
 class Lines:
-    """Everybody who waits."""
+    """All queued jobs."""
 
     def __init__(self, view: ClusterView, pool: Pool, now: float) -> None:
         self.asked: list[Asked] = []
@@ -193,26 +186,26 @@ class Lines:
         known: dict[tuple[str, object], Asked] = {}
         for (name, _), used in view.occupancy.usage.items():
             self._queue(view, name).held_gpus += used.gpus
-        for line, lots in view.waiting.lines.items():
+        for line, groups in view.waiting.lines.items():
             name, backend = line
             queue = self._queue(view, name)
             total = view.inventory.totals.get(backend, Amounts())
             state = self.lines[line] = LineState(queue, view.occupancy.usage.get(line, Amounts()), total)
-            for lot, entries in lots.items():
-                asked = known.get((backend, lot.needs))
+            for group, entries in groups.items():
+                asked = known.get((backend, group.needs))
                 if asked is None:
-                    asked = Asked(pool.wish(backend, lot.needs), len(self.asked))
-                    known[backend, lot.needs] = asked
+                    asked = Asked(pool.demand(backend, group.needs), len(self.asked))
+                    known[backend, group.needs] = asked
                     self.asked.append(asked)
                 for entry in entries:
                     if entry[0] == math.inf:
                         break
                     self.room.append((entry, asked))
-                each = LotState(list(entries) if not isinstance(entries, list) else entries, asked, queue, now)
-                if asked.wish.possible and queue.admits(asked.wish.total_gpus):
-                    asked.lots.append(each)
+                each = GroupState(list(entries) if not isinstance(entries, list) else entries, asked, queue, now)
+                if asked.demand.possible and queue.admits(asked.demand.total_gpus):
+                    asked.groups.append(each)
                     state.add(each)
-                    if queue.over(asked.wish.total_gpus) and (first := each.next()) is not None:
+                    if queue.over(asked.demand.total_gpus) and (first := each.next()) is not None:
                         queue.close(first[:3])
             state.start()
         for asked in self.asked:
@@ -223,7 +216,6 @@ class Lines:
         return iter(self.lines.values())
 
     def queue_of(self, job: Job) -> QueueState:
-        """The queue of a job that waits."""
         return self.queues[job.queue]
 
     def _queue(self, view: ClusterView, name: str) -> QueueState:

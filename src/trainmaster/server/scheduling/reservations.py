@@ -24,7 +24,7 @@ from typing import NamedTuple
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Share
 from trainmaster.server.scheduling.placement import NodeKind, members, share_of
-from trainmaster.server.scheduling.pool import Pool, Wish
+from trainmaster.server.scheduling.pool import Demand, Pool
 from trainmaster.server.scheduling.view import Key, Stay
 
 Claims = Callable[[str], Iterable[Share]]
@@ -34,7 +34,7 @@ _NOTHING = Free()
 
 
 class Near(NamedTuple):
-    """Where room is being made, and by when: for whom that is enough, no other nodes need be looked at."""
+    """Where room is being made, and by when. A job for which that is enough needs no other nodes."""
 
     nodes: Collection[str]
     by: float
@@ -47,7 +47,7 @@ class Head:
         self,
         job: Job,
         key: Key,
-        wish: Wish,
+        demand: Demand,
         *,
         pool: Pool,
         claims: Claims,
@@ -57,7 +57,7 @@ class Head:
     ) -> None:
         self.job = job
         self.key = key
-        self.wish = wish
+        self.demand = demand
         self.start = math.inf
         """When it starts at the latest; infinite when nobody knows."""
         self.reserved: dict[str, list[Share]] = {}
@@ -69,9 +69,9 @@ class Head:
         self._beside: dict[str, Free] = {}
         self._openings: dict[str, list[float]] = {}
         self._kept: dict[NodeKind, tuple[int, int] | None] = {}
-        self._matching = dict(wish.kinds)
+        self._matching = dict(demand.kinds)
         if near is not None:
-            self.touch({*near.nodes, *(pool.roomy(wish) if wish.count > 1 else ())})
+            self.touch({*near.nodes, *(pool.roomy(demand) if demand.count > 1 else ())})
         if near is None or self.start > near.by:
             for kind in self._matching:
                 self._survey(kind)
@@ -79,28 +79,28 @@ class Head:
 
     @property
     def open_until(self) -> float:
-        """Whoever ends by then cannot delay it; without backfill, or a known start, that is nobody."""
+        """A job that ends by then cannot delay the head; without backfill, or a known start, there is no such time."""
         return self.start if self._backfill and math.isfinite(self.start) else -math.inf
 
     @property
     def possible(self) -> bool:
-        """Whether it could ever run beside what never ends."""
-        return sum(map(len, self._openings.values())) >= self.wish.count
+        """Whether the head could ever run beside jobs that never end."""
+        return sum(map(len, self._openings.values())) >= self.demand.count
 
     def room(self, node_id: str, free: Free) -> Free:
-        """What those behind may take of what is free on a node."""
+        """What jobs behind the head may take of what is free on a node."""
         if not self._backfill:
             return _NOTHING if node_id in self._openings else free
         if math.isfinite(self.start):
             beside = self._beside.get(node_id)
             return free if beside is None else _least(free, beside)
-        wish, needs, most = self.wish, self.wish.needs, len(self._openings.get(node_id, ()))
+        demand, needs, most = self.demand, self.demand.needs, len(self._openings.get(node_id, ()))
         if not most:
             return free
         gpus = free.gpus
-        if wish.gpus and gpus:
+        if demand.gpus and gpus:
             matching = self._matching[self._kind(node_id)]
-            gpus = gpus.difference([index for index in matching if index in gpus][: most * wish.gpus])
+            gpus = gpus.difference([index for index in matching if index in gpus][: most * demand.gpus])
         return Free(
             gpus=gpus,
             cpu_cores=max(0, free.cpu_cores - most * needs.cpu_cores),
@@ -148,7 +148,7 @@ class Head:
         return kind
 
     def _survey(self, kind: NodeKind) -> None:
-        fewest = self.wish.count
+        fewest = self.demand.count
         node_ids = self._pool.nodes_of(kind)
         for node_id in node_ids:
             found = self._node_openings(kind, node_id)
@@ -156,14 +156,14 @@ class Head:
                 self._openings[node_id] = found
             fewest = min(fewest, len(found))
         matching = self._matching[kind]
-        gpus = fewest * self.wish.gpus if len(matching) == len(kind.units) else 0
-        self._kept[kind] = (gpus, fewest * self.wish.needs.cpu_cores)
+        gpus = fewest * self.demand.gpus if len(matching) == len(kind.units) else 0
+        self._kept[kind] = (gpus, fewest * self.demand.needs.cpu_cores)
         if fewest and not self._backfill:
             self._kept[kind] = None
 
     def _node_openings(self, kind: NodeKind, node_id: str) -> list[float]:
         return openings(
-            self.wish,
+            self.demand,
             kind,
             self._matching[kind],
             stays=self._pool.stays(node_id),
@@ -172,11 +172,11 @@ class Head:
         )
 
     def _reserve(self) -> None:
-        """The earliest time and the places that are known."""
+        """Find the earliest start that is certain, and the places."""
         self.start, self.reserved, self._beside = math.inf, {}, {}
         known = ((at, node_id) for node_id, times in self._openings.items() for at in times if at < math.inf)
-        first = nsmallest(self.wish.count, known)
-        if len(first) < self.wish.count:
+        first = nsmallest(self.demand.count, known)
+        if len(first) < self.demand.count:
             return
         self.start = first[-1][0]
         for node_id, most in Counter(node_id for _, node_id in first).items():
@@ -205,21 +205,27 @@ class Head:
 
     def _member(self, node_id: str, free: Free) -> Share:
         matching = self._matching[self._kind(node_id)]
-        gpus = [index for index in matching if index in free.gpus][: self.wish.gpus]
-        return share_of(self.wish.needs, node_id, gpus)
+        gpus = [index for index in matching if index in free.gpus][: self.demand.gpus]
+        return share_of(self.demand.needs, node_id, gpus)
 
 
 def openings(
-    wish: Wish, kind: NodeKind, matching: Sequence[int], *, stays: Sequence[Stay], claims: Iterable[Share], now: float
+    demand: Demand,
+    kind: NodeKind,
+    matching: Sequence[int],
+    *,
+    stays: Sequence[Stay],
+    claims: Iterable[Share],
+    now: float,
 ) -> list[float]:
     """When a node has room for the first node of a gang, for the second and so on, as those that stay end."""
-    needs, gpus = wish.needs, wish.gpus
+    needs, gpus = demand.needs, demand.gpus
     good = frozenset(matching)
     have, cores, ram, storage, slots = len(good), kind.cpu_cores, kind.ram_mb, kind.storage_mb, kind.slots
     for share in claims:
         have -= len(good.intersection(share.gpus))
         cores, ram, storage, slots = cores - share.cpu_cores, ram - share.ram_mb, storage - share.storage_mb, slots - 1
-    most = min(wish.count, members(needs, gpus, have, cores, ram, storage, slots))
+    most = min(demand.count, members(needs, gpus, have, cores, ram, storage, slots))
     times: list[float] = []
     for stay in reversed(stays):
         if not most:
@@ -237,8 +243,6 @@ def openings(
 
 
 class Heads:
-    """All heads of a pass."""
-
     def __init__(self, pool: Pool, *, now: float, backfill: bool) -> None:
         self._pool = pool
         self._now = now
@@ -250,29 +254,28 @@ class Heads:
         return iter(list(self._all.values()))
 
     def get(self, job_id: str) -> Head | None:
-        """A job's, if it is a head."""
         return self._all.get(job_id)
 
     def before(self, key: Key, end: float) -> list[Head]:
-        """Those that a job must not delay which has this place in line and ends then."""
+        """The heads that a job with this place in line, which ends at `end`, must not delay."""
         return [head for head in self._all.values() if head.key < key and not end <= head.open_until]
 
-    def elect(self, job: Job, key: Key, wish: Wish) -> Head | None:
+    def elect(self, job: Job, key: Key, demand: Demand) -> Head | None:
         """Make a job a head, unless one before it waits for the same kind of node."""
-        if job.job_id in self._all or any(self._covered.get(kind, key) < key for kind, _ in wish.kinds):
+        if job.job_id in self._all or any(self._covered.get(kind, key) < key for kind, _ in demand.kinds):
             return None
-        head = self.add(job, key, wish)
+        head = self.add(job, key, demand)
         if head is not None:
-            for kind, _ in wish.kinds:
+            for kind, _ in demand.kinds:
                 self._covered[kind] = min(key, self._covered.get(kind, key))
         return head
 
-    def add(self, job: Job, key: Key, wish: Wish, *, near: Near | None = None) -> Head | None:
-        """Make a job a head, whoever else is one; None when it could never run beside what never ends."""
+    def add(self, job: Job, key: Key, demand: Demand, *, near: Near | None = None) -> Head | None:
+        """Make a job a head whoever else is one; None when it could never run beside jobs that never end."""
         head = Head(
             job,
             key,
-            wish,
+            demand,
             pool=self._pool,
             claims=lambda node_id: self._claims(node_id, key),
             now=self._now,
@@ -288,9 +291,8 @@ class Heads:
         return head
 
     def remove(self, head: Head) -> None:
-        """It is a head no longer."""
         del self._all[head.job.job_id]
-        if any(self._covered.get(kind) == head.key for kind, _ in head.wish.kinds):
+        if any(self._covered.get(kind) == head.key for kind, _ in head.demand.kinds):
             self._covered = {kind: key for kind, key in self._covered.items() if key != head.key}
 
     def touch(self, node_ids: Iterable[str]) -> None:

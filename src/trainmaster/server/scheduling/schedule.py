@@ -28,8 +28,8 @@ from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Pool
-from trainmaster.server.scheduling.preemption import Preempting
-from trainmaster.server.scheduling.queue_order import Asked, Lines, LineState, LotState, QueueState
+from trainmaster.server.scheduling.preemption import VictimSearch
+from trainmaster.server.scheduling.queue_order import Asked, GroupState, Lines, LineState, QueueState
 from trainmaster.server.scheduling.reservations import Head, Heads
 from trainmaster.server.scheduling.view import ClusterView, Key, key_of
 
@@ -38,16 +38,12 @@ _ANY_PRIORITY = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A job to start, and the share of each node of its gang."""
-
     job: Job
     shares: Sequence[Share]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A job to stop, for the sake of one that waits."""
-
     victim: Job
     """Holds an attempt that is not being stopped yet."""
     by: Job
@@ -56,7 +52,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """What is known of those who ask for something that was not to be had."""
+    """What is known of jobs whose needs could not be met."""
 
     behind: Sequence[frozenset[str]]
     """Sets of heads: behind all of one set there is no place. Behind the empty set is everybody."""
@@ -77,7 +73,7 @@ class Plan:
     now: float = 0.0
 
     def blocks(self, job: Job) -> bool:
-        """Whether it is useless to try this job before something is freed; False when in doubt."""
+        """Whether trying this job is useless before something is freed; False when in doubt."""
         known = self.blocked.get((job.host_backend, job.needs))
         if known is None or job.priority > known.hopeless or job.room_at is not None:
             return False
@@ -99,19 +95,19 @@ class _Pass:
         self._pool = Pool(view.nodes, view.inventory, view.occupancy)
         self._lines = Lines(view, self._pool, now)
         self._heads = Heads(self._pool, now=now, backfill=backfill)
-        self._preempting = Preempting(self._pool, view.occupancy, now)
+        self._preempting = VictimSearch(self._pool, view.occupancy, now)
         self._placements: list[Placement] = []
         self._preemptions: list[Preemption] = []
         self._unsure: list[tuple[Key, int]] = []
-        """Wishes of which it is to be seen whether they fit, by who waits first for them."""
+        """Demands of which it is to be seen whether they fit, by who waits first for them."""
         self._unelected: list[tuple[Key, int]] = []
-        """Wishes that do not fit and may need a head, by who waits first for them."""
-        self._held_up: list[tuple[LotState, LineState]] = []
-        """Lots of which everybody was tried, and some would fit if nothing were kept for others."""
+        """Demands that do not fit and may need a head, by who waits first for them."""
+        self._held_up: list[tuple[GroupState, LineState]] = []
+        """Groups of which everybody was tried, and some would fit if nothing were kept for others."""
         self._gave_way = False
         """A head was none after all."""
         self._relied_on: dict[str, set[int]] = {}
-        """Wishes that fit, by the nodes where they do."""
+        """Demands that fit, by the nodes where they do."""
 
     def run(self) -> Plan:
         self._unsure = [(entry[:3], each.number) for each in self._lines.asked if (entry := each.first()) is not None]
@@ -119,15 +115,15 @@ class _Pass:
         for (*_, job), asked in self._lines.room:
             if len(self._placements) >= self._limit:
                 break
-            if not job.in_backoff(self._now) and job.desired is Desired.RUN and asked.wish.possible:
+            if not job.in_backoff(self._now) and job.desired is Desired.RUN and asked.demand.possible:
                 self._try(job, key_of(job), asked, self._lines.lines[job.queue, job.host_backend])
         self._go_through_the_queues()
         while self._gave_way and len(self._placements) < self._limit:
             # Whoever waited behind a head that turned out to be over its quota gets another chance.
             self._gave_way = False
-            for lot, line in self._held_up:
-                lot.rewind()
-                line.push(lot)
+            for group, line in self._held_up:
+                group.rewind()
+                line.push(group)
             self._held_up = []
             for asked in self._lines.asked:
                 asked.failed = [frozenset()] if asked.blocked else []
@@ -137,9 +133,9 @@ class _Pass:
             preemptions=self._preemptions,
             heads={head.job.job_id: (head.key, head.start) for head in self._heads},
             blocked={
-                (asked.wish.backend, asked.wish.needs): self._told(asked)
+                (asked.demand.backend, asked.demand.needs): self._told(asked)
                 for asked in self._lines.asked
-                if asked.failed or not asked.wish.possible
+                if asked.failed or not asked.demand.possible
             },
             now=self._now,
         )
@@ -151,38 +147,38 @@ class _Pass:
         heapify(waiting)
         while waiting and len(self._placements) < self._limit:
             _, index, line = heappop(waiting)
-            lot = line.pop()
-            if self._look_at(lot, line):
-                line.push(lot)
+            group = line.pop()
+            if self._look_at(group, line):
+                line.push(group)
             place = line.place()
             if place is not None:
                 heappush(waiting, (place, index, line))
 
-    def _look_at(self, lot: LotState, line: LineState) -> bool:
-        """Start the next job of a lot if it can be; whether the lot has more jobs that are worth a look."""
-        entry, asked = lot.next(), lot.asked
-        if entry is None or (asked.wish.gpus and line.queue.is_closed(entry[:3])):
+    def _look_at(self, group: GroupState, line: LineState) -> bool:
+        """Start the next job of a group if possible; returns whether the group has more jobs worth trying."""
+        entry, asked = group.next(), group.asked
+        if entry is None or (asked.demand.gpus and line.queue.is_closed(entry[:3])):
             return False
         job, key = entry[3], entry[:3]
-        if self._try(job, key, asked, line, lot):
+        if self._try(job, key, asked, line, group):
             return True
-        if asked.blocked or (asked.wish.gpus and line.queue.closed is not None and line.queue.closed <= key):
+        if asked.blocked or (asked.demand.gpus and line.queue.closed is not None and line.queue.closed <= key):
             return False
-        # Behind those heads that have a reservation, a shorter job of the lot may still find a place.
+        # Behind those heads that have a reservation, a shorter job of the group may still find a place.
         until = max((head.open_until for head in self._in_the_way(job, key)), default=-math.inf)
-        lot.skip(until=until)
-        if lot.next() is not None:
+        group.skip(until=until)
+        if group.next() is not None:
             return True
-        self._held_up.append((lot, line))
+        self._held_up.append((group, line))
         return False
 
-    def _try(self, job: Job, key: Key, asked: Asked, line: LineState, lot: LotState | None = None) -> bool:
+    def _try(self, job: Job, key: Key, asked: Asked, line: LineState, group: GroupState | None = None) -> bool:
         """Start a job, or make room for it; False when it has to wait."""
-        wish, queue = asked.wish, line.queue
-        shares = None if asked.blocked else self._pool.find(wish)
+        demand, queue = asked.demand, line.queue
+        shares = None if asked.blocked else self._pool.find(demand)
         if shares is None and not asked.blocked:
             self._block(asked)
-        over = queue.over(wish.total_gpus)
+        over = queue.over(demand.total_gpus)
         if (asked.blocked or over) and not self._may_preempt(job, asked, frozenset()):
             return self._wait(job, key, asked, queue)
         self._settle_those_before(key)
@@ -190,23 +186,23 @@ class _Pass:
         if shares is not None and not over and self._quota_for_all(job, asked, queue, heads):
             names = _names(heads)
             if not any(failed <= names for failed in asked.failed):
-                shares = self._pool.find(wish, heads) if heads else shares
+                shares = self._pool.find(demand, heads) if heads else shares
                 if shares is not None and self._would_crowd_out(shares, asked, key):
-                    return self._try(job, key, asked, line, lot)
+                    return self._try(job, key, asked, line, group)
                 if shares is not None:
-                    if lot is not None:
-                        lot.advance()
+                    if group is not None:
+                        group.advance()
                     self._place(job, shares, asked, line)
                     return True
                 asked.failed.append(names)
-        return self._preempt(job, key, asked, heads, over, lot) or self._wait(job, key, asked, queue)
+        return self._preempt(job, key, asked, heads, over, group) or self._wait(job, key, asked, queue)
 
     def _wait(self, job: Job, key: Key, asked: Asked, queue: QueueState) -> bool:
-        if queue.over(asked.wish.total_gpus) and key[0] == math.inf:
+        if queue.over(asked.demand.total_gpus) and key[0] == math.inf:
             queue.close(key)
             self._check_quotas(queue)
         elif key[0] < math.inf:
-            self._heads.add(job, key, asked.wish, near=self._preempting.near())
+            self._heads.add(job, key, asked.demand, near=self._preempting.near())
         return False
 
     def _in_the_way(self, job: Job, key: Key) -> list[Head]:
@@ -214,8 +210,8 @@ class _Pass:
 
     def _quota_for_all(self, job: Job, asked: Asked, queue: QueueState, heads: Sequence[Head]) -> bool:
         """Whether the quota has room for a job and for each head of the same queue."""
-        gpus = asked.wish.total_gpus
-        kept = (head.wish.total_gpus for head in heads if head.job.queue == job.queue)
+        gpus = asked.demand.total_gpus
+        kept = (head.demand.total_gpus for head in heads if head.job.queue == job.queue)
         return not gpus or not any(queue.over(gpus + each) for each in kept if each)
 
     def _place(self, job: Job, shares: list[Share], asked: Asked, line: LineState) -> None:
@@ -225,7 +221,7 @@ class _Pass:
         self._pool.place(job.job_id, shares, end=self._now + _runtime_s(job), lasting=job.is_service)
         nodes = {share.node_id for share in shares}
         self._heads.touch(nodes)
-        gpus = asked.wish.total_gpus
+        gpus = asked.demand.total_gpus
         line.used = line.used.plus(Amounts(gpus, job.needs.cpu_cores * len(shares), len(shares)))
         line.queue.held_gpus += gpus
         if gpus:
@@ -248,7 +244,7 @@ class _Pass:
     # -- heads --
 
     def _settle_those_before(self, key: Key) -> None:
-        """See whether those fit that come before a job, though it is not their queue's turn."""
+        """Check whether the jobs fit that come before this place, though it is not their queue's turn."""
         while self._unsure and self._unsure[0][0] < key:
             at, number = heappop(self._unsure)
             asked = self._lines.asked[number]
@@ -258,7 +254,7 @@ class _Pass:
             if entry[:3] > at:
                 heappush(self._unsure, (entry[:3], number))
                 continue
-            shares = self._pool.find(asked.wish)
+            shares = self._pool.find(asked.demand)
             if shares is None:
                 self._block(asked)
             for share in shares or ():
@@ -271,7 +267,7 @@ class _Pass:
             if entry is not None and entry[:3] > at:
                 heappush(self._unelected, (entry[:3], number))
             elif entry is not None:
-                self._heads.elect(entry[3], entry[:3], asked.wish)
+                self._heads.elect(entry[3], entry[:3], asked.demand)
 
     def _would_crowd_out(self, shares: Sequence[Share], asked: Asked, key: Key) -> bool:
         """Whether a larger job that comes before would no longer fit; it is a head then.
@@ -284,14 +280,14 @@ class _Pass:
         for number in sorted(near):
             other = self._lines.asked[number]
             entry = other.first()
-            if other.blocked or entry is None or entry[:3] > key or other.wish.size <= asked.wish.size:
+            if other.blocked or entry is None or entry[:3] > key or other.demand.size <= asked.demand.size:
                 continue
-            if not self._pool.fits_beside(other.wish, shares):
-                crowded = self._heads.elect(entry[3], entry[:3], other.wish) is not None or crowded
+            if not self._pool.fits_beside(other.demand, shares):
+                crowded = self._heads.elect(entry[3], entry[:3], other.demand) is not None or crowded
         return crowded
 
     def _block(self, asked: Asked) -> None:
-        """It does not fit what is free, and what is free only shrinks during a pass."""
+        """It does not fit into what is free, and what is free only shrinks during a pass."""
         asked.blocked = True
         asked.failed = [frozenset()]
         entry = asked.first()
@@ -299,7 +295,7 @@ class _Pass:
             heappush(self._unelected, (entry[:3], asked.number))
 
     def _remove(self, head: Head) -> None:
-        """It is a head no longer; another may be one now."""
+        """It is a head no longer; another job may be one now."""
         self._heads.remove(head)
         self._unelected = [
             (entry[:3], each.number)
@@ -311,19 +307,19 @@ class _Pass:
     # -- preemption --
 
     def _preempt(
-        self, job: Job, key: Key, asked: Asked, heads: Sequence[Head], over: int, lot: LotState | None
+        self, job: Job, key: Key, asked: Asked, heads: Sequence[Head], over: int, group: GroupState | None
     ) -> bool:
-        """Make room for a job by stopping others, or see that it is being made."""
-        preempting, wish = self._preempting, asked.wish
+        """Make room for a job by stopping others, unless room is being made already."""
+        preempting, demand = self._preempting, asked.demand
         names = _names(heads)
         if not self._may_preempt(job, asked, names):
             return False
         quota_gpus = max(0, over - preempting.released_gpus(job.queue))
         victims: list[Job] | None
-        if over and not quota_gpus and self._pool.find(wish, heads) is not None:
+        if over and not quota_gpus and self._pool.find(demand, heads) is not None:
             victims = []
         else:
-            victims = preempting.find(job, wish, heads, quota_gpus=quota_gpus)
+            victims = preempting.find(job, demand, heads, quota_gpus=quota_gpus)
         if victims is None:
             if not quota_gpus:
                 asked.hopeless.append((job.priority, names))
@@ -333,27 +329,27 @@ class _Pass:
         self._heads.touch(share.node_id for victim in victims for share in victim.live.shares)
         if victims and key[0] == math.inf:
             key = (self._now, key[1], key[2])
-        if lot is not None:
-            lot.advance()
+        if group is not None:
+            group.advance()
         known = self._heads.get(job.job_id)
         if known is not None:
             self._remove(known)
-        self._heads.add(job, key, wish, near=preempting.near())
+        self._heads.add(job, key, demand, near=preempting.near())
         return True
 
     def _may_preempt(self, job: Job, asked: Asked, behind: frozenset[str]) -> bool:
-        """Whether it is worth a try, for a job behind these heads."""
+        """Whether looking for victims makes sense for a job behind these heads."""
         if self._preempting.spent or job.priority <= self._spared(asked):
             return False
         return not any(job.priority <= priority and heads <= behind for priority, heads in asked.hopeless)
 
     def _spared(self, asked: Asked) -> int:
-        """Up to this priority nobody has to fear a job on a backend."""
-        lowest = self._preempting.lowest(asked.wish.backend)
+        """The highest priority for which nobody on a backend can be preempted."""
+        lowest = self._preempting.lowest(asked.demand.backend)
         return _ANY_PRIORITY if lowest is None else lowest
 
     def _told(self, asked: Asked) -> Blocked:
-        if not asked.wish.possible:
+        if not asked.demand.possible:
             return Blocked(behind=(frozenset(),), hopeless=_ANY_PRIORITY)
         tried = (priority for priority, heads in asked.hopeless if not heads)
         return Blocked(behind=tuple(asked.failed), hopeless=max(self._spared(asked), *tried, -1))
@@ -365,7 +361,7 @@ def _names(heads: Sequence[Head]) -> frozenset[str]:
 
 def _barred(head: Head, queue: QueueState) -> bool:
     """Whether a head of a queue has to wait for the quota."""
-    gpus = head.wish.total_gpus
+    gpus = head.demand.total_gpus
     if not gpus or head.key[0] < math.inf:
         return False
     return queue.over(gpus) > 0 or (queue.closed is not None and queue.closed <= head.key)

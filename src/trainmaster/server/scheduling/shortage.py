@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainmaster.server.core.resources import Free, Gpu, Needs, Node, NodeState, Share, whole
 from trainmaster.server.scheduling.placement import gpus_wanted, matching_gpus
-from trainmaster.server.scheduling.pool import Pool, Wish
+from trainmaster.server.scheduling.pool import Demand, Pool
 from trainmaster.server.scheduling.view import ClusterView
 
 NAMED = 5
@@ -17,7 +17,7 @@ NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestNode:
-    """The node that lacks the least of what a job needs there."""
+    """The node that lacks the least of what a job needs."""
 
     node_id: str
     gpus_free: int
@@ -41,16 +41,16 @@ def needs_in_words(needs: Needs, gpus: int) -> str:
     return f"{what} on one node" if needs.node_count == 1 else f"{what} on each of {needs.node_count} nodes"
 
 
-def best_node(wish: Wish, pool: Pool) -> BestNode | None:
+def best_node(demand: Demand, pool: Pool) -> BestNode | None:
     """Where the least is missing, among the nodes that could hold a node of the gang; None when there are none."""
     best: tuple[tuple[int, int, int, str], BestNode] | None = None
-    for kind, matching in wish.kinds:
+    for kind, matching in demand.kinds:
         good = frozenset(matching)
         for node_id in pool.nodes_of(kind):
             left = pool.left(node_id)
             gpus = len(good & left.gpus)
-            lacking = sum(wanted > have for wanted, have in zip(_amounts(wish.needs), _left(left), strict=True))
-            score = (max(0, wish.gpus - gpus), lacking, -left.cpu_cores, node_id)
+            lacking = sum(wanted > have for wanted, have in zip(_amounts(demand.needs), _left(left), strict=True))
+            score = (max(0, demand.gpus - gpus), lacking, -left.cpu_cores, node_id)
             if best is None or score < best[0]:
                 found = BestNode(
                     node_id=node_id,
@@ -64,14 +64,14 @@ def best_node(wish: Wish, pool: Pool) -> BestNode | None:
     return best[1] if best else None
 
 
-def free_in_words(wish: Wish, pool: Pool, best: BestNode) -> str:
+def free_in_words(demand: Demand, pool: Pool, best: BestNode) -> str:
     """What the best node has of the things that it has too little of; of a gang, how much of it fits."""
-    if wish.count > 1:
-        return f"{_members(wish.backend, wish.needs, pool)} of its {wish.count} nodes would fit now"
+    if demand.count > 1:
+        return f"{_members(demand.backend, demand.needs, pool)} of its {demand.count} nodes would fit now"
     have = (best.slots_free, best.cpu_cores_free, best.ram_mb_free, best.storage_mb_free)
-    wanted = [(1, "slots"), *_plain(wish.needs)]
+    wanted = [(1, "slots"), *_plain(demand.needs)]
     short = [f"{left} {unit}" for left, (least, unit) in zip(have, wanted, strict=True) if left < least]
-    if best.gpus_free < wish.gpus:
+    if best.gpus_free < demand.gpus:
         short.insert(0, f"{best.gpus_free} GPUs" if short else str(best.gpus_free))
     return f"the best node has {' and '.join(short)} free"
 
@@ -155,7 +155,6 @@ def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] 
 
 
 def _matching(needs: Needs, node: Node) -> list[Gpu]:
-    """The GPUs of a node that are good enough, whoever holds them."""
     good = set(matching_gpus(needs, node, whole(node)))
     return [gpu for gpu in node.gpus if gpu.index in good]
 
@@ -170,7 +169,7 @@ def _members(backend: str, needs: Needs, pool: Pool) -> int:
 
 
 def _find(backend: str, needs: Needs, pool: Pool) -> list[Share] | None:
-    return pool.find(pool.wish(backend, needs))
+    return pool.find(pool.demand(backend, needs))
 
 
 def _empty_pool(nodes: Sequence[Node]) -> Pool:

@@ -21,8 +21,6 @@ HIGHEST_PRIORITY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """One job as it will turn out."""
-
     name: str
     arrival_s: float
     """After the beginning of the trace."""
@@ -42,7 +40,7 @@ class TraceJob:
 
     @property
     def label(self) -> str:
-        """The class that its waiting time counts to."""
+        """The class that its waiting time counts towards."""
         return self.class_name or f"priority {self.priority}"
 
     @property
@@ -67,8 +65,6 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Jobs, the nodes and queues that they meet, and what happens to the nodes on the way."""
-
     name: str
     jobs: Sequence[TraceJob]
     nodes: Sequence[Node]
@@ -93,7 +89,7 @@ def uniform_nodes(
     capabilities: tuple[str, ...] = (),
     prefix: str = "node",
 ) -> list[Node]:
-    """Nodes that are all alike. Without `slots`, as many jobs as there are GPUs or cores."""
+    """Identical nodes. Without `slots`, each runs as many jobs as it has GPUs or cores."""
     units = tuple(Gpu(index=index, device=str(index), type=gpu_type, memory_mb=gpu_memory_mb) for index in range(gpus))
     width = len(str(max(count - 1, 0)))
     return [

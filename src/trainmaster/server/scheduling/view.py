@@ -23,12 +23,10 @@ from trainmaster.server.scheduling.placement import Amounts, Inventory, inventor
 Line = tuple[str, str]
 """A queue and a backend."""
 BULK = 64
-"""With more changes than this a lot is sorted anew; with fewer each is put in its place."""
+"""With more changes than this a group is sorted anew; with fewer each is put in its place."""
 
 
-class Lot(NamedTuple):
-    """What the jobs of a lot have in common, besides their line."""
-
+class JobGroup(NamedTuple):
     needs: Needs
     priority: int
 
@@ -40,48 +38,45 @@ Entry = tuple[float, float, str, Job]
 
 
 def key_of(job: Job) -> Key:
-    """The place of a job among those that wait."""
     return (math.inf if job.room_at is None else job.room_at, job.order_key, job.job_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingJobs:
-    """The queued jobs; each lot is sorted by key."""
+    """The queued jobs; each group is sorted by key."""
 
-    lines: Mapping[Line, Mapping[Lot, Sequence[Entry]]] = field(default_factory=dict)
+    lines: Mapping[Line, Mapping[JobGroup, Sequence[Entry]]] = field(default_factory=dict)
 
     def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
-        """The same without some jobs, as they were, and with others."""
-        changes: dict[tuple[Line, Lot], tuple[list[Key], list[Entry]]] = {}
+        changes: dict[tuple[Line, JobGroup], tuple[list[Key], list[Entry]]] = {}
         for job in gone:
             changes.setdefault(_home(job), ([], []))[0].append(key_of(job))
         for job in come:
             changes.setdefault(_home(job), ([], []))[1].append((*key_of(job), job))
         if not changes:
             return self
-        lines: dict[Line, Mapping[Lot, Sequence[Entry]]] = dict(self.lines)
-        fresh: dict[Line, dict[Lot, Sequence[Entry]]] = {}
-        for (line, lot), (removed, added) in changes.items():
-            lots = fresh.get(line)
-            if lots is None:
-                lots = fresh[line] = dict(lines.get(line, {}))
-                lines[line] = lots
-            entries = _edited(lots.get(lot, ()), removed, added)
+        lines: dict[Line, Mapping[JobGroup, Sequence[Entry]]] = dict(self.lines)
+        fresh: dict[Line, dict[JobGroup, Sequence[Entry]]] = {}
+        for (line, group), (removed, added) in changes.items():
+            groups = fresh.get(line)
+            if groups is None:
+                groups = fresh[line] = dict(lines.get(line, {}))
+                lines[line] = groups
+            entries = _edited(groups.get(group, ()), removed, added)
             if entries:
-                lots[lot] = entries
+                groups[group] = entries
             else:
-                lots.pop(lot, None)
-                if not lots:
+                groups.pop(group, None)
+                if not groups:
                     del lines[line], fresh[line]
         return WaitingJobs(lines=lines)
 
     def in_order(self) -> list[Job]:
-        """Everybody, first come first."""
-        return [entry[3] for entry in merge(*(lot for lots in self.lines.values() for lot in lots.values()))]
+        return [entry[3] for entry in merge(*(group for groups in self.lines.values() for group in groups.values()))]
 
 
-def _home(job: Job) -> tuple[Line, Lot]:
-    return (job.queue, job.host_backend), Lot(job.needs, job.priority)
+def _home(job: Job) -> tuple[Line, JobGroup]:
+    return (job.queue, job.host_backend), JobGroup(job.needs, job.priority)
 
 
 def _edited(entries: Sequence[Entry], removed: list[Key], added: list[Entry]) -> list[Entry]:
@@ -114,8 +109,6 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Who holds what until when."""
-
     stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
     """By node, those that end first first."""
     left: Mapping[str, Free] = field(default_factory=dict)
@@ -164,7 +157,7 @@ class Occupancy:
         )
 
     def on_nodes(self, nodes: Mapping[str, Node], known: Mapping[str, Node]) -> Occupancy:
-        """The same with other nodes; `known` are those that it was made with."""
+        """The same on other nodes; `known` are the nodes before."""
         left = {
             node_id: self.left[node_id]
             if (before := known.get(node_id)) is not None and _size(before) == _size(node)
@@ -184,7 +177,7 @@ class Occupancy:
 
 
 def known_end(job: Job) -> float:
-    """When a job that holds something gives it back at the latest, start-up apart; infinite when nobody knows."""
+    """When a job gives back what it holds at the latest, start-up apart; infinite when unknown."""
     attempt = job.live
     if attempt.stop is not None:
         return (attempt.stop_at or 0.0) + attempt.stop_grace_s
@@ -194,30 +187,25 @@ def known_end(job: Job) -> float:
 
 
 def stays_of(job: Job) -> list[Stay]:
-    """What a job holds of each node."""
     end = known_end(job)
     lasting = job.is_service and math.isinf(end)
     return [Stay(end, lasting, job.job_id, rank, share) for rank, share in enumerate(job.live.shares)]
 
 
 def may_be_preempted(job: Job) -> bool:
-    """Whether a job that holds something may be stopped for another, and is not being stopped already."""
     return job.preemptible and job.live.stop is None
 
 
 def is_stopping(job: Job) -> bool:
-    """Whether a job that holds something will give it back soon."""
     return job.live.stop is not None
 
 
 def held_by(job: Job) -> Amounts:
-    """What a job holds over all its nodes."""
     shares = job.live.shares
     return Amounts(sum(len(share.gpus) for share in shares), sum(share.cpu_cores for share in shares), len(shares))
 
 
 def left_of(node: Node, stays: Sequence[Stay]) -> Free:
-    """What is free of a node where these stay."""
     everything = whole(node)
     if not stays:
         return everything
@@ -245,7 +233,7 @@ class _Table:
         self._own: dict[str, Job] | None = None
 
     def file(self, before: Job | None, after: Job | None, belongs: Callable[[Job], bool]) -> None:
-        """Put in a job that belongs, or take out one that did."""
+        """Add a job that belongs, or remove one that did."""
         job = after if after is not None and belongs(after) else None
         gone = before if job is None and before is not None and belongs(before) else None
         if job is None and gone is None:
@@ -289,7 +277,7 @@ def _size(node: Node) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A snapshot, made by the `with_` methods. Two views of the same things are equal, however they came about."""
+    """A snapshot, made by the `with_` methods. Two views of the same things are equal, however they were made."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -328,7 +316,6 @@ class ClusterView:
         )
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
-        """The view with this inventory."""
         found = {node.node_id: node for node in nodes}
         return replace(
             self,
@@ -338,15 +325,12 @@ class ClusterView:
         )
 
     def with_queues(self, queues: Iterable[Queue]) -> ClusterView:
-        """The view with these queues."""
         return replace(self, queues={queue.name: queue for queue in queues})
 
     def queued(self) -> list[Job]:
-        """Jobs that wait for resources, first come first."""
         return self.waiting.in_order()
 
     def free(self) -> dict[str, Free]:
-        """What is left of each node."""
         return dict(self.occupancy.left)
 
 

@@ -26,8 +26,6 @@ from trainmaster.server.scheduling.view import ClusterView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the scheduler is called."""
-
     backfill: bool = True
     limit: int = 256
     """Placements of one pass, as the coordinator asks for them."""
@@ -49,7 +47,7 @@ class Work(Protocol):
 
 
 class Watcher:
-    """Sees what happens. Each subclass looks at what it needs."""
+    """Is told what happens."""
 
     def arrived(self, job: Job, now: float) -> None:
         """A job was queued for the first time."""
@@ -71,8 +69,6 @@ class Watcher:
 
 
 class VirtualCluster:
-    """Runs a view forward."""
-
     def __init__(
         self,
         view: ClusterView,
@@ -106,7 +102,7 @@ class VirtualCluster:
             self._expect_end(job)
 
     def step(self) -> bool:
-        """Take in what is due by now, or else what comes next, and look; False when nothing more will ever happen."""
+        """Process what is due by now, or else the next event, and schedule; False when nothing more will happen."""
         if not self._again:
             upcoming = self._next_at()
             if upcoming is None:
@@ -129,7 +125,7 @@ class VirtualCluster:
         return min(times, default=None)
 
     def _take_in(self) -> bool:
-        """Everything that is due; whether the scheduler could do anything with it."""
+        """Process everything that is due; returns whether the scheduler could do anything with it."""
         now, worth = self.now, self._again
         changed: list[Job] = []
         while self._leaves and self._leaves[0][0] <= now:
@@ -201,7 +197,7 @@ class VirtualCluster:
             self.view = view.with_jobs(changed.values())
 
     def _stop(self, victim: Job, by: Job | None, grace_s: float | None = None) -> Job | None:
-        """Tell an attempt to stop; None when it is stopping already, or over by now."""
+        """Tell an attempt to stop; None when it is stopping already, or over."""
         if (end := self._leaving.get(victim.job_id)) is not None and end <= self.now:
             return None
         change = preempt(victim, now=self.now, message="", grace_s=grace_s)
@@ -296,7 +292,7 @@ class _Starts(Watcher):
 
 
 def _placed(job: Job, shares: Iterable[Share], now: float) -> Job:
-    """The job at work: in virtual time nothing is between placing a job and running it."""
+    """The job at work: in virtual time nothing happens between placing a job and running it."""
     attempt = Attempt(
         number=job.attempt_count + 1,
         token="",
