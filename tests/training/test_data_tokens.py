@@ -305,7 +305,7 @@ def test_slow_tokenizer_can_train_on_everything_alone() -> None:
 def test_row_is_explained_as_it_is_trained_on() -> None:
     tokenizer = make_tokenizer()
     encoder = Encoder(TokenizationConfig.from_document(document()), tokenizer, 6)
-    found = explain_row(encoder, tokenizer, {"prompt": "q: ", "completion": "abcd"}, ORIGIN)
+    found = explain_row(encoder, {"prompt": "q: ", "completion": "abcd"}, ORIGIN)
     assert found.shape == "prompt and completion"
     assert found.tokens == ["q", ":", " ", "a", "b", "c"]
     assert found.trained == [False] * 3 + [True] * 3

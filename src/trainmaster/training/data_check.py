@@ -21,6 +21,9 @@ from typing import Any
 
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
+from trainmaster.training.data.encoder import Encoder, explain_row
+from trainmaster.training.data.rows import RowCounts, nothing_left, rows_of
+from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_source
 from trainmaster.training.fetching.access import Access
@@ -57,19 +60,19 @@ def check(
     config = TokenizationConfig.from_document(document)
     base_model = _base_model(document)
     answer: dict[str, Any] = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
-    view = None
+    encoder = None
     try:
         directories = _fetch_tokenizer(config, base_model, access) if fetched is None else _tokenizer_in(fetched)
-        view = None if directories is None else _View.open(config, base_model, *directories)
+        encoder = None if directories is None else _open_encoder(config, base_model, *directories)
     except PreparingError as error:
         answer["problem"] = str(error)
-    if view is not None:
-        answer["max_seq_length"] = view.max_seq_length
+    if encoder is not None:
+        answer["max_seq_length"] = encoder.max_seq_length
     for number, source in enumerate(config.data.sources):
         if fetched is None:
-            answer["sources"].append(_alone(source, access, view, limit))
+            answer["sources"].append(_alone(source, access, encoder, limit))
         else:
-            answer["sources"].append(_checked(source, partial(_source_in, fetched, number), view, limit))
+            answer["sources"].append(_checked(source, partial(_source_in, fetched, number), encoder, limit))
     answer["ok"] = answer["problem"] is None and all(source["ok"] for source in answer["sources"])
     return answer
 
@@ -125,38 +128,29 @@ def _fetch_tokenizer(
     return directory, (fetch_config(base_model, access) if base_model else None) or directory
 
 
-class _View:
-    """The tokenizer and encoder of a check."""
-
-    def __init__(self, tokenizer: Any, encoder: Any, max_seq_length: int) -> None:
-        self.tokenizer = tokenizer
-        self.encoder = encoder
-        self.max_seq_length = max_seq_length
-
-    @classmethod
-    def open(
-        cls, config: TokenizationConfig, base_model: BaseModelConfig | None, directory: Path, model: Path
-    ) -> _View:
-        from trainmaster.training.data.encoder import Encoder
-        from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
-
-        trusted = base_model is not None and base_model.trust_remote_code
-        tokenizer = load_tokenizer(directory, config.data.preprocess, trust_remote_code=trusted)
-        model_kwargs = base_model.model_kwargs if base_model else None
-        length = sample_length(config.data.max_seq_length, model, directory, model_kwargs=model_kwargs)
-        return cls(tokenizer, Encoder(config, tokenizer, length), length)
+def _open_encoder(
+    config: TokenizationConfig, base_model: BaseModelConfig | None, directory: Path, model: Path
+) -> Encoder:
+    """With the tokenizer in a directory, and the configuration of the model in another."""
+    trusted = base_model is not None and base_model.trust_remote_code
+    tokenizer = load_tokenizer(directory, config.data.preprocess, trust_remote_code=trusted)
+    model_kwargs = base_model.model_kwargs if base_model else None
+    length = sample_length(config.data.max_seq_length, model, directory, model_kwargs=model_kwargs)
+    return Encoder(config, tokenizer, length)
 
 
-def _alone(source: DataSource, access: Access, view: _View | None, limit: int) -> dict[str, Any]:
+def _alone(source: DataSource, access: Access, encoder: Encoder | None, limit: int) -> dict[str, Any]:
     """Fetch and check one source, then free its disk space."""
     scratch = access.cache / "source"
     try:
-        return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), view, limit)
+        return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), encoder, limit)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _checked(source: DataSource, fetch: Callable[[], LocalSource], view: _View | None, limit: int) -> dict[str, Any]:
+def _checked(
+    source: DataSource, fetch: Callable[[], LocalSource], encoder: Encoder | None, limit: int
+) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "path": source.path,
         "ok": False,
@@ -176,7 +170,7 @@ def _checked(source: DataSource, fetch: Callable[[], LocalSource], view: _View |
     try:
         local = fetch()
         answer |= {"path": local.path, "format": local.format, "files": len(local.files)}
-        _read(source, local, view, limit, answer)
+        _read(source, local, encoder, limit, answer)
     except RowError as error:
         answer["problems"].append(_problem(error))
     except PreparingError as error:
@@ -185,23 +179,21 @@ def _checked(source: DataSource, fetch: Callable[[], LocalSource], view: _View |
     return answer
 
 
-def _read(source: DataSource, local: LocalSource, view: _View | None, limit: int, answer: dict[str, Any]) -> None:
-    from trainmaster.training.data.rows import RowCounts, nothing_left, rows_of
-
+def _read(source: DataSource, local: LocalSource, encoder: Encoder | None, limit: int, answer: dict[str, Any]) -> None:
     counts = RowCounts()
     rows = rows_of(source, local, counts, whole=local.whole)
     lengths: list[int] = []
     try:
         for row in _until(rows, counts):
-            if len(answer["samples"]) < limit and view is None:
+            if len(answer["samples"]) < limit and encoder is None:
                 answer["samples"].append(_raw_sample(row.values, row.origin))
-            if view is None or len(answer["problems"]) >= MAX_PROBLEMS:
+            if encoder is None or len(answer["problems"]) >= MAX_PROBLEMS:
                 continue
             try:
                 if answer["tokenized"] < MAX_ENCODED:
-                    _encode(row.values, row.origin, view, limit, lengths, answer)
+                    _encode(row.values, row.origin, encoder, limit, lengths, answer)
                 else:
-                    view.encoder.shape(row.values, row.origin)
+                    encoder.shape(row.values, row.origin)
             except RowError as error:
                 answer["problems"].append(_problem(error))
         else:
@@ -220,18 +212,16 @@ def _until(rows: Iterator[Any], counts: Any) -> Iterator[Any]:
 
 
 def _encode(
-    row: Mapping[str, Any], origin: Origin, view: _View, limit: int, lengths: list[int], answer: dict[str, Any]
+    row: Mapping[str, Any], origin: Origin, encoder: Encoder, limit: int, lengths: list[int], answer: dict[str, Any]
 ) -> None:
-    samples = view.encoder.encode([row], [origin])[0]
+    samples = encoder.encode([row], [origin])[0]
     answer["tokenized"] += 1
     lengths.append(sum(sample.full_length for sample in samples))
     answer["cut"] += any(sample.cut for sample in samples)
     answer["untrained"] += not any(sample.trained for sample in samples)
     if len(answer["samples"]) >= limit:
         return
-    from trainmaster.training.data.encoder import explain_row
-
-    shown = explain_row(view.encoder, view.tokenizer, row, origin)
+    shown = explain_row(encoder, row, origin)
     answer["samples"].append(
         {
             "file": origin.file,

@@ -191,7 +191,7 @@ def whole_state(model: nn.Module) -> State | None:
 def export(
     document: Document,
     prepared: Prepared,
-    model: Any,
+    model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     *,
     output_dir: Path,
@@ -245,7 +245,7 @@ def _write(
         card.unlink()  # a form that nobody has filled in
 
 
-def _with_adapter(document: Document, prepared: Prepared, state: State) -> Any:
+def _with_adapter(document: Document, prepared: Prepared, state: State) -> nn.Module:
     """Load the base model again, with the trained adapter: this rank has only a shard of the trained one."""
     from peft import get_peft_model
 
@@ -257,5 +257,5 @@ def _with_adapter(document: Document, prepared: Prepared, state: State) -> Any:
     return model
 
 
-def _has_adapter(model: Any) -> bool:
+def _has_adapter(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.server.core.training.options import refused_fields
 from trainmaster.server.core.training.types import TrainingType
@@ -12,6 +12,9 @@ from trainmaster.training.data.shapes import Chat, Pair, Plain, Shape, shape_of
 from trainmaster.training.data.tokenizers import ChatRenderer, Rendered
 from trainmaster.training.document import TokenizationConfig
 from trainmaster.training.steps import InputError, Origin, RowError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +38,23 @@ class Sample:
 class Encoder:
     """Turns rows into samples, the same way for training and for a check."""
 
-    def __init__(self, config: TokenizationConfig, tokenizer: Any, max_seq_length: int) -> None:
+    def __init__(self, config: TokenizationConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> None:
         """Raises InputError where the tokenizer lacks a token that the job wants, or the job maps a field that no row
         has.
         """
         for name, instead in refused_fields(config.data.preprocess.field_mapping):
             raise InputError(f"preprocess.field_mapping.{name}: {instead}")
         self._config = config
-        self._tokenizer = tokenizer
-        self._limit = max_seq_length
+        self.tokenizer = tokenizer
+        self.max_seq_length = max_seq_length
         self._pretrains = config.training_type is TrainingType.CONTINUED_PRETRAIN
         self._chats = ChatRenderer(
             tokenizer, assistant_only=config.assistant_only_loss, completion_only=config.completion_only_loss
         )
-        self._opening = self._opening_ids()
-        self._closing = self._closing_ids()
+        preprocess, bos, eos = config.data.preprocess, tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._opening = self._ends("add_bos", preprocess.add_bos, bos, self._usual_opening())
+        # Without an end a model never learns to stop.
+        self._closing = self._ends("add_eos", preprocess.add_eos, eos, [] if eos is None else [eos])
 
     def shape(self, row: Mapping[str, Any], origin: Origin) -> Shape:
         """Raises RowError where the row has nothing that can be trained on."""
@@ -65,7 +70,7 @@ class Encoder:
         texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]
         if any(text.trained is not None for text in texts):
             self._require_places()
-        encoded = self._tokenizer(
+        encoded = self.tokenizer(
             [text.text for text in texts],
             add_special_tokens=False,
             return_attention_mask=False,
@@ -104,52 +109,39 @@ class Encoder:
         if ids[len(ids) - len(closing) :] != closing:
             ids, mask = ids + closing, mask + mask[-1:] * len(closing)
         full, truncation = len(ids), self._config.data.preprocess.truncation
-        if full <= self._limit:
+        if full <= self.max_seq_length:
             return [Sample(input_ids=ids, mask=mask, full_length=full)]
         if truncation is False:
-            raise RowError(origin, f"has {full} tokens, and max_seq_length is {self._limit}; raise it, leave "
+            raise RowError(origin, f"has {full} tokens, and max_seq_length is {self.max_seq_length}; raise it, leave "
                            "the row out, or set preprocess.truncation to true")  # fmt: skip
         if self._pretrains and truncation is None:
-            starts = range(0, full, self._limit)
-            parts = [(ids[start : start + self._limit], mask[start : start + self._limit]) for start in starts]
+            starts = range(0, full, self.max_seq_length)
+            parts = [
+                (ids[start : start + self.max_seq_length], mask[start : start + self.max_seq_length])
+                for start in starts
+            ]
             return [Sample(input_ids=part, mask=marks, full_length=len(part)) for part, marks in parts]
-        return [Sample(input_ids=ids[: self._limit], mask=mask[: self._limit], full_length=full)]
+        return [Sample(input_ids=ids[: self.max_seq_length], mask=mask[: self.max_seq_length], full_length=full)]
 
-    def _opening_ids(self) -> dict[type, list[int]]:
-        """The first tokens of a sample, by its shape."""
-        wanted = self._config.data.preprocess.add_bos
-        bos = self._tokenizer.bos_token_id
-        if wanted and bos is None:
-            raise InputError("preprocess.add_bos is true, and the tokenizer has no such token; leave it out")
+    def _ends(self, option: str, wanted: bool | None, token: int | None, usual: list[int]) -> dict[type, list[int]]:
+        """The tokens at one end of a sample, by its shape. Without an option, a chat template writes its own."""
+        if wanted and token is None:
+            raise InputError(f"preprocess.{option} is true, and the tokenizer has no such token; leave it out")
         if wanted is not None:
-            return dict.fromkeys((Chat, Pair, Plain), [bos] if wanted else [])
-        usual = self._usual_opening()
-        # A chat template writes its own.
+            return dict.fromkeys((Chat, Pair, Plain), [token] if wanted and token is not None else [])
         return {Chat: [], Pair: usual, Plain: usual}
 
     def _usual_opening(self) -> list[int]:
         """The tokens that the tokenizer itself puts in front of a text."""
-        probe = self._tokenizer("a", add_special_tokens=False)["input_ids"]
-        with_specials = self._tokenizer("a")["input_ids"]
+        probe = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        with_specials = self.tokenizer("a")["input_ids"]
         for length in range(len(with_specials) - len(probe) + 1):
             if with_specials[length : length + len(probe)] == probe:
                 return list(with_specials[:length])
         return []
 
-    def _closing_ids(self) -> dict[type, list[int]]:
-        """The last tokens of a sample, by its shape."""
-        wanted = self._config.data.preprocess.add_eos
-        eos = self._tokenizer.eos_token_id
-        if wanted and eos is None:
-            raise InputError("preprocess.add_eos is true, and the tokenizer has no such token; leave it out")
-        if wanted is not None:
-            return dict.fromkeys((Chat, Pair, Plain), [eos] if wanted else [])
-        usual = [] if eos is None else [eos]
-        # Without it a model never learns to stop; a chat template writes its own.
-        return {Chat: [], Pair: usual, Plain: usual}
-
     def _require_places(self) -> None:
-        if not self._tokenizer.is_fast:
+        if not self.tokenizer.is_fast:
             raise InputError(
                 "the tokenizer cannot tell which text a token stands for, so that no part of a row can be left out "
                 "of the loss; set completion_only_loss and assistant_only_loss to false, or name a tokenizer with a "
@@ -204,7 +196,7 @@ class Explained:
     """Tokens before the end was cut off."""
 
 
-def explain_row(encoder: Encoder, tokenizer: Any, row: Mapping[str, Any], origin: Origin) -> Explained:
+def explain_row(encoder: Encoder, row: Mapping[str, Any], origin: Origin) -> Explained:
     """Encode one row as a training would, for a preview. Raises InputError where something is wrong with the row."""
     samples = encoder.encode([row], [origin])[0]
     first = samples[0]
@@ -213,19 +205,19 @@ def explain_row(encoder: Encoder, tokenizer: Any, row: Mapping[str, Any], origin
     return Explained(
         shape="messages" if isinstance(shape, Chat) else "prompt and completion" if isinstance(shape, Pair) else "text",
         input_ids=first.input_ids,
-        tokens=[tokenizer.decode([token]) for token in first.input_ids],
+        tokens=[str(encoder.tokenizer.decode([token])) for token in first.input_ids],
         trained=trained,
-        segments=_segments(first.input_ids, trained, tokenizer),
+        segments=_segments(first.input_ids, trained, encoder.tokenizer),
         samples=len(samples),
         full_length=first.full_length,
     )
 
 
-def _segments(input_ids: list[int], trained: list[bool], tokenizer: Any) -> list[Segment]:
+def _segments(input_ids: list[int], trained: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[Segment]:
     segments, start = [], 0
     for end in range(1, len(trained) + 1):
         if end == len(trained) or trained[end] != trained[start]:
-            text = tokenizer.decode(input_ids[start:end])
+            text = str(tokenizer.decode(input_ids[start:end]))
             segments.append(Segment(text=text, tokens=end - start, trained=trained[start]))
             start = end
     return segments

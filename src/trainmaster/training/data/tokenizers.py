@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.server.core.spec.data import PreprocessConfig
 from trainmaster.server.core.training.options import positions_of, refused_arguments, too_long
@@ -16,12 +16,17 @@ from trainmaster.training.data.shapes import ASSISTANT, Chat
 from trainmaster.training.document import parsed
 from trainmaster.training.steps import InputError, Origin, RowError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _NO_LENGTH = 10**9
 """Tokenizers that know no limit say a number beyond this."""
 
 
-def load_tokenizer(directory: Path, preprocess: PreprocessConfig, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    directory: Path, preprocess: PreprocessConfig, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Raises InputError where the tokenizer cannot be loaded with the job's options."""
     from transformers import AutoTokenizer
 
@@ -90,7 +95,7 @@ class Rendered:
 
 
 class ChatRenderer:
-    def __init__(self, tokenizer: Any, *, assistant_only: bool, completion_only: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, assistant_only: bool, completion_only: bool) -> None:
         self._tokenizer = tokenizer
         self._assistant_only = assistant_only
         self._completion_only = completion_only
