@@ -16,9 +16,8 @@ import pytest
 from cli_server import Server, wait_for
 from typer.testing import Result
 
-from trainmaster.cli import doctor_checks
-from trainmaster.cli.views import PlainView
-from trainmaster.cli.watch import watch
+from trainmaster.cli.commands import doctor
+from trainmaster.cli.watch import PlainView, watch
 from trainmaster.client import Client, NotFoundError, connection
 
 pytestmark = pytest.mark.usefixtures("connected")
@@ -586,10 +585,10 @@ def test_doctor_says_whether_the_built_in_trainers_can_run(
     tm: Tm, monkeypatch: pytest.MonkeyPatch, package: str, found: str
 ) -> None:
     monkeypatch.delenv("TRAINMASTER_URL")
-    monkeypatch.setattr(doctor_checks, "TRAINERS", (package,))
-    monkeypatch.setattr(doctor_checks, "version", lambda _: "1.0")
+    monkeypatch.setattr(doctor, "TRAINERS", (package,))
+    monkeypatch.setattr(doctor, "version", lambda _: "1.0")
 
-    (finding,) = (each for each in doctor_checks.examine() if each.check == "training")
+    (finding,) = (each for each in doctor.examine() if each.check == "training")
 
     assert found in finding.found
     assert ("trainmaster[train]" in finding.remedy) == (found == "not installed")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainmaster.cli.job_summary import Pace, ending, sentence
-from trainmaster.cli.views import LiveView, PlainView
+from trainmaster.cli.watch import LiveView, PlainView
 
 
 def job(status: str = "TRAINING", **fields: Any) -> Any:

@@ -177,14 +177,13 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/commands/server.py": {"server.process", "server.settings"},
     # `trainmaster simulate` runs the scheduler itself, without a server.
     "cli/commands/simulate.py": {"server.scheduling", "server.core"},
-    "cli/simulation.py": {"server.scheduling", "server.core"},
     # `trainmaster init` writes job files from the tables that check them.
     "cli/job_template.py": {"server.core"},
     # `run` runs a job class in its own process; `checkpoints verify` reads checkpoints wherever they are.
     "cli/commands/submit.py": {"jobs"},
     "cli/commands/checkpoints.py": {"jobs"},
     # `trainmaster runtimes` lists what a `TrainerClient` on this machine would.
-    "cli/commands/runtimes.py": {"trainer"},
+    "cli/commands/cluster.py": {"trainer"},
     # The server refuses a base model that a trainer cannot hold; `engine.config` reads its file, without torch.
     "server/coordinator/base_models.py": {"engine"},
 }

@@ -73,16 +73,20 @@ def draw(*renderables: RenderableType) -> None:
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def status_text(status: str) -> Text:
-    """A status in its colour."""
+def styled(text: str, style: str = "") -> Text:
+    """Text that is never read as markup, whoever wrote it."""
     from rich.text import Text
 
-    return Text(status, style=STYLE_OF_STATUS.get(status, ""))
+    return Text(text, style=style)
+
+
+def status_text(status: str) -> Text:
+    return styled(status, STYLE_OF_STATUS.get(status, ""))
 
 
 def table(
     headings: Sequence[str],
-    rows: Iterable[Sequence[Text]],
+    rows: Iterable[Sequence[str | Text]],
     *,
     right: Collection[str] = (),
     cut: Collection[str] = (),
@@ -97,7 +101,7 @@ def table(
     from rich.table import Table
 
     drawn = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    kept_rows = [list(row) for row in rows]
+    kept_rows = [[styled(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     kept = [index for index, heading in enumerate(headings) if any(row[index].plain for row in kept_rows)]
     widths = {index: _width(headings[index], [row[index] for row in kept_rows], (*cut, *wrap)) for index in kept}
     for heading in spare:
@@ -129,15 +133,8 @@ def facts(pairs: Mapping[str, Any]) -> Table:
     drawn.add_column(overflow="fold")
     for name, value in pairs.items():
         if value not in (None, "", [], {}):
-            drawn.add_row(f"  {name}", value if not isinstance(value, str) else _plain(value))
+            drawn.add_row(f"  {name}", styled(value) if isinstance(value, str) else value)
     return drawn
-
-
-def _plain(text: str) -> Text:
-    """Text that a job or a user wrote: never read as markup."""
-    from rich.text import Text
-
-    return Text(text)
 
 
 @contextmanager

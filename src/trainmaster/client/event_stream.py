@@ -1,4 +1,4 @@
-"""Server-sent events: their parser, and a stream that reconnects without losing or repeating an event."""
+"""Streams: server-sent events, followed without losing or repeating one over reconnects; and logs as plain text."""
 
 from __future__ import annotations
 
@@ -139,8 +139,6 @@ def _error_of(event: ServerEvent) -> ApiError:
     error = json.loads(event.data)
     return error_from_answer(503 if error.get("code") == UNAVAILABLE else 500, {"error": error})
 
-
-# Logs as plain text.
 
 PLAIN = "text/plain"
 NEXT_CURSOR, AT_END = "X-Next-Cursor", "X-Log-End"

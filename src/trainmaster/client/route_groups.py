@@ -114,9 +114,6 @@ class Runtimes:
         return cast(RuntimeDocument, self._connection.call("GET", f"/v1/runtimes/{quote(name, safe='')}"))
 
 
-# `client.admin`: accounts and API keys.
-
-
 class Admin:
     """Accounts and keys. To change them, your own key needs the scope `cluster_admin`; without it, you see your own."""
 
@@ -171,8 +168,6 @@ class Admin:
 def _account(account_id: str) -> str:
     return f"/v1/accounts/{quote(account_id, safe='')}"
 
-
-# `client.data`: a look at training data before anything is trained on it.
 
 PATIENCE_S = 180.0
 """A server takes up to two minutes."""

@@ -23,6 +23,7 @@ from trainmaster.schema.cluster import QueueResource as Queue
 from trainmaster.schema.cluster import RuntimeResource as RuntimeDocument
 from trainmaster.schema.data import CheckedData, CheckedSource, DataProblem, DataSample, TokenCounts, TokenSegment
 from trainmaster.schema.jobs import (
+    STATUSES,
     TERMINAL,
     CheckedJob,
     ControlledJob,
@@ -60,6 +61,7 @@ from trainmaster.schema.reports import JobMetrics as Metrics
 from trainmaster.schema.reports import MetricSeries as Series
 
 __all__ = [
+    "STATUSES",
     "TERMINAL",
     "Account",
     "Amount",

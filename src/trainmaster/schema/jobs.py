@@ -10,6 +10,7 @@ from trainmaster.schema.annotations import Doc, OneOf, Timestamp
 from trainmaster.server.core import states
 
 Status = Annotated[str, OneOf(states.JobStatus)]
+STATUSES: tuple[str, ...] = tuple(states.JobStatus)
 TERMINAL: frozenset[str] = states.TERMINAL
 """A job that is not a service never leaves these statuses."""
 MOST_BLOCKERS = 20

@@ -1,15 +1,16 @@
-"""Commands for accounts and their API keys."""
+"""Commands for accounts, their API keys and their webhooks."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli.exits import say
-from trainmaster.cli.human_units import age
+from trainmaster.cli.exits import ExitCode, UsageError, say
+from trainmaster.cli.human_units import age, clock
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, print_json, table
+from trainmaster.cli.output import draw, print_json, styled, table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -40,13 +41,12 @@ def list_accounts(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.text import Text
 
     rows = [
         (
-            Text(account["account_id"]),
-            Text("" if account["uid"] is None else str(account["uid"])),
-            Text(age(account["created_at"])),
+            account["account_id"],
+            "" if account["uid"] is None else str(account["uid"]),
+            age(account["created_at"]),
         )
         for account in found
     ]
@@ -170,15 +170,104 @@ def revoke_key(
         typer.echo(f"{key['key_id']} ({key['name']}) is revoked")
 
 
-def _key_row(key: Key) -> tuple[Text, ...]:
-    from rich.text import Text
+def _key_row(key: Key) -> tuple[str | Text, ...]:
 
     return (
-        Text(key["key_id"]),
-        Text(key["account_id"]),
-        Text(key["name"]),
-        Text(",".join(key["scopes"])),
-        Text(age(key["created_at"])),
-        Text(f"{age(key['revoked_at'])} ago" if key["revoked_at"] else "", style="red"),
-        Text(key["created_by"], style="dim"),
+        key["key_id"],
+        key["account_id"],
+        key["name"],
+        ",".join(key["scopes"]),
+        age(key["created_at"]),
+        styled(f"{age(key['revoked_at'])} ago" if key["revoked_at"] else "", "red"),
+        styled(key["created_by"], "dim"),
     )
+
+
+WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.", show_default=False)]
+
+webhooks_app = typer.Typer(
+    help="Webhooks, told when jobs change their status: list, add, remove, test.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@webhooks_app.callback()
+def list_webhooks(context: typer.Context, as_json: JsonOption = False) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    with connect() as client:
+        webhooks = client.webhooks.list()
+    if as_json:
+        print_json(webhooks)
+        return
+    if not webhooks:
+        typer.echo("No webhooks. Add one with `trainmaster webhooks add URL`.")
+        return
+
+    rows = [
+        (
+            webhook["webhook_id"],
+            webhook["url"],
+            ", ".join(webhook["statuses"]) or "all",
+            styled(clock(webhook["delivered_at"]) if webhook["delivered_at"] else "never", "dim"),
+            str(webhook["failures"] or ""),
+            str(webhook["given_up"] or ""),
+            styled(webhook["problem"], "yellow"),
+        )
+        for webhook in webhooks
+    ]
+    headings = ("ID", "URL", "STATUSES", "DELIVERED", "FAILURES", "GIVEN UP", "PROBLEM")
+    draw(table(headings, rows, wrap=("URL", "STATUSES", "PROBLEM"), right=("FAILURES", "GIVEN UP")))
+
+
+@webhooks_app.command("add")
+def add_webhook(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.", show_default=False)],
+    status: Annotated[
+        list[str], typer.Option("--status", metavar="STATUS", help="Tell of this status alone; may be repeated.")
+    ] = [],  # noqa: B006 - typer copies it
+    secret_from_env: Annotated[
+        str, typer.Option("--secret-from-env", metavar="VAR", help="Sign with the value of this variable.")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Tell a URL of every change of status from now on."""
+    secret = os.environ.get(secret_from_env) if secret_from_env else None
+    if secret_from_env and not secret:
+        raise UsageError(f"the variable {secret_from_env} is not set")
+    with connect() as client:
+        webhook = client.webhooks.create(url, statuses=[each.upper() for each in status], secret=secret)
+    if as_json:
+        print_json(webhook)
+        return
+    typer.echo(f"{webhook['webhook_id']} tells {webhook['url']} of {', '.join(webhook['statuses']) or 'every status'}.")
+    if not secret:
+        typer.echo(f"Its secret, shown this once: {webhook['secret']}")
+    typer.echo(f"Try it with `trainmaster webhooks test {webhook['webhook_id']}`.")
+
+
+@webhooks_app.command("remove")
+def remove_webhook(webhook: WebhookArgument, as_json: JsonOption = False) -> None:
+    """Take a webhook away; it is told nothing more."""
+    with connect() as client:
+        client.webhooks.remove(webhook)
+    if as_json:
+        print_json({"webhook_id": webhook, "removed": True})
+    else:
+        typer.echo(f"{webhook} is removed.")
+
+
+@webhooks_app.command("test")
+def try_webhook(webhook: WebhookArgument, as_json: JsonOption = False) -> None:
+    """Send a webhook a test event now. Exits with 1 when it is not taken."""
+    with connect() as client:
+        trial = client.webhooks.test(webhook)
+    if as_json:
+        print_json(trial)
+    elif trial["delivered"]:
+        typer.echo(f"The receiver answered with {trial['status_code']}.")
+    else:
+        typer.echo(f"The test event was not taken: {trial['problem']}", err=True)
+    if not trial["delivered"]:
+        raise typer.Exit(ExitCode.REFUSED)

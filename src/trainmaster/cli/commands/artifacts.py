@@ -107,14 +107,12 @@ def gc(
     failed = [kind for kind in collection["kinds"] if kind["what"] == "failed"]
     gone = [kind for kind in collection["kinds"] if kind not in (*stay, *failed)]
     if gone:
-        from rich.text import Text
-
         rows = [
             (
-                Text(kind["what"]),
-                Text(str(kind["count"])),
-                Text(size(kind["size_bytes"])),
-                Text(", ".join(kind["names"])),
+                kind["what"],
+                str(kind["count"]),
+                size(kind["size_bytes"]),
+                ", ".join(kind["names"]),
             )
             for kind in gone
         ]

@@ -14,7 +14,7 @@ from trainmaster.cli.exits import CommandError, ExitCode, UsageError
 from trainmaster.cli.human_units import age, number, size
 from trainmaster.cli.job_summary import SHOWN_METRICS
 from trainmaster.cli.options import JobArgument, JsonOption, complete_job, connect, job_with_files
-from trainmaster.cli.output import byte_bar, draw, print_json, table
+from trainmaster.cli.output import byte_bar, draw, print_json, styled, table
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -234,15 +234,14 @@ def _run(checks: list[Check], *, quiet: bool) -> list[Result]:
 
 
 def _draw_results(results: list[Result]) -> None:
-    from rich.text import Text
 
     rows = [
         (
-            Text(result.checkpoint),
-            Text("" if result.step is None else str(result.step)),
-            Text(size(result.size_bytes)),
-            Text("ok", style="green") if result.ok else Text("corrupt", style="bold red"),
-            Text("; ".join(result.problems)),
+            result.checkpoint,
+            "" if result.step is None else str(result.step),
+            size(result.size_bytes),
+            styled("ok", "green") if result.ok else styled("corrupt", "bold red"),
+            "; ".join(result.problems),
         )
         for result in results
     ]
@@ -251,18 +250,17 @@ def _draw_results(results: list[Result]) -> None:
 
 
 def _draw(checkpoints: list[Checkpoint]) -> None:
-    from rich.text import Text
 
     rows = [
         (
-            Text(checkpoint["checkpoint_id"]),
-            Text(str(checkpoint["step"])),
-            Text("" if checkpoint["epoch"] is None else number(checkpoint["epoch"])),
-            Text(_metrics(checkpoint)),
-            Text(size(checkpoint["size_bytes"])),
-            Text(age(checkpoint["created_at"])),
-            Text(checkpoint["uri"], style="dim"),
-            Text(_marks(checkpoint), style="green"),
+            checkpoint["checkpoint_id"],
+            str(checkpoint["step"]),
+            "" if checkpoint["epoch"] is None else number(checkpoint["epoch"]),
+            _metrics(checkpoint),
+            size(checkpoint["size_bytes"]),
+            age(checkpoint["created_at"]),
+            styled(checkpoint["uri"], "dim"),
+            styled(_marks(checkpoint), "green"),
         )
         for checkpoint in checkpoints
     ]

@@ -10,7 +10,7 @@ import typer
 
 from trainmaster.cli.exits import ExitCode, UsageError, say
 from trainmaster.cli.options import JsonOption, SetOption, connect
-from trainmaster.cli.output import draw, facts, print_json, waiting
+from trainmaster.cli.output import draw, facts, print_json, styled, waiting
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -77,7 +77,7 @@ def _object(document: Any, name: str) -> dict[str, Any]:
 
 def _show(found: CheckedData) -> None:
     for source in found["sources"]:
-        draw(_heading(source), facts(_facts(source, found["max_seq_length"])))
+        draw(styled(source["path"], "bold"), facts(_facts(source, found["max_seq_length"])))
         for sample in source["samples"]:
             draw("", _title(sample, "line" if source["format"] in LINES else "row"), _row(sample))
         for message in _problems(source):
@@ -94,12 +94,6 @@ def _show(found: CheckedData) -> None:
 
 def _has_context(source: CheckedSource) -> bool:
     return any(not segment["trained"] for sample in source["samples"] for segment in sample["segments"])
-
-
-def _heading(source: CheckedSource) -> Text:
-    from rich.text import Text
-
-    return Text(source["path"], style="bold")
 
 
 def _wrong(message: str) -> Text:
@@ -153,7 +147,6 @@ def _facts(source: CheckedSource, max_seq_length: int | None) -> dict[str, Any]:
 
 
 def _title(sample: DataSample, unit: str) -> Text:
-    from rich.text import Text
 
     parts = [f"{unit} {sample['row']}"]
     if sample["length"] is not None:
@@ -163,7 +156,7 @@ def _title(sample: DataSample, unit: str) -> Text:
         parts.append("end cut off")
     if sample["samples"] > 1:
         parts.append(f"the first of {sample['samples']} parts")
-    return Text("  " + ", ".join(parts), style="dim")
+    return styled("  " + ", ".join(parts), "dim")
 
 
 def _row(sample: DataSample) -> Text:

@@ -12,7 +12,7 @@ from trainmaster.cli.exits import ExitCode, say
 from trainmaster.cli.human_units import about, clock
 from trainmaster.cli.job_summary import brief, failure_lines, title
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import draw, print_json, print_json_line, table
+from trainmaster.cli.output import draw, print_json, print_json_line, styled, table
 from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a job wrote."""
-    from trainmaster.cli.views import has_several_ranks
-    from trainmaster.cli.watch import pages, view_for, watch
+    from trainmaster.cli.watch import has_several_ranks, pages, view_for, watch
 
     filters: dict[str, Any] = {"rank": rank, "stream": "stderr" if stderr else None, "attempt": attempt}
     with connect() as client:
@@ -94,16 +93,14 @@ def events(
     if as_json:
         print_json(events)
     else:
-        from rich.text import Text
-
         rows = [
             (
-                Text(clock(event["ts"]), style="dim"),
-                Text(str(event["attempt"] or "")),
-                Text(_event_title(event)),
-                Text(event["reason"] or ""),
-                Text(event["actor"], style="dim"),
-                Text(event["message"]),
+                styled(clock(event["ts"]), "dim"),
+                str(event["attempt"] or ""),
+                _event_title(event),
+                event["reason"] or "",
+                styled(event["actor"], "dim"),
+                event["message"],
             )
             for event in events
         ]

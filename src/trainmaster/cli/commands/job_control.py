@@ -13,6 +13,7 @@ from trainmaster.cli.job_summary import title
 from trainmaster.cli.options import JobsArgument, JsonOption, LabelOption, SetOption, connect, job_id_of, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.client.errors import ApiError
+from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -221,5 +222,6 @@ def delete(
 
 def _deletion_message(job: Job, purge: bool) -> str:
     with_it = ", with its checkpoints" if purge else ""
-    ended = job["status"] in ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
-    return f"is deleted{with_it}" if ended else f"is being stopped, and will then be deleted{with_it}"
+    return (
+        f"is deleted{with_it}" if job["status"] in TERMINAL else f"is being stopped, and will then be deleted{with_it}"
+    )

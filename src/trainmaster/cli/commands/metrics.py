@@ -13,7 +13,7 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.cli.human_units import number, sparkline
 from trainmaster.cli.job_summary import PREPARED_PERCENT
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import console, draw, print_json, print_json_line, table
+from trainmaster.cli.output import console, draw, print_json, print_json_line, styled, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,7 +96,6 @@ def _print_abreast(plots: list[list[str]], width: int) -> None:
 
 
 def _table(series: list[Series], metrics: Metrics) -> Table:
-    from rich.text import Text
 
     rows = []
     for each in series:
@@ -104,11 +103,11 @@ def _table(series: list[Series], metrics: Metrics) -> Table:
         if values:
             rows.append(
                 (
-                    Text(each["name"]),
-                    Text(number(metrics["latest"].get(each["name"], values[-1])), style="bold"),
-                    Text(number(min(values))),
-                    Text(number(max(values))),
-                    Text(sparkline(values), style="cyan"),
+                    each["name"],
+                    styled(number(metrics["latest"].get(each["name"], values[-1])), "bold"),
+                    number(min(values)),
+                    number(max(values)),
+                    styled(sparkline(values), "cyan"),
                 )
             )
     return table(("METRIC", "LAST", "LEAST", "MOST", "COURSE"), rows, right=("LAST", "LEAST", "MOST"))

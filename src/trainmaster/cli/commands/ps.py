@@ -15,8 +15,9 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.cli.human_units import age, number, size
 from trainmaster.cli.job_summary import brief
 from trainmaster.cli.options import JsonOption, LabelOption, connect
-from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, table
+from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, styled, table
 from trainmaster.client.errors import NotFoundError
+from trainmaster.client.types import STATUSES, TERMINAL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,17 +25,7 @@ if TYPE_CHECKING:
     from trainmaster.client import Client
     from trainmaster.client.types import JobSummary, Tombstone
 
-NOT_ENDED = (
-    "PENDING",
-    "QUEUED",
-    "SCHEDULING",
-    "PREPARING",
-    "TRAINING",
-    "CHECKPOINTING",
-    "EVALUATING",
-    "EXPORTING",
-    "PAUSED",
-)
+NOT_ENDED = tuple(status for status in STATUSES if status not in TERMINAL)
 NONE_LEFT = "No job waits or runs; `trainmaster ps -a` lists those that ended too."
 WATCH_EVERY_S = 1.0
 EXPLAINED = 100
@@ -124,16 +115,15 @@ def _show_deleted(limit: int, *, quiet: bool, as_json: bool) -> None:
 
 
 def _drawn_deleted(found: list[Tombstone]) -> Table:
-    from rich.text import Text
 
     rows = [
         (
-            Text(each["job_id"]),
-            Text(each["handle"] or ""),
-            Text(each["name"]),
+            each["job_id"],
+            each["handle"] or "",
+            each["name"],
             status_text(each["status"]),
-            Text(age(each["deleted_at"])),
-            Text(size(each["size_bytes"])),
+            age(each["deleted_at"]),
+            size(each["size_bytes"]),
         )
         for each in found
     ]
@@ -151,20 +141,19 @@ def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
 
 
 def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
-    from rich.text import Text
 
     rows = [
         (
-            Text(job["handle"] or job["job_id"]),
-            Text(job["name"]),
+            job["handle"] or job["job_id"],
+            job["name"],
             status_text(job["status"]),
-            Text(job["queue"]),
-            Text(str(job["priority"])),
-            Text(brief(job)),
-            Text(number(job["metrics"]["loss"]) if "loss" in job["metrics"] else ""),
-            Text(age(job["created_at"])),
-            Text(_where(job)),
-            Text(why, style="dim"),
+            job["queue"],
+            str(job["priority"]),
+            brief(job),
+            number(job["metrics"]["loss"]) if "loss" in job["metrics"] else "",
+            age(job["created_at"]),
+            _where(job),
+            styled(why, "dim"),
         )
         for job, why in zip(jobs, _reasons(client, jobs), strict=True)
     ]

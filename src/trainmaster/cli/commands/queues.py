@@ -12,7 +12,7 @@ import typer
 from trainmaster.cli.exits import UsageError, say
 from trainmaster.cli.human_units import clock, duration, number
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, print_json, table
+from trainmaster.cli.output import draw, print_json, styled, table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,18 +41,17 @@ def list_queues(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(queues)
         return
-    from rich.text import Text
 
     rows = [
         (
-            Text(queue["name"]),
-            Text(number(queue["weight"])),
-            Text("" if queue["quota_gpus"] is None else str(queue["quota_gpus"])),
-            Text(str(queue["depth"])),
-            Text(str(queue["running"])),
-            Text(str(queue["paused"])),
-            Text(str(queue["gpus_held"])),
-            Text("" if queue["oldest_wait_seconds"] is None else duration(int(queue["oldest_wait_seconds"]))),
+            queue["name"],
+            number(queue["weight"]),
+            "" if queue["quota_gpus"] is None else str(queue["quota_gpus"]),
+            str(queue["depth"]),
+            str(queue["running"]),
+            str(queue["paused"]),
+            str(queue["gpus_held"]),
+            "" if queue["oldest_wait_seconds"] is None else duration(int(queue["oldest_wait_seconds"])),
         )
         for queue in queues
     ]
@@ -75,18 +74,17 @@ def show(
     if not entries:
         typer.echo(f"Nothing waits in queue {name}.")
         return
-    from rich.text import Text
 
     rows = [
         (
-            Text(str(entry["position"])),
-            Text(entry["job_id"] or "-"),
-            Text(entry["name"] or "(another account's)", style="" if entry["name"] else "dim"),
-            Text(str(entry["priority"])),
-            Text(str(entry["gpus"]) if entry["gpus"] else ""),
-            Text(duration(int(entry["wait_seconds"]))),
-            Text(_starts_in(entry["estimated_wait_seconds"])),
-            Text(entry["reason"] or "", style="dim"),
+            str(entry["position"]),
+            entry["job_id"] or "-",
+            styled(entry["name"] or "(another account's)", "" if entry["name"] else "dim"),
+            str(entry["priority"]),
+            str(entry["gpus"]) if entry["gpus"] else "",
+            duration(int(entry["wait_seconds"])),
+            _starts_in(entry["estimated_wait_seconds"]),
+            styled(entry["reason"] or "", "dim"),
         )
         for entry in entries
     ]
@@ -170,10 +168,9 @@ def usage(
         typer.echo(f"Nothing ran from {begun} to {clock(usage['to'])}.")
         return
     say(f"From {begun} to {clock(usage['to'])}; `--since` chooses another time.")
-    from rich.text import Text
 
-    rows = [_usage_row(row, Text(row["key"] or "(none)")) for row in usage["rows"]]
-    rows.append(_usage_row(usage["total"], Text("total", style="dim")))
+    rows = [_usage_row(row, row["key"] or "(none)") for row in usage["rows"]]
+    rows.append(_usage_row(usage["total"], styled("total", "dim")))
     heading = by.removeprefix("label:").upper()
     headings = (heading, "JOBS", "ATTEMPTS", "GPU-HOURS", "CPU-HOURS", "HOURS")
     draw(table(headings, rows, right=headings[1:]))
@@ -181,15 +178,14 @@ def usage(
         typer.echo(f"Only the {len(usage['rows'])} greatest are shown; the total is of all.")
 
 
-def _usage_row(row: UsageRow, name: Text) -> tuple[Text, ...]:
-    from rich.text import Text
+def _usage_row(row: UsageRow, name: str | Text) -> tuple[str | Text, ...]:
 
     seconds = (row["gpu_seconds"], row["cpu_seconds"], row["wall_seconds"])
     return (
         name,
-        Text(str(row["jobs"])),
-        Text(str(row["attempts"])),
-        *(Text(_hours(value)) for value in seconds),
+        str(row["jobs"]),
+        str(row["attempts"]),
+        *(_hours(value) for value in seconds),
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from trainmaster.cli.exits import CommandError, ExitCode, UsageError, say
 from trainmaster.cli.options import ConfigOption, DataDirOption, DataRootOption, JsonOption
-from trainmaster.cli.output import draw, print_json, table
+from trainmaster.cli.output import draw, print_json, styled, table
 
 if TYPE_CHECKING:
     from trainmaster.server.settings.resolution import Resolved
@@ -231,7 +231,6 @@ def _document(resolved: Resolved) -> dict[str, object]:
 
 
 def _draw(resolved: Resolved) -> None:
-    from rich.text import Text
 
     from trainmaster.server.settings import reference
     from trainmaster.server.settings.resolution import SettingSource
@@ -239,10 +238,10 @@ def _draw(resolved: Resolved) -> None:
     typer.echo(f"File: {resolved.file or 'none'}\n")
     rows = [
         (
-            Text(each.name),
-            Text(_words(value), style="" if origin.source is SettingSource.DEFAULT else "bold"),
-            Text(origin.place or origin.source, style="dim"),
-            Text(each.meaning, style="dim"),
+            each.name,
+            styled(_words(value), "" if origin.source is SettingSource.DEFAULT else "bold"),
+            styled(origin.place or origin.source, "dim"),
+            styled(each.meaning, "dim"),
         )
         for each, value, origin in reference.shown(resolved)
     ]

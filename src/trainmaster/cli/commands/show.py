@@ -1,18 +1,22 @@
-"""`trainmaster show`: all that there is to say about a job."""
+"""Commands that show jobs in full: show, and diff and compare for several."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.cli.commands.comparison import shown
+import typer
+
+from trainmaster.cli.exits import UsageError
 from trainmaster.cli.human_units import clock, duration, number, seconds_between
-from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines
-from trainmaster.cli.options import JobsArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import draw, facts, print_json, status_text, table
+from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines, steps, title
+from trainmaster.cli.options import JobArgument, JobsArgument, JsonOption, connect, job_id_of
+from trainmaster.cli.output import draw, facts, print_json, status_text, styled, table
 from trainmaster.client.training_files import TRAINER
+from trainmaster.client.types import request_of
 
 JOB_CLASS = "job_class"
 MOST_CHECKPOINTS = 1000
@@ -53,16 +57,15 @@ def _results(client: Client, job: Job) -> str | None:
 
 
 def _parts(job: Job, results: str | None) -> Iterator[RenderableType]:
-    from rich.text import Text
 
-    title = Text(job["name"], style="bold").append(f"  {job['job_id']}  ", style="dim not bold")
+    title = styled(job["name"], "bold").append(f"  {job['job_id']}  ", style="dim not bold")
     yield title.append_text(status_text(job["status"]))
     yield facts(_facts(job, results))
     if job["error"]:
         first, *rest = failure_lines(job["error"])
-        yield Text(f"\n{first}", style="red")
-        yield from (Text(line) for line in rest)
-        yield from (Text(f"  │ {line}", style="dim") for line in job["error"]["last_lines"])
+        yield styled(f"\n{first}", "red")
+        yield from map(styled, rest)
+        yield from (styled(f"  │ {line}", "dim") for line in job["error"]["last_lines"])
     if len(job["attempts"]) > 1:
         rows = [_attempt(attempt) for attempt in job["attempts"]]
         yield ""
@@ -210,14 +213,115 @@ def _checkpoints(job: Job) -> str | None:
     return f"{several}, latest {job['latest_checkpoint_id']}{best}"
 
 
-def _attempt(attempt: Attempt) -> tuple[Text, ...]:
-    from rich.text import Text
+def _attempt(attempt: Attempt) -> tuple[str | Text, ...]:
 
     ran = seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
     return (
-        Text(f"  {attempt['number']}"),
-        Text(clock(attempt["started_at"])),
-        Text(duration(ran)),
-        Text(attempt["reason"] or "runs"),
-        Text(attempt["message"] or ""),
+        f"  {attempt['number']}",
+        clock(attempt["started_at"]),
+        duration(ran),
+        attempt["reason"] or "runs",
+        attempt["message"] or "",
     )
+
+
+if TYPE_CHECKING:
+    from trainmaster.client.types import Job
+
+
+DIGEST_SHOWN = 12
+"""Of a file's sha256, enough to tell two apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A field that jobs have different values of; None where a job does not have it."""
+
+    field: str
+    values: list[Any]
+
+
+def differences(jobs: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """Every field of the requests in which the jobs differ. Names are left out: they are how jobs are told apart."""
+    flat = [fields_of(job) for job in jobs]
+    names = dict.fromkeys(name for fields in flat for name in fields if name != "name")
+    found = (Difference(field=name, values=[fields.get(name) for fields in flat]) for name in names)
+    return [each for each in found if any(value != each.values[0] for value in each.values)]
+
+
+def fields_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a job's request that has a value, by its dotted path; a shipped file by its digest."""
+    return dict(_flat(request_of(job), ""))
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if value in (None, {}, []):
+        return
+    match value:
+        case {"path": str(name), "sha256": str(digest)}:
+            yield path, f"{name} {digest[:DIGEST_SHOWN]}"
+        case dict():
+            for name, each in value.items():
+                yield from _flat(each, f"{path}.{name}" if path else name)
+        case list() if all(isinstance(each, dict) for each in value):
+            for index, each in enumerate(value):
+                key = each.get("path") if "sha256" in each else index
+                yield from _flat(each, f"{path}[{key}]")
+        case _:
+            yield path, value
+
+
+def diff(first: JobArgument, second: JobArgument, as_json: JsonOption = False) -> None:
+    """Show in which fields the requests of two jobs differ: training, data, resources, files and all the rest.
+
+    Values of secrets are not compared. `trainmaster compare` shows what came out of the jobs.
+    """
+    with connect() as client:
+        jobs = [client.get(job_id_of(client, name)) for name in (first, second)]
+    found = differences(jobs)
+    if as_json:
+        print_json({"jobs": [job["job_id"] for job in jobs], "differences": [asdict(each) for each in found]})
+    elif found:
+        rows = [(each.field, *(shown(value) for value in each.values)) for each in found]
+        headings = ("FIELD", *(title(job) for job in jobs))
+        draw(table(headings, rows, wrap=headings[1:]))
+    else:
+        typer.echo(f"The requests of {title(jobs[0])} and {title(jobs[1])} do not differ.")
+
+
+def shown(value: Any) -> str:
+    """A value of a field, as a job file would have it."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def compare(jobs: JobsArgument, as_json: JsonOption = False) -> None:
+    """Show the last metrics of several jobs side by side, and the fields in which their requests differ."""
+    if len(jobs) < 2:
+        raise UsageError("name at least two jobs to compare")
+    with connect() as client:
+        found = [client.get(job_id_of(client, name)) for name in jobs]
+    differ = differences(found)
+    if as_json:
+        fields = ("job_id", "handle", "name", "status", "runtime_seconds", "progress", "metrics")
+        compared = [{field: dict(job)[field] for field in fields} for job in found]
+        print_json({"jobs": compared, "differences": [asdict(each) for each in differ]})
+        return
+    from rich.text import Text
+
+    headings = ("", *(job["handle"] or job["job_id"] for job in found))
+    rows = [tuple(map(Text, row)) for row in _comparison(found, differ)]
+    draw(table(headings, rows, wrap=headings[1:]))
+
+
+def _comparison(jobs: Sequence[Job], differ: Sequence[Difference]) -> Iterator[tuple[str, ...]]:
+    yield ("name", *(job["name"] for job in jobs))
+    yield ("status", *(job["status"] for job in jobs))
+    yield ("ran", *(duration(job["runtime_seconds"]) for job in jobs))
+    if any(steps(job) for job in jobs):
+        yield ("step", *(steps(job) for job in jobs))
+    for name in dict.fromkeys(name for job in jobs for name in job["metrics"] if name != PREPARED_PERCENT):
+        yield (name, *(number(job["metrics"][name]) if name in job["metrics"] else "–" for job in jobs))
+    for each in differ:
+        yield (each.field, *map(shown, each.values))

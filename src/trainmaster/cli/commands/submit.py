@@ -85,8 +85,7 @@ def _restored(workload: object, rel_path: str) -> dict[str, object]:
 
 def follow_to_the_end(client: Client, job_id: str, *, as_json: bool) -> ExitCode:
     """Watch a job until it comes to rest; the exit code says how. Ctrl-C leaves it running."""
-    from trainmaster.cli.views import has_several_ranks
-    from trainmaster.cli.watch import view_for, watch
+    from trainmaster.cli.watch import has_several_ranks, view_for, watch
 
     view = view_for(as_json=as_json, with_job=True, ranks=has_several_ranks(client.get(job_id)))
     try:

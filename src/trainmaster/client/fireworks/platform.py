@@ -1,4 +1,13 @@
-"""`FireworksClient`: what needs no running trainer. Shapes, checkpoints, promotion."""
+"""`FireworksClient`: shapes, checkpoints and promotion, which need no running trainer; and what its users catch.
+
+Each error is also what Fireworks' own clients raise there:
+
+ClientError
+├── TrainingAPIError (RuntimeError)                 the server refused
+│   └── ResumeRefusedError (httpx.HTTPStatusError)  ... to resume a job
+├── TrainerStoppedError (RuntimeError)              a trainer that was waited for will not become ready by itself
+└── TrainerTimeoutError (TimeoutError)              it did not become ready in time
+"""
 
 from __future__ import annotations
 
@@ -14,14 +23,6 @@ from trainmaster.client.connection import Connection
 from trainmaster.client.errors import ClientError, UnreachableError
 from trainmaster.client.fireworks.records import SHAPE_NAME, TrainingShapeProfile
 from trainmaster.client.server_lookup import find_server
-
-# What these clients raise beside the other errors of the SDK. Each is also what Fireworks' own clients raise there.
-#
-# ClientError
-# ├── TrainingAPIError (RuntimeError)                 the server said no
-# │   └── ResumeRefusedError (httpx.HTTPStatusError)  to a job that was to go on
-# ├── TrainerStoppedError (RuntimeError)              a trainer that was waited for will not become ready by itself
-# └── TrainerTimeoutError (TimeoutError)              it did not become ready in time
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 """The type of the detail that says in a word why something was refused."""

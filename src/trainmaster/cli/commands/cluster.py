@@ -1,18 +1,18 @@
-"""Commands for nodes: list, show and label them; drain and enable them."""
+"""Commands for the cluster's nodes (list, show, label, drain, enable) and for its training runtimes."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli.exits import UsageError, say
+from trainmaster.cli.exits import CommandError, UsageError, say
 from trainmaster.cli.human_units import age, clock
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, facts, print_json, table
+from trainmaster.cli.output import draw, facts, print_json, styled, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,11 +63,10 @@ def nodes(
 
 def state_text(node: Node) -> Text:
     """A node's state in its colour, with why it takes no work."""
-    from rich.text import Text
 
     style = {"READY": "green", "OFFLINE": "red"}.get(node["state"], "yellow")
     reason = f" ({node['drain_reason']})" if node["drain_reason"] else ""
-    return Text(node["state"], style=style).append(reason, style="dim")
+    return styled(node["state"], style).append(reason, style="dim")
 
 
 def _list(nodes: Sequence[Node], as_json: bool) -> None:
@@ -77,20 +76,19 @@ def _list(nodes: Sequence[Node], as_json: bool) -> None:
     if not nodes:
         typer.echo("No nodes yet.")
         return
-    from rich.text import Text
 
     rows = [
         (
-            Text(node["id"]),
+            node["id"],
             state_text(node),
-            Text(node["backend"]),
-            Text(_gpus(node)),
-            Text(_unhealthy(node), style="red"),
-            Text(f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}"),
-            Text(_gib(node["ram_mb"])),
-            Text(_gib(node["storage_mb"])),
-            Text(", ".join(node["jobs"])),
-            Text(", ".join((*node["labels"], *node["capabilities"])), style="dim"),
+            node["backend"],
+            _gpus(node),
+            styled(_unhealthy(node), "red"),
+            f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}",
+            _gib(node["ram_mb"]),
+            _gib(node["storage_mb"]),
+            ", ".join(node["jobs"]),
+            styled(", ".join((*node["labels"], *node["capabilities"])), "dim"),
         )
         for node in nodes
     ]
@@ -124,9 +122,8 @@ def _changed(before: Sequence[str], add: Sequence[str], remove: Sequence[str]) -
 
 
 def _parts(node: Node, events: Sequence[NodeEvent]) -> Iterator[RenderableType]:
-    from rich.text import Text
 
-    yield Text(node["id"], style="bold").append("  ").append_text(state_text(node))
+    yield styled(node["id"], "bold").append("  ").append_text(state_text(node))
     yield facts(
         {
             "host": node["hostname"],
@@ -144,10 +141,10 @@ def _parts(node: Node, events: Sequence[NodeEvent]) -> Iterator[RenderableType]:
     )
     for gpu in node["gpus"]:
         if not gpu["healthy"]:
-            yield Text(f"  GPU {gpu['index']} ({gpu['type']}) is out of the pool: {gpu['problem']}", style="red")
+            yield styled(f"  GPU {gpu['index']} ({gpu['type']}) is out of the pool: {gpu['problem']}", "red")
     if events:
         yield ""
-        rows = [(Text(age(event["ts"])), Text(event["type"]), Text(event["message"])) for event in events]
+        rows = [(age(event["ts"]), event["type"], event["message"]) for event in events]
         yield table(("  AGO", "EVENT", "WHAT HAPPENED"), rows, right=("  AGO",), wrap=("WHAT HAPPENED",))
 
 
@@ -235,3 +232,68 @@ def enable(
         typer.echo(f"{found['id']} takes work.")
     else:
         typer.echo(f"{found['id']} is {found['state']}: it takes work when it is seen again.")
+
+
+if TYPE_CHECKING:
+    from trainmaster.trainer.runtimes import TrainingRuntime
+
+
+def runtimes(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Show the file of this one.", show_default=False)] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List training runtimes, the server's and the built-in ones; or show the file of one."""
+    from trainmaster.trainer.runtimes import RuntimeCatalog
+
+    with connect() as client:
+        catalog = RuntimeCatalog(client)
+        if not name:
+            _list_runtimes([_runtime_summary(runtime) for runtime in catalog.definitions()], as_json)
+            return
+        try:
+            document = dict(catalog.definition(name).document)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+    if as_json:
+        print_json(document)
+        return
+    from trainmaster.plain_yaml import dump_yaml
+
+    typer.echo(dump_yaml(document), nl=False)
+
+
+def _runtime_summary(runtime: TrainingRuntime) -> dict[str, Any]:
+    return {
+        "name": runtime.name,
+        "framework": runtime.framework,
+        "trainer": runtime.trainer_type.value,
+        "training_type": runtime.training_type,
+        "num_nodes": runtime.num_nodes,
+        "ranks_per_node": runtime.ranks_per_node,
+        "resources_per_node": dict(runtime.resources),
+        "image": runtime.image,
+        "packages": list(runtime.packages),
+        "pretrained_model": runtime.pretrained_model,
+        "origin": runtime.origin,
+    }
+
+
+def _list_runtimes(runtimes: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(runtimes)
+        return
+
+    rows = [
+        (
+            runtime["name"],
+            runtime["framework"],
+            runtime["trainer"],
+            str(runtime["num_nodes"]),
+            runtime["image"] or "",
+            runtime["pretrained_model"] or "",
+            styled(runtime["origin"], "dim"),
+        )
+        for runtime in runtimes
+    ]
+    headings = ("RUNTIME", "FRAMEWORK", "TRAINER", "NODES", "IMAGE", "MODEL", "FROM")
+    draw(table(headings, rows, right=("NODES",), cut=("IMAGE", "MODEL", "FROM"), spare=("FROM",)))
