@@ -199,5 +199,8 @@ def test_login_that_is_broken_is_a_sentence_and_logout_mends_it(tm: Tm) -> None:
     login_file().write_text("{")
 
     assert "trainmaster logout" in tm("ps").stderr
+    doctor = tm("doctor", "--json")
+    assert doctor.exit_code == 1
+    assert "trainmaster logout" in doctor.stdout
     assert tm("logout").exit_code == 0
     assert "Not logged in" in tm("login").stdout

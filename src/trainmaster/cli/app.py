@@ -110,7 +110,6 @@ class Commands(TyperGroup):
     """The commands in groups; an error is one line instead of a traceback."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as the base has it
-        """Write the commands under the titles of their groups."""
         width = max(map(len, self.commands))
         for title, names in GROUPS.items():
             with formatter.section(title):

@@ -84,7 +84,6 @@ def report(error: ClientError | CommandError) -> ExitCode:
 
 
 def exit_code_of(error: ClientError | CommandError) -> ExitCode:
-    """The exit code of an error."""
     match error:
         case UnreachableError() | LocalServerError():
             return ExitCode.UNREACHABLE

@@ -24,7 +24,6 @@ PREPARED = 100.0
 
 
 def title(job: JobSummary) -> str:
-    """A job as a person knows it."""
     return f"{job['handle'] or job['job_id']} ({job['name']})"
 
 
@@ -41,7 +40,6 @@ def percent(job: JobSummary) -> float | None:
 
 
 def steps(job: JobSummary) -> str:
-    """Steps, of how many."""
     progress = job["progress"]
     if progress["step"] is None:
         return ""
@@ -49,7 +47,6 @@ def steps(job: JobSummary) -> str:
 
 
 def brief(job: JobSummary) -> str:
-    """Progress for a column."""
     done = percent(job)
     if job["status"] == "PREPARING":
         return f"{done:.0f}% prepared" if done is not None else ""
@@ -68,7 +65,6 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def see(self, job: Job) -> None:
-        """Take note of a job's step."""
         step, now = job["progress"]["step"], time.monotonic()
         if step is None:
             return
@@ -153,7 +149,6 @@ def ending(job: Job) -> list[str]:
 
 
 def failure_lines(failure: Failure) -> Iterator[str]:
-    """What went wrong, where, and what to do."""
     yield f"  {failure['error_type']}: {failure['error_message']}"
     if failure["frame"]:
         # The frame ends with the error, which the message has named already.

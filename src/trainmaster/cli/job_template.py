@@ -127,7 +127,6 @@ def job_file(
 
 
 def rows_of(training_type: TrainingType) -> str:
-    """What the rows of its data look like."""
     return _ROWS[training_type]
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from trainmaster.cli.exits import say
 from trainmaster.cli.job_summary import Pace, ending, percent, sentence
@@ -41,27 +41,27 @@ class Form:
     times: bool = False
 
 
-class View(Protocol):
+class View:
     """Shows a job while it runs."""
 
-    @property
-    def plain(self) -> Form | None:
-        """How lines look where they are plain text; None: they are not."""
+    plain: Form | None = None
+    """How lines look where they are plain text; None: they are not."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
     def lines(self, lines: Sequence[LogLine]) -> None:
-        """Show what the job wrote."""
+        raise NotImplementedError
 
     def job(self, job: Job) -> None:
-        """Show how it goes."""
+        """Show the job's state, which is polled."""
 
     def end(self, job: Job) -> None:
-        """Show how it ended."""
+        raise NotImplementedError
 
 
 def has_several_ranks(job: Job) -> bool:
@@ -81,23 +81,11 @@ def line_text(line: LogLine, form: Form) -> str:
     return before + line["message"]
 
 
-class _Plain:
-    """No footer to take down."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave everything as it is."""
-
-
-class PlainView(_Plain):
+class PlainView(View):
     """The job's lines on the standard output; what else there is to say on the other one."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
-        self.plain = Form(ranks=ranks, times=times)
+        self._form = self.plain = Form(ranks=ranks, times=times)
         self._seen = ""
         self._told = ""
         self._shown = Shown()
@@ -105,7 +93,7 @@ class PlainView(_Plain):
     def lines(self, lines: Sequence[LogLine]) -> None:
         """Write the lines; of one that is being overwritten, each state."""
         new = (line for line in lines if self._shown.is_new(line))
-        sys.stdout.writelines(line_text(line, self.plain) + "\n" for line in new)
+        sys.stdout.writelines(line_text(line, self._form) + "\n" for line in new)
         sys.stdout.flush()
 
     def job(self, job: Job) -> None:
@@ -124,41 +112,33 @@ class PlainView(_Plain):
             say(told)
 
     def end(self, job: Job) -> None:
-        """Tell how it ended."""
         say("\n".join(ending(job)))
 
 
-class JsonView(_Plain):
+class JsonView(View):
     """JSON lines."""
-
-    plain = None
 
     def __init__(self, *, with_job: bool) -> None:
         """`with_job`: each line says whether it is a line of the log or the job itself."""
         self._with_job = with_job
 
     def lines(self, lines: Sequence[LogLine]) -> None:
-        """Write each line as an object."""
         for line in lines:
             print_json_line({"log": line} if self._with_job else line)
 
-    def job(self, job: Job) -> None:
-        """Nothing: a program can ask."""
-
     def end(self, job: Job) -> None:
-        """Write the job as it ended."""
         if self._with_job:
             print_json_line({"job": job})
 
 
-class LiveView:
+class LiveView(View):
     """The job's lines scroll; below them one line shows how it goes."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self.plain = Form(ranks=ranks, times=times)
+        self._form = self.plain = Form(ranks=ranks, times=times)
         self._open: dict[tuple[int, str], str] = {}
         """Progress bars that the job draws, by rank and stream."""
         self._console = console()
@@ -183,15 +163,14 @@ class LiveView:
         for line in lines:
             source = (line["rank"], line["stream"])
             if line.get("open"):
-                self._open[source] = line_text(line, self.plain)
+                self._open[source] = line_text(line, self._form)
             else:
                 self._open.pop(source, None)
-                texts.append(line_text(line, self.plain))
+                texts.append(line_text(line, self._form))
         if texts:
             self._console.print(Text("\n").join(Text.from_ansi(text) for text in texts), soft_wrap=True)
 
     def job(self, job: Job) -> None:
-        """Draw the footer."""
         from rich.console import Group
         from rich.text import Text
 
@@ -200,7 +179,6 @@ class LiveView:
         self._live.update(Group(*bars, self._footer(job)))
 
     def end(self, job: Job) -> None:
-        """Take the footer down and say how it ended."""
         self._live.stop()
         first, *rest = ending(job)
         word, _, after = first.partition(" ")

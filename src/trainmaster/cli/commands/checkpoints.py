@@ -119,8 +119,6 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a check."""
-
     checkpoint: str
     step: int | None
     size_bytes: int

@@ -62,8 +62,6 @@ def nodes(
 
 
 def state_text(node: Node) -> Text:
-    """A node's state in its colour, with why it takes no work."""
-
     style = {"READY": "green", "OFFLINE": "red"}.get(node["state"], "yellow")
     reason = f" ({node['drain_reason']})" if node["drain_reason"] else ""
     return styled(node["state"], style).append(reason, style="dim")

@@ -67,8 +67,6 @@ CGROUP_MOUNTS = (
 
 
 class Verdict(StrEnum):
-    """How a check came out."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -76,8 +74,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found, and what to do about it."""
-
     check: str
     verdict: Verdict
     found: str

@@ -65,7 +65,6 @@ def logs(
 
 
 def _empty_log(job: Job, *, filtered: bool) -> str:
-    """Why there is nothing to show."""
     if filtered:
         return "No line of the log matches these options."
     if job["status"] in TERMINAL:
@@ -143,7 +142,6 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
 
 def _waiting_document(job: Job) -> dict[str, object]:
-    """What of the job is about that."""
     return {
         "job_id": job["job_id"],
         "status": job["status"],

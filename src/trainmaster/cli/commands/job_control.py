@@ -73,7 +73,6 @@ def for_each(
 
 
 def from_checkpoint(job: Job) -> str:
-    """Where a job goes on."""
     checkpoint_id = job.get("checkpoint_id")
     return f"from checkpoint {checkpoint_id}" if checkpoint_id else "from the start: it has no checkpoint"
 

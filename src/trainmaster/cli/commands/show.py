@@ -158,7 +158,6 @@ def _data(job: Job) -> str | None:
 
 
 def _trained(job: Job) -> dict[str, Any] | None:
-    """What is trained, if that is what the job does."""
     kind = (job["workload"] or {"kind": TRAINER})["kind"]
     return job["training_config"] if kind == TRAINER else None
 
@@ -290,7 +289,6 @@ def diff(first: JobArgument, second: JobArgument, as_json: JsonOption = False) -
 
 
 def shown(value: Any) -> str:
-    """A value of a field, as a job file would have it."""
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

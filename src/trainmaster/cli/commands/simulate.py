@@ -244,8 +244,6 @@ def progress_of(jobs: int, *, quiet: bool) -> Iterator[Watcher]:
 
 
 def draw_figures(figures: Figures, *, checked: bool) -> None:
-    """The figures for a person."""
-
     gpus = f"{figures.gpus} GPUs" if figures.gpus else f"{figures.cpu_cores} cores"
     ended = ", ".join(f"{count} {status.lower()}" for status, count in figures.ended.items())
     impossible = f", of which {figures.impossible} fit no machine" if figures.impossible else ""
