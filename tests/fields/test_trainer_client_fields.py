@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from field_tables import Field, broken_reference, fields_of
 
-from trainmaster.trainer import configs, options, types
+from trainmaster.trainer import options, server_choice, types
 from trainmaster.trainer.job_document import job_document
-from trainmaster.trainer.runtimes.yaml_file import built_in
+from trainmaster.trainer.runtimes.sources import built_in
 from trainmaster.trainer.server_choice import Surroundings, choose
 from trainmaster.trainer.types import (
     BuiltinTrainer,
@@ -97,15 +97,15 @@ PARTS: dict[str, tuple[type, dict[str, Any], Callable[[Any], Any]]] = {
         {"storage_uri": "cache://a/b", "metadata_loc": "s3://m/x", "num_data_nodes": 2},
         fetched,
     ),
-    "LocalProcessBackendConfig": (configs.LocalProcessBackendConfig, {}, chosen),
-    "ServerBackendConfig": (configs.ServerBackendConfig, {"url": "http://a:1"}, chosen),
+    "LocalProcessBackendConfig": (server_choice.LocalProcessBackendConfig, {}, chosen),
+    "ServerBackendConfig": (server_choice.ServerBackendConfig, {"url": "http://a:1"}, chosen),
     "TrainingRuntimeSource": (
-        configs.TrainingRuntimeSource,
+        server_choice.TrainingRuntimeSource,
         {},
-        lambda source: chosen(configs.ContainerBackendConfig(runtime_source=source)),
+        lambda source: chosen(server_choice.ContainerBackendConfig(runtime_source=source)),
     ),
-    "ContainerBackendConfig": (configs.ContainerBackendConfig, {}, chosen),
-    "KubernetesBackendConfig": (configs.KubernetesBackendConfig, {}, chosen),
+    "ContainerBackendConfig": (server_choice.ContainerBackendConfig, {}, chosen),
+    "KubernetesBackendConfig": (server_choice.KubernetesBackendConfig, {}, chosen),
 }
 """What a part is of, what it cannot be without, and what is made of it."""
 VALUES: dict[tuple[str, str], Any] = {
@@ -143,7 +143,7 @@ def test_table_has_a_row_for_every_field_and_option() -> None:
     assert given == set(options.__all__) - PATCHES - {"Option", "Volume"}
     assert rows == {
         name: set(kind.model_fields)
-        if issubclass(kind, configs.BackendConfig)
+        if issubclass(kind, server_choice.BackendConfig)
         else {field.name for field in dataclasses.fields(kind)}
         for name, (kind, _, _) in PARTS.items()
     }
@@ -153,7 +153,10 @@ def test_every_trainer_initializer_and_configuration_is_in_the_table() -> None:
     given = {
         name for name in types.types.__all__ if name.endswith(("Trainer", "TrainerContainer", "Initializer", "Config"))
     }
-    ours = {name for name in vars(configs) if name.endswith("BackendConfig")} - {"BackendConfig", "AnyBackendConfig"}
+    ours = {name for name in vars(server_choice) if name.endswith("BackendConfig")} - {
+        "BackendConfig",
+        "AnyBackendConfig",
+    }
     assert (given | ours) - {"BaseInitializer", "RuntimeTrainer"} <= PARTS.keys()
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainmaster.trainer.client import TrainerClient
-    from trainmaster.trainer.configs import (
+    from trainmaster.trainer.constants import DATASET_PATH, MODEL_PATH
+    from trainmaster.trainer.errors import NameRefusedError, NotFoundError
+    from trainmaster.trainer.resources import get_tpu_num_nodes
+    from trainmaster.trainer.server_choice import (
         ContainerBackendConfig,
         KubernetesBackendConfig,
         LocalProcessBackendConfig,
         ServerBackendConfig,
         TrainingRuntimeSource,
     )
-    from trainmaster.trainer.constants import DATASET_PATH, MODEL_PATH
-    from trainmaster.trainer.errors import NameRefusedError, NotFoundError
-    from trainmaster.trainer.resources import get_tpu_num_nodes
     from trainmaster.trainer.status import update_trainjob_status
     from trainmaster.trainer.types import (
         BaseInitializer,
@@ -95,16 +95,16 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "ContainerBackendConfig": "configs",
+    "ContainerBackendConfig": "server_choice",
     "DATASET_PATH": "constants",
-    "KubernetesBackendConfig": "configs",
-    "LocalProcessBackendConfig": "configs",
+    "KubernetesBackendConfig": "server_choice",
+    "LocalProcessBackendConfig": "server_choice",
     "MODEL_PATH": "constants",
     "NameRefusedError": "errors",
     "NotFoundError": "errors",
-    "ServerBackendConfig": "configs",
+    "ServerBackendConfig": "server_choice",
     "TrainerClient": "client",
-    "TrainingRuntimeSource": "configs",
+    "TrainingRuntimeSource": "server_choice",
     "get_tpu_num_nodes": "resources",
     "update_trainjob_status": "status",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainmaster.trainer.constants import INITIALIZER_DEFAULT_IGNORE_PATTERNS
 from trainmaster.trainer.resources import Nodes, nodes_from
-from trainmaster.trainer.runtimes.definition import TrainingRuntime
+from trainmaster.trainer.runtimes.document import TrainingRuntime
 from trainmaster.trainer.types import (
     DataFormat,
     DataType,

@@ -16,17 +16,15 @@ from trainmaster.client import local
 from trainmaster.client.file_upload import submit
 from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.builtin_trainer import default_runtime
-from trainmaster.trainer.configs import AnyBackendConfig
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
 from trainmaster.trainer.errors import IN_CONTAINERS, only_in_containers, translated
 from trainmaster.trainer.functions import files_of
-from trainmaster.trainer.job_document import RUNTIME_LABEL, job_document
-from trainmaster.trainer.job_names import random_name
+from trainmaster.trainer.job_document import RUNTIME_LABEL, job_document, random_name
 from trainmaster.trainer.job_view import log_filter, name_of
 from trainmaster.trainer.jobs import Jobs, log_lines, named
 from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
-from trainmaster.trainer.server_choice import Backend, choose, connect, surroundings
+from trainmaster.trainer.server_choice import AnyBackendConfig, Backend, choose, connect, surroundings
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,

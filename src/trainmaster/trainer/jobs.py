@@ -18,7 +18,7 @@ from trainmaster.client import Client
 from trainmaster.client.event_stream import LogText, Shown
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError, translated
-from trainmaster.trainer.job_names import successors
+from trainmaster.trainer.job_document import successors
 from trainmaster.trainer.job_view import event, failure, name_of, preparing_steps, train_job
 from trainmaster.trainer.runtimes import RuntimeCatalog
 from trainmaster.trainer.types import Event, Listing, Runtime, TrainJob

@@ -15,8 +15,7 @@ from trainmaster.server.core.errors import TrainmasterError
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.trainer import ContainerBackendConfig, LocalProcessBackendConfig
 from trainmaster.trainer.functions import check_arguments, source_of
-from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL, job_document
-from trainmaster.trainer.job_names import check_name, random_name
+from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL, check_name, job_document, random_name
 from trainmaster.trainer.options import (
     ActiveDeadlineSeconds,
     Labels,
@@ -28,7 +27,7 @@ from trainmaster.trainer.options import (
 )
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes import TrainingRuntime
-from trainmaster.trainer.runtimes.yaml_file import built_in
+from trainmaster.trainer.runtimes.sources import built_in
 from trainmaster.trainer.server_choice import Surroundings, choose
 from trainmaster.trainer.types import (
     BuiltinTrainer,

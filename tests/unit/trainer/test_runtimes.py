@@ -13,7 +13,7 @@ from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.trainer.job_document import job_document
 from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
-from trainmaster.trainer.runtimes.yaml_file import TextFile, built_in, read_files
+from trainmaster.trainer.runtimes.sources import TextFile, built_in, read_files
 from trainmaster.trainer.types import RuntimeKind, TrainerType
 
 

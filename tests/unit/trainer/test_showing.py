@@ -27,7 +27,7 @@ from trainmaster.trainer.job_view import (
 )
 from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import runtime_of
-from trainmaster.trainer.runtimes.yaml_file import built_in
+from trainmaster.trainer.runtimes.sources import built_in
 from trainmaster.trainer.types import Progress, TrainJob
 
 KNOWN = {each.name: runtime_of(each) for each in built_in().runtimes}

@@ -14,7 +14,7 @@ import pytest
 
 import trainmaster.trainer
 from trainmaster.trainer import constants, options, types
-from trainmaster.trainer.job_names import successors
+from trainmaster.trainer.job_document import successors
 
 PROGRAM = """
 import json, sys
@@ -93,8 +93,8 @@ def test_name_is_where_kubeflow_has_it(module: str, name: str) -> None:
 
 
 def test_options_are_where_kubeflow_has_them() -> None:
-    from trainmaster.trainer.options import common, kubernetes
+    from trainmaster.trainer.options import containers, kubernetes
 
-    assert common.Name is options.Name
+    assert containers.Name is options.Name
     for name in kubernetes.__all__:
         assert getattr(kubernetes, name) is getattr(options, name)

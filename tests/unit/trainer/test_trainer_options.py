@@ -11,7 +11,7 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.trainer import CustomTrainer, CustomTrainerContainer
 from trainmaster.trainer import options as o
 from trainmaster.trainer.job_document import job_document
-from trainmaster.trainer.runtimes.yaml_file import built_in
+from trainmaster.trainer.runtimes.sources import built_in
 
 
 def job(kind: str = "container") -> dict[str, Any]:

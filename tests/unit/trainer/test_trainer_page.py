@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from trainmaster.trainer import configs, options
+from trainmaster.trainer import options, server_choice
 from trainmaster.trainer.types import TrainJob
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "trainer-client.md").read_text()
 CONFIGS = [
     each
-    for each in vars(configs).values()
-    if inspect.isclass(each) and issubclass(each, configs.BackendConfig) and each is not configs.BackendConfig
+    for each in vars(server_choice).values()
+    if inspect.isclass(each)
+    and issubclass(each, server_choice.BackendConfig)
+    and each is not server_choice.BackendConfig
 ]
 OPTIONS = [
     name
@@ -47,7 +49,7 @@ def test_configuration_is_on_the_page_with_its_defaults(config: Any) -> None:
     for name, field in config.model_fields.items():
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
         shown = told[name].replace('"', "")
-        assert shown == ("none" if isinstance(default, configs.TrainingRuntimeSource) else str(default)), name
+        assert shown == ("none" if isinstance(default, server_choice.TrainingRuntimeSource) else str(default)), name
 
 
 def test_fields_that_are_ours_are_on_the_page() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.trainer import configs
+from trainmaster.trainer import server_choice
 from trainmaster.trainer.constants import INITIALIZER_DEFAULT_IGNORE_PATTERNS
 from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.resources import get_tpu_num_nodes
@@ -92,14 +92,14 @@ def test_secrets_are_not_shown() -> None:
         repr(HuggingFaceModelInitializer("hf://a/b", access_token="sesame")),
         repr(S3DatasetInitializer("s3://a", access_key_id="id", secret_access_key="sesame")),
         repr(S3ModelInitializer("s3://a", access_key_id="id", secret_access_key="sesame")),
-        repr(configs.ServerBackendConfig(url="http://127.0.0.1:1", api_key="sesame")),
+        repr(server_choice.ServerBackendConfig(url="http://127.0.0.1:1", api_key="sesame")),
     ]
     assert not any("sesame" in text for text in shown)
 
 
 def test_secret_beside_a_mistake_is_not_shown() -> None:
     with pytest.raises(ValueError, match="url") as caught:
-        configs.ServerBackendConfig(api_key="sesame")  # type: ignore[call-arg]
+        server_choice.ServerBackendConfig(api_key="sesame")  # type: ignore[call-arg]
     assert "sesame" not in str(caught.value)
 
 
@@ -123,32 +123,32 @@ def test_template_expands_into_arguments() -> None:
 
 @pytest.mark.parametrize("given", ["Always", "always", "ALWAYS"])
 def test_pull_policy_is_taken_in_any_case(given: Any) -> None:
-    assert configs.ContainerBackendConfig(pull_policy=given).pull_policy == "Always"
+    assert server_choice.ContainerBackendConfig(pull_policy=given).pull_policy == "Always"
 
 
 @pytest.mark.parametrize(
     ("make", "field", "value"),
     [
-        (configs.ContainerBackendConfig, "pull_policy", "sometimes"),
-        (configs.ContainerBackendConfig, "pull_policy", None),
-        (configs.ContainerBackendConfig, "container_runtime", "lxc"),
-        (configs.ContainerBackendConfig, "container_runtime", ""),
-        (configs.ContainerBackendConfig, "initializer_timeout", 0),
-        (configs.ContainerBackendConfig, "initializer_timeout", "long"),
-        (configs.ContainerBackendConfig, "auto_remove", "perhaps"),
-        (configs.ContainerBackendConfig, "runtime_source", "github://a/b"),
-        (configs.ContainerBackendConfig, "pull_polcy", "Always"),
-        (configs.LocalProcessBackendConfig, "cleanup_venv", "perhaps"),
-        (configs.LocalProcessBackendConfig, "namespace", "default"),
-        (configs.KubernetesBackendConfig, "namespace", 1),
-        (configs.KubernetesBackendConfig, "client_configuration", {"host": "x"}),
-        (configs.TrainingRuntimeSource, "sources", "github://a/b"),
-        (configs.TrainingRuntimeSource, "sources", ["ftp://a/b"]),
-        (configs.TrainingRuntimeSource, "sources", ["relative/path"]),
-        (configs.TrainingRuntimeSource, "sources", ["github://owner"]),
-        (configs.TrainingRuntimeSource, "sources", [""]),
-        (configs.ServerBackendConfig, "url", "127.0.0.1:7070"),
-        (configs.ServerBackendConfig, "url", "unix:///a"),
+        (server_choice.ContainerBackendConfig, "pull_policy", "sometimes"),
+        (server_choice.ContainerBackendConfig, "pull_policy", None),
+        (server_choice.ContainerBackendConfig, "container_runtime", "lxc"),
+        (server_choice.ContainerBackendConfig, "container_runtime", ""),
+        (server_choice.ContainerBackendConfig, "initializer_timeout", 0),
+        (server_choice.ContainerBackendConfig, "initializer_timeout", "long"),
+        (server_choice.ContainerBackendConfig, "auto_remove", "perhaps"),
+        (server_choice.ContainerBackendConfig, "runtime_source", "github://a/b"),
+        (server_choice.ContainerBackendConfig, "pull_polcy", "Always"),
+        (server_choice.LocalProcessBackendConfig, "cleanup_venv", "perhaps"),
+        (server_choice.LocalProcessBackendConfig, "namespace", "default"),
+        (server_choice.KubernetesBackendConfig, "namespace", 1),
+        (server_choice.KubernetesBackendConfig, "client_configuration", {"host": "x"}),
+        (server_choice.TrainingRuntimeSource, "sources", "github://a/b"),
+        (server_choice.TrainingRuntimeSource, "sources", ["ftp://a/b"]),
+        (server_choice.TrainingRuntimeSource, "sources", ["relative/path"]),
+        (server_choice.TrainingRuntimeSource, "sources", ["github://owner"]),
+        (server_choice.TrainingRuntimeSource, "sources", [""]),
+        (server_choice.ServerBackendConfig, "url", "127.0.0.1:7070"),
+        (server_choice.ServerBackendConfig, "url", "unix:///a"),
     ],
 )
 def test_configuration_with_a_wrong_value_names_it(make: Callable[..., Any], field: str, value: object) -> None:
@@ -157,7 +157,7 @@ def test_configuration_with_a_wrong_value_names_it(make: Callable[..., Any], fie
 
 
 def test_configuration_is_checked_when_it_is_changed_too() -> None:
-    config = configs.ContainerBackendConfig()
+    config = server_choice.ContainerBackendConfig()
     with pytest.raises(ValueError, match="pull_policy"):
         config.pull_policy = "sometimes"  # type: ignore[assignment]
 
@@ -171,8 +171,8 @@ def test_runtime_sources_of_every_kind_are_taken() -> None:
         "file:///etc/runtimes",
         "/etc/runtimes/one.yaml",
     ]
-    assert configs.TrainingRuntimeSource(sources=sources).sources == sources
-    assert configs.TrainingRuntimeSource().sources == []
+    assert server_choice.TrainingRuntimeSource(sources=sources).sources == sources
+    assert server_choice.TrainingRuntimeSource().sources == []
 
 
 def test_not_found_is_what_either_caller_catches_and_survives_a_pickle() -> None:

@@ -12,14 +12,18 @@ from trainmaster.trainer.options.common import (
     AllowWaitingForNodes,
     Annotations,
     Labels,
+    Limits,
     MaxRetries,
     Name,
     Option,
     Preemptible,
     Priority,
     Queue,
+    TrainerArgs,
+    TrainerCommand,
+    Volume,
+    Volumes,
 )
-from trainmaster.trainer.options.containers import Limits, TrainerArgs, TrainerCommand, Volume, Volumes
 from trainmaster.trainer.options.kubernetes import (
     ContainerPatch,
     JobSetSpecPatch,

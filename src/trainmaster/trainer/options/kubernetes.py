@@ -17,9 +17,10 @@ from trainmaster.trainer.options.common import (
     Labels,
     Name,
     Option,
+    TrainerArgs,
+    TrainerCommand,
     require,
 )
-from trainmaster.trainer.options.containers import TrainerArgs, TrainerCommand
 
 __all__ = [
     "ActiveDeadlineSeconds",

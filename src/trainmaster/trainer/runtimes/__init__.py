@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
-from trainmaster.trainer.runtimes.definition import TrainingRuntime, runtime_of
-from trainmaster.trainer.runtimes.document import RuntimeDocumentError, read_runtime
-from trainmaster.trainer.runtimes.packages import runtime_packages
+from trainmaster.trainer.runtimes.catalog import RuntimeCatalog, runtime_packages
+from trainmaster.trainer.runtimes.document import RuntimeDocumentError, TrainingRuntime, read_runtime, runtime_of
 from trainmaster.trainer.runtimes.sources import SourceError, SourceReader
 
 __all__ = [

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainmaster.trainer.configs import ContainerBackendConfig, TrainingRuntimeSource
+from trainmaster.trainer.server_choice import ContainerBackendConfig, TrainingRuntimeSource
 
 __all__ = ["ContainerBackendConfig", "TrainingRuntimeSource"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainmaster.trainer.configs import LocalProcessBackendConfig
+from trainmaster.trainer.server_choice import LocalProcessBackendConfig
 
 __all__ = ["LocalProcessBackendConfig"]
