@@ -93,8 +93,8 @@ def test_name_is_where_kubeflow_has_it(module: str, name: str) -> None:
 
 
 def test_options_are_where_kubeflow_has_them() -> None:
-    from trainmaster.trainer.options import containers, kubernetes
+    from trainmaster.trainer.options import common, kubernetes
 
-    assert containers.Name is options.Name
+    assert common.Name is options.Name
     for name in kubernetes.__all__:
         assert getattr(kubernetes, name) is getattr(options, name)

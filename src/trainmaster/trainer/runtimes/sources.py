@@ -1,4 +1,4 @@
-"""Sources of runtimes: YAML files in directories, at URLs and in GitHub repositories, with a cache; and built-in ones."""
+"""Sources of runtimes: YAML files on disk, at URLs and in GitHub repositories, with a cache; and built-in ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a job runs: a function, a script, an image or a built-in trainer; and the initializers that fetch its data.
 
-Programs written for Kubeflow import all types from here, those of results too. Nothing is checked here: a trainer may be
-filled in piece by piece, and is checked when it is submitted.
+Programs written for Kubeflow import all types from here, those of results too. Nothing is checked here: a trainer may
+be filled in piece by piece, and is checked when it is submitted.
 """
 
 from __future__ import annotations
