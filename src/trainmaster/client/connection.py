@@ -110,7 +110,6 @@ class Connection:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
         return self._address.url
 
     @property
@@ -119,7 +118,6 @@ class Connection:
         return self._address.api_key
 
     def close(self) -> None:
-        """Close every connection."""
         self._http.close()
 
     def call(self, method: str, path: str, **options: Unpack[Options]) -> Any:

@@ -113,7 +113,6 @@ def kept_files(directory: Path) -> list[str]:
 
 
 def files_below(directory: Path) -> Iterator[Path]:
-    """All files, but for caches."""
     for parent, directories, names in os.walk(directory):
         directories[:] = sorted(set(directories) - LEFT_OUT)
         yield from (path for name in sorted(names) if _to_ship(path := Path(parent, name)))

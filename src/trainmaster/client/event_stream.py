@@ -19,8 +19,6 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """One event of a stream."""
-
     event: str
     data: str
     id: str
@@ -176,7 +174,6 @@ class LogText:
 
 
 def log_texts(connection: Connection, path: str, params: Params) -> Iterator[LogText]:
-    """A log up to its present end, part by part."""
     chosen = {name: value for name, value in params.items() if name not in _START}
     while True:
         response = connection.answer("GET", path, params=params, headers={"Accept": PLAIN})

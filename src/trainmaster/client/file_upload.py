@@ -43,7 +43,6 @@ class Parcel:
         return {"path": target, "sha256": digest} | ({"executable": True} if executable else {})
 
     def send(self, client: Client, tell: Callable[[str], None]) -> None:
-        """Upload the files that the server does not have."""
         for line in self.announcements:
             tell(line)
         for digest, path in self.files.items():

@@ -58,7 +58,6 @@ def find_server(
 
 
 def _local_key(url: str) -> str:
-    """The key of the local server, when that is what a url without a key names."""
     server = local.running()
     return server.api_key if server is not None and server.url == url.rstrip("/") else ""
 

@@ -334,7 +334,6 @@ class TrainerClient:
         return definition
 
     def _runs_images(self) -> bool:
-        """Whether jobs run in containers."""
         name = self.backend.name
         backends = self._client.cluster.backends()
         return next(each for each in backends if (each["default"] if name is None else each["name"] == name))["images"]

@@ -118,7 +118,6 @@ def log_filter(job: api.Job, step: str) -> dict[str, Any] | None:
 
 
 def event(each: api.Event, name: str) -> Event:
-    """Something that happened to a job."""
     return Event(
         involved_object_kind=TRAINJOB_KIND,
         involved_object_name=name,
@@ -129,7 +128,6 @@ def event(each: api.Event, name: str) -> Event:
 
 
 def failure(job: api.Job, lines: Sequence[str]) -> str:
-    """Why a job ended badly, for people."""
     error = job["error"]
     reason = job["status_reason"] or job["status"]
     said = [f"job {name_of(job)} is {STATUSES[job['status']]} ({job['status']}, {reason})"]
@@ -194,7 +192,6 @@ def _prepared(job: api.JobSummary, steps: Sequence[str], place: int, current: st
 
 
 def _device(job: api.JobSummary, whole: api.Job | None) -> tuple[str, str]:
-    """What a node computes with, and how many of these it has."""
     resources: Mapping[str, Any] = whole["resource_config"] if whole else {}
     placement, nodes = job["placement"], job["node_count"]
     if placement is None and whole and whole["attempts"]:

@@ -45,12 +45,10 @@ class Jobs:
         self._runtimes: Mapping[str, Runtime] | None = None
 
     def get(self, name: str) -> Job:
-        """A job as the server has it."""
         with translated(name):
             return self._client.get(named(name))
 
     def shown(self, job: Job) -> TrainJob:
-        """A job as users see it."""
         with translated():
             return train_job(job, self._known_runtimes(), current_step=self._current_step(job))
 
@@ -60,11 +58,9 @@ class Jobs:
             return Listing(train_job(job, self._known_runtimes()) for job in self._client.list(labels=labels))
 
     def forget_runtimes(self) -> None:
-        """Look for runtimes again when the next job is shown."""
         self._runtimes = None
 
     def events(self, name: str) -> Listing[Event]:
-        """What happened to a job, from the beginning."""
         found: Listing[Event] = Listing()
         after: int | None = None
         with translated(name):
@@ -102,7 +98,6 @@ class Jobs:
                 _log.warning("job %s %s; it waits until that changes", name, pending["message"])
 
     def suspend(self, name: str, *, save_checkpoint: bool) -> None:
-        """Stop a running job so that it can go on later."""
         with translated(name):
             try:
                 self._client.pause(named(name), save_checkpoint=save_checkpoint)
@@ -140,7 +135,6 @@ class Jobs:
         raise TimeoutError(f"job {name} has not stopped after {DELETE_PATIENCE_S:g} s; it goes when it has")
 
     def failure(self, job: Job) -> RuntimeError:
-        """Why a job ended badly."""
         lines: list[str] = []
         with contextlib.suppress(api.ClientError):
             lines = [line["message"] for line in self._client.logs(job["job_id"], tail=LAST_LINES)["lines"]]
@@ -219,7 +213,6 @@ def _lines(
 
 
 def _parts(client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[LogText]:
-    """The log as it is now."""
     with translated(job):
         yield from client.log_texts(job, **chosen, **start)
 

@@ -31,21 +31,17 @@ class KubeflowBackend(RuntimeBackend):  # type: ignore[misc]
         """The client that does it, which can do more: suspend jobs, fetch what functions return."""
 
     def list_runtimes(self) -> list[Any]:
-        """All runtimes."""
         return [_theirs(runtime) for runtime in self.client.list_runtimes()]
 
     def get_runtime(self, name: str) -> Any:
-        """The runtime of a name."""
         return _theirs(self.client.get_runtime(name))
 
     def get_runtime_packages(self, runtime: Any) -> list[str]:
-        """The packages that jobs of a runtime find."""
         return self.client.get_runtime_packages(_ours(runtime))
 
     def train(
         self, runtime: Any = None, initializer: Any = None, trainer: Any = None, options: list[Any] | None = None
     ) -> str:
-        """Submit a job; returns its name."""
         return self.client.train(
             runtime=_ours(runtime),
             initializer=_ours(initializer),
@@ -54,19 +50,15 @@ class KubeflowBackend(RuntimeBackend):  # type: ignore[misc]
         )
 
     def list_jobs(self, runtime: Any = None) -> list[Any]:
-        """All jobs, or those of a runtime."""
         return [_theirs(job) for job in self.client.list_jobs(_ours(runtime))]
 
     def get_job(self, name: str) -> Any:
-        """A job."""
         return _theirs(self.client.get_job(name))
 
     def get_job_logs(self, name: str, follow: bool | None = False, step: str = "node-0") -> Iterator[str]:
-        """The lines of a step."""
         return self.client.get_job_logs(name, step=step, follow=follow)
 
     def get_job_events(self, name: str) -> list[Any]:
-        """What happened to a job."""
         return [_theirs(event) for event in self.client.get_job_events(name)]
 
     def wait_for_job_status(
@@ -77,8 +69,6 @@ class KubeflowBackend(RuntimeBackend):  # type: ignore[misc]
         polling_interval: int = 2,
         callbacks: list[Callable[[Any], None]] | None = None,
     ) -> Any:
-        """Wait until a job has one of these statuses."""
-
         def call_back(job: our_types.TrainJob) -> None:
             for callback in callbacks or ():
                 callback(_theirs(job))
@@ -86,7 +76,6 @@ class KubeflowBackend(RuntimeBackend):  # type: ignore[misc]
         return _theirs(self.client.wait_for_job_status(name, status, timeout, polling_interval, [call_back]))
 
     def delete_job(self, name: str) -> None:
-        """Stop a job and take it off the lists."""
         self.client.delete_job(name)
 
 

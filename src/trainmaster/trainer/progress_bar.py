@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from trainmaster.trainer.job_view import ALL_STATUSES
 from trainmaster.trainer.types import TrainJob
@@ -16,21 +16,19 @@ from trainmaster.trainer.types import TrainJob
 SHOWN_METRICS = ("loss", "eval_loss")
 
 
-class Display(Protocol):
-    """Where a job is shown."""
+class Display:
+    """Shows a job while somebody waits for it. This one shows nothing: nobody looks."""
 
-    def show(self, job: TrainJob) -> None:
-        """Show it as it is now."""
+    def show(self, job: TrainJob) -> None: ...
 
-    def close(self) -> None:
-        """It will not change any more, or nobody waits."""
+    def close(self) -> None: ...
 
 
 def display() -> Display:
     """The one that whoever waits sees."""
     if _in_notebook():
         return NotebookBar()
-    return TerminalBar() if sys.stderr is not None and sys.stderr.isatty() else Nowhere()
+    return TerminalBar() if sys.stderr is not None and sys.stderr.isatty() else Display()
 
 
 def percent(job: TrainJob) -> float | None:
@@ -46,7 +44,6 @@ def percent(job: TrainJob) -> float | None:
 
 
 def line(job: TrainJob) -> str:
-    """What stands beside the bar."""
     progress = job.progress
     steps = ""
     if progress.step is not None:
@@ -57,17 +54,7 @@ def line(job: TrainJob) -> str:
     return " · ".join(part for part in (job.state, steps, *measured, remaining, waiting) if part)
 
 
-class Nowhere:
-    """Nobody looks."""
-
-    def show(self, job: TrainJob) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing is there."""
-
-
-class TerminalBar:
+class TerminalBar(Display):
     """A line at the bottom of a terminal, which is gone afterwards."""
 
     def __init__(self) -> None:
@@ -83,7 +70,6 @@ class TerminalBar:
         self._task: Any = None
 
     def show(self, job: TrainJob) -> None:
-        """Draw it anew."""
         done = percent(job)
         if self._task is None:
             self._task = self._progress.add_task("", total=None, job=job.name, line="")
@@ -92,11 +78,10 @@ class TerminalBar:
         self._progress.update(self._task, total=total, completed=done or 0.0, job=job.name, line=line(job))
 
     def close(self) -> None:
-        """Take it away."""
         self._progress.stop()
 
 
-class NotebookBar:
+class NotebookBar(Display):
     """A bar below the cell, which stays as it was last."""
 
     def __init__(self) -> None:
@@ -104,19 +89,14 @@ class NotebookBar:
         self._handle: Any = None
 
     def show(self, job: TrainJob) -> None:
-        """Draw it anew."""
         shown = self._display.HTML(bar_html(job))
         if self._handle is None:
             self._handle = self._display.display(shown, display_id=True)
         else:
             self._handle.update(shown)
 
-    def close(self) -> None:
-        """It stays."""
-
 
 def bar_html(job: TrainJob) -> str:
-    """The bar of a notebook."""
     done = percent(job)
     value = "" if done is None else f' value="{done:.1f}"'
     name, said = html.escape(job.name), html.escape(line(job))
@@ -130,8 +110,6 @@ def _in_notebook() -> bool:
 
 
 class Wait:
-    """One wait for some statuses."""
-
     def __init__(self, status: Iterable[str], timeout: float, polling_interval: float) -> None:
         """Check what was asked for.
 
@@ -164,16 +142,13 @@ class Wait:
                 time.sleep(min(self._interval_s, left))
 
     def show(self, job: TrainJob) -> None:
-        """Tell whoever waits."""
         self._last = job
         self._display.show(job)
 
     def words(self) -> str:
-        """What is waited for."""
         return " or ".join(sorted(self.wanted))
 
     def too_late(self, name: str) -> str:
-        """What to say when the time is up."""
         if self._last is None:
             return f"the server has not answered for {self._timeout_s:g} s, so nothing is known of job {name}"
         seen = f"{self._last.status} ({self._last.state})"

@@ -183,7 +183,6 @@ class Surroundings:
 
 
 def surroundings() -> Surroundings:
-    """Those of this process."""
     present = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
     return Surroundings(
         environment=os.environ,

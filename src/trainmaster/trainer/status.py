@@ -80,7 +80,6 @@ class Reports:
         self._held = None
 
     def send_held(self, environment: Mapping[str, str]) -> None:
-        """Send what was held back."""
         if self._held is not None:
             self._arrived_at = -INTERVAL_S
             self.send(self._held, environment)

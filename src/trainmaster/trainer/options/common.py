@@ -53,12 +53,10 @@ def is_whole(value: object, *, least: int, most: int | None = None) -> bool:
 
 
 def is_texts(value: object) -> bool:
-    """Whether it is a list of text."""
     return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def is_text_to_text(value: object) -> bool:
-    """Whether it is a dictionary from text to text."""
     return isinstance(value, dict) and is_texts([*value.keys(), *value.values()])
 
 

@@ -69,7 +69,6 @@ class TrainingRuntime:
 
 
 def runtime_of(definition: TrainingRuntime) -> Runtime:
-    """A runtime as the user sees it."""
     device, count = _device(definition)
     trainer = RuntimeTrainer(
         trainer_type=definition.trainer_type,
@@ -132,7 +131,6 @@ _WITHOUT_MPI = frozenset({"deepspeed"})
 
 
 def variables_of(policy: str | None, framework: str) -> Mapping[str, str]:
-    """The variables of each process."""
     if policy is None or (policy == MPI and framework in _WITHOUT_MPI):
         return {}
     return _VARIABLES.get(policy, {})
@@ -340,11 +338,9 @@ class _Field:
         return self.known
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise RuntimeDocumentError."""
         raise RuntimeDocumentError(self.where, self.path, message)
 
     def at(self, *names: str) -> _Field:
-        """A field below."""
         found = self
         for name in names:
             inside = found.mapping()
@@ -377,7 +373,6 @@ class _Field:
         return str(self.value)
 
     def text(self) -> str:
-        """Its text, which must be there."""
         return self.optional_text() or self.refuse("is required")
 
     def texts(self) -> tuple[str, ...]:

@@ -35,8 +35,6 @@ class TextFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why a runtime cannot be used."""
-
     message: str
     runtime: str | None = None
     """Which one, where that is known."""
@@ -50,7 +48,6 @@ class Found:
     problems: tuple[Problem, ...] = ()
 
     def get(self, name: str) -> TrainingRuntime | None:
-        """The runtime of a name."""
         return next((runtime for runtime in self.runtimes if runtime.name == name), None)
 
 
@@ -77,7 +74,6 @@ def read_into(found: dict[str, TrainingRuntime], problems: list[Problem], docume
 
 
 def built_in() -> Found:
-    """The runtimes that come with the package."""
     directory = resources.files("trainmaster.trainer.runtimes") / "builtin"
     files = sorted((file for file in directory.iterdir() if file.name.endswith(SUFFIXES)), key=lambda file: file.name)
     return read_files(TextFile(name=f"built-in {file.name}", text=file.read_text(encoding="utf-8")) for file in files)
@@ -106,8 +102,6 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCache:
-    """A file for each source."""
-
     directory: Path = field(default_factory=default_directory)
 
     def files(self, source: str, fetch: Callable[[], list[TextFile]], *, now: float) -> list[TextFile]:

@@ -70,7 +70,6 @@ def html_table(rows: Iterable[Row]) -> str:
 
 
 def rich_table(rows: Iterable[Row]) -> RenderableType:
-    """The rows as a table of rich."""
     from rich.table import Table
     from rich.text import Text
 
@@ -138,7 +137,6 @@ class Runtime(Shown):
     pretrained_model: str | None = None
 
     def row(self) -> Row:
-        """What lists show of it."""
         return {
             "runtime": self.name,
             "trainer": self.trainer.trainer_type.value,
@@ -161,7 +159,6 @@ class Step(Shown):
     device_count: str = UNKNOWN
 
     def row(self) -> Row:
-        """What lists show of it."""
         return {
             "step": self.name,
             "status": self.status or "",
@@ -182,7 +179,6 @@ class Event(Shown):
     event_time: datetime
 
     def row(self) -> Row:
-        """What lists show of it."""
         return {
             "time": moment(self.event_time),
             "object": f"{self.involved_object_kind} {self.involved_object_name}",
@@ -222,7 +218,6 @@ class Checkpoint(Shown):
     is_latest: bool = False
 
     def row(self) -> Row:
-        """What lists show of it."""
         return {
             "checkpoint": self.checkpoint_id,
             "step": str(self.step),
@@ -262,7 +257,6 @@ class TrainJob(Shown):
         return f"TrainJob({', '.join(f'{field}={value!r}' for field, value in said.items())})"
 
     def row(self) -> Row:
-        """What lists show of it."""
         return {
             "job": self.name,
             "status": self.status,

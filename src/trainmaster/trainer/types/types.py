@@ -263,7 +263,6 @@ class TrainJobTemplate:
     initializer: Initializer | None = None
 
     def keys(self) -> list[str]:
-        """The names of the arguments."""
         return ["trainer", "runtime", "initializer"]
 
     def __getitem__(self, key: str) -> CustomTrainer | str | Runtime | Initializer | None:
