@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
@@ -143,9 +142,7 @@ class FireworksClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
