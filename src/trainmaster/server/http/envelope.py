@@ -47,12 +47,11 @@ def number(value: object) -> float | None:
 
 
 def numbers(values: object) -> dict[str, float | None]:
-    """Named numbers."""
     return {clean(name): number(value) for name, value in values.items()} if isinstance(values, dict) else {}
 
 
 def clean(value: Any) -> Any:
-    """A JSON value with nothing in it that JSON cannot carry: no halves of characters, no infinities."""
+    """A value without what JSON cannot carry: lone surrogates and infinities."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
@@ -129,12 +128,10 @@ class Nothing(TypedDict):
 
 
 def ok(data: Mapping[str, object], status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    """A good answer with `data`."""
     return ok_json(encoded(data), status, headers)
 
 
 def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    """A good answer with data that is JSON already."""
     body = b'{"status":"ok","data":' + data + b"}"
     return Response(body, status_code=status, headers=headers, media_type=JSON)
 
@@ -145,12 +142,11 @@ def encoded(document: Mapping[str, object]) -> bytes:
 
 
 def ok_document(document: object) -> Response:
-    """A good answer with a document that exists already."""
+    """A good answer with any document, lone surrogates included."""
     return Response(json.dumps({"status": "ok", "data": document}), media_type=JSON)
 
 
 def failure(error: TrainmasterError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that led to `error`."""
     document = {"status": "error", "error": error_document(error), "meta": {"request_id": request_id}}
     return error_response(document, error, status_of(error), headers)
 
@@ -170,5 +166,5 @@ def error_response(
 
 
 def request_id_of(request: Request) -> str:
-    """The id under which the server's log has the request."""
+    """The id of the request in the server's log."""
     return str(request.scope.get("state", {}).get("request_id", ""))

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: which status belongs to which class is said here and nowhere else.
+"""Errors of the API, and the HTTP status of every error class.
 
 Errors of the API itself, below the tree of `trainmaster.server.core.errors`:
 
@@ -49,7 +49,7 @@ from trainmaster.server.http.token_exchange import CredentialsRefusedError, Exch
 from trainmaster.server.settings.encryption import SealError
 
 RETRY_AFTER_S = 1
-"""What to wait when the server itself will be back soon."""
+"""For errors of the server that pass soon."""
 
 
 class UnauthenticatedError(TrainmasterError):
@@ -99,7 +99,6 @@ class StreamGapConflictError(TrainmasterError):
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """Where to go on."""
         return (Problem(field="offset", message=str(self.next_offset)),)
 
 
@@ -194,16 +193,15 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
     }
 )
-"""A class that is not here has the status of the nearest one above it."""
+"""Other classes have the status of their nearest base class here."""
 
 
 def status_of(error: TrainmasterError) -> HTTPStatus:
-    """The HTTP status of an error."""
     return next(STATUS_OF_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_OF_ERROR)
 
 
 def retry_after_s(error: TrainmasterError) -> int | None:
-    """When to try again, where trying again makes sense."""
+    """When to try again; None where that does not help."""
     if isinstance(error, ServiceNotReadyError | RateLimitedError):
         return error.retry_after_s
     soon = NotLeaderError | StoreUnavailableError | ExchangeUnavailableError

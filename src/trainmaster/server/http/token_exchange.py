@@ -16,11 +16,10 @@ from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
 
 TIMEOUT_S = 5.0
-"""Somebody waits for the answer to a submission."""
+"""Short, as a client waits for its submission."""
 MAX_TOKEN_LENGTH = 16 << 10
 
 _TOKEN = re.compile(rf"[ -~]{{1,{MAX_TOKEN_LENGTH}}}")
-"""As RFC 6749 has it."""
 _MAX_ANSWER_BYTES = 256 << 10
 _AUDIENCES = {SCAIDRIVE_TOKEN: "scaidrive", SCAIATLAS_TOKEN: "scaiatlas"}
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
@@ -40,21 +39,17 @@ class ExchangeUnavailableError(TrainmasterError):
 
 
 class TokenExchange:
-    """Asks one endpoint. Nothing that it sends or gets is logged."""
+    """Client of one endpoint. It logs nothing that it sends or receives."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Take the endpoint's address.
-
-        Raises:
-            RefusedError: credentials must not be sent there.
-        """
+        """Check the endpoint's address; raises RefusedError where credentials must not be sent."""
         self._url = _checked(url)
         self._timeout_s = timeout_s
-        # Reading the certificates takes long enough to be done once.
+        # Made once, as reading the certificates is slow.
         self._verify = ssl.create_default_context() if url.startswith("https:") else True
 
     async def tokens(self, credential: str, names: Iterable[str]) -> dict[str, str]:
-        """The tokens of these names.
+        """Exchange a credential for the tokens of these names.
 
         Raises:
             CredentialsRefusedError: the endpoint refuses the credential.
@@ -65,7 +60,7 @@ class TokenExchange:
             async with asyncio.timeout(self._timeout_s), httpx.AsyncClient(verify=self._verify) as client:
                 found = await asyncio.gather(*(self._ask(client, credential, _AUDIENCES[name]) for name in wanted))
         except (httpx.HTTPError, TimeoutError) as error:
-            # Only the kind of it: what it says may hold what was sent.
+            # Only the error's type: its text may hold what was sent.
             raise ExchangeUnavailableError(
                 f"the token exchange does not answer ({type(error).__name__}); try again, or send the tokens yourself"
             ) from None
@@ -120,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _body(answer: httpx.Response) -> bytes:
-    """What was answered, as it came, up to where it is no answer any more."""
+    """The raw body of an answer; empty if it is too large for one."""
     body = b""
     async for piece in answer.aiter_raw():
         body += piece

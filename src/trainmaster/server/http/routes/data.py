@@ -75,7 +75,6 @@ class ValidateDataBody(Model):
 
     @property
     def data(self) -> DataConfig:
-        """The data to look at."""
         if self.data_config is not None:
             return self.data_config
         return DataConfig(sources=self.sources or (), preprocess=self.preprocess or PreprocessConfig())
@@ -125,7 +124,7 @@ async def validate_data(request: Request, principal: Manager, context: Context) 
 
 
 def _document(wanted: ValidateDataBody) -> dict[str, Any]:
-    """What the preparing step of such a job would read."""
+    """The document that the preparing step of such a job would read."""
     typed = wanted.training_type in BUILT_IN
     return {
         "training_config": {

@@ -123,20 +123,18 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEventSource:
-    """The events of one job, until it has ended. The cursor is the number of the last one."""
+    """The events of one job, until it has ended. The cursor is the `seq` of the last one."""
 
     job_id: str
     database: Database = field(compare=False, repr=False)
 
     def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
-        """How many events there are now."""
         if before is not None and not changed:
             return before
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
         return _Sight(last=job.event_count, status=job.status)
 
     def read(self, sight: _Sight, cursor: str) -> Piece:
-        """Events after a cursor."""
         after = int(cursor)
         pieces: list[bytes] = []
         if after < sight.last:
@@ -160,16 +158,14 @@ class FeedSource:
     job_id: None = None
 
     def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
-        """Where the feed ends now."""
         return before if before and not changed else _Sight(last=events.last_id(connection, self.scope))
 
     def read(self, sight: _Sight, cursor: str) -> Piece:
-        """Events after a cursor."""
         after = int(cursor)
         if after >= sight.last:
             return Piece(data=b"", cursor=cursor)
         with self.database.read() as connection:
             found = events.feed(connection, self.scope, after, PIECE_EVENTS)
         data = b"".join(sse_event("event", encoded(feed_event(id_, event)).decode(), id_) for id_, event in found)
-        # Past the events of others there is nothing to be found again.
+        # Skip the events of other accounts for good.
         return Piece(data=data, cursor=str(found[-1][0] if found else sight.last))

@@ -44,8 +44,6 @@ from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
 
-# Lists of jobs as JSON. What a list says of a job is kept until the job changes, as most of them do not.
-
 _MOST_KEPT = 4096
 _LONGEST_KEPT = 8 << 10
 _LONGEST_QUERY = 1024
@@ -53,7 +51,7 @@ Order = Literal["created_at", "-created_at", "updated_at", "-updated_at", "prior
 
 
 class Summaries:
-    """Makes the pages of lists. Any thread may use it."""
+    """Pages of job lists as JSON, with the JSON of unchanged jobs kept. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], Summary] = {}
@@ -85,12 +83,7 @@ class Summaries:
 
 @functools.lru_cache(1024)
 def plain_query(text: bytes, kinds: tuple[str, ...]) -> JobQuery | None:
-    """The list that a query string asks for, where it does so plainly; None leaves it to the route's own checks.
-
-    Args:
-        text: the query string.
-        kinds: those that are listed where it names none.
-    """
+    """The query of a simple query string; None leaves it to the route, with its checks and messages."""
     if len(text) > _LONGEST_QUERY:
         return None
     try:
@@ -122,7 +115,7 @@ def plain_query(text: bytes, kinds: tuple[str, ...]) -> JobQuery | None:
 
 LABEL_PREFIX = "labels."
 EVALUATION = "evaluation"
-"""The kind of workload that lists leave out unless it is asked for."""
+"""The kind of workload that lists leave out by default."""
 
 
 _LABELS_PARAMETER: dict[str, Any] = {
@@ -185,7 +178,7 @@ async def list_jobs(
 
 
 async def list_quickly(request: Request) -> Response | None:
-    """The same for a plain query, without the framework; None: it is not plain."""
+    """`list_jobs` without the framework, for simple queries; None leaves the request to the route."""
     query = plain_query(request.scope["query_string"], _listed_kinds())
     if query is None:
         return None
@@ -211,7 +204,7 @@ async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Respon
 
 
 async def show_quickly(request: Request) -> Response | None:
-    """The same without the framework, where there is nothing to check but who asks; None: there is."""
+    """`show_job` without the framework; None leaves a request with parameters to check to the route."""
     job_id: str = request.path_params["job_id"]
     if request.scope["query_string"] or len(job_id) > MAX_JOB_ID:
         return None
@@ -274,7 +267,7 @@ async def answer(
 
 
 def _view(context: ApiContext, scope: Scope, find: Callable[[Connection], Job]) -> JobView:
-    """A job with what else is known of it. It waits for the database, and belongs into a thread."""
+    """A job with what its JSON shows beside it. Blocks on the database: call it in a thread."""
     now = context.clock()
     with context.database.read() as connection:
         job = find(connection)

@@ -16,7 +16,6 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster.schema.reports import LogPage
 from trainmaster.server.core.fields import MAX_INTEGER
-from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok_json, reported_at
@@ -30,7 +29,7 @@ from trainmaster.server.store.scope import Scope
 
 
 def page_json(page: Page, notice: str | None) -> bytes:
-    """A `LogPage`. Logs are long: the text is written here, without an object for each line."""
+    """A `LogPage`, written as text without an object for each line: logs are long."""
     lines = ",".join(text for entry in page.entries for text, _ in line_jsons(entry))
     open_lines = ",".join(map(open_line_json, page.open_lines))
     rest = {"next_cursor": page.cursor.encode(), "complete": page.complete, "notice": notice}
@@ -38,7 +37,7 @@ def page_json(page: Page, notice: str | None) -> bytes:
 
 
 def line_jsons(entry: Entry) -> Iterator[tuple[str, int]]:
-    """Each line of an entry as a `LogLine`, and where the next one begins in the file."""
+    """Each line of an entry as a `LogLine`, and the offset of the next line in the file."""
     head, run = _head(entry), entry.run
     if b"\n" not in run.data:
         yield f"{head}{encode_basestring(run.shown())}}}", run.end
@@ -50,12 +49,11 @@ def line_jsons(entry: Entry) -> Iterator[tuple[str, int]]:
 
 
 def open_line_json(entry: Entry) -> str:
-    """An entry with an open line, as an `OpenLine`."""
     return f'{_head(entry)}{encode_basestring(entry.run.shown())},"open":true}}'
 
 
 def page_text(page: Page, *, ranks: bool, times: bool) -> bytes:
-    """The lines of a page as plain text, each with its rank or its time before it where that is wanted."""
+    """The lines of a page as plain text, with their ranks or times in front if asked for."""
     return "".join(_text(entry, ranks, times) for entry in (*page.entries, *page.open_lines)).encode()
 
 
@@ -125,10 +123,7 @@ async def logs(
     position = Cursor.decode(given) if given else None
     since_s = parse_time("since", since) if since is not None else None
 
-    def find(connection: Connection) -> Job:
-        return jobs.get(connection, principal.scope, job_id)
-
-    job = await context.read(find)
+    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
     reader = LogReader(context.roots, job.job_id, chosen)
 
     def begin() -> tuple[LogSight, Cursor]:
@@ -153,7 +148,7 @@ async def logs(
 
 
 def _attempt(text: str | None) -> tuple[int | None, bool]:
-    """The number of one attempt, or whether all are wanted."""
+    """The number of one attempt, and whether all are asked for."""
     return (None, text == "all") if text is None or text == "all" else (int(text), False)
 
 
@@ -163,14 +158,13 @@ PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """Every line of a job's log that a filter admits, and the newest state of those that are being overwritten."""
+    """The lines of a job's log that pass a filter, and the newest state of lines that are being overwritten."""
 
     job_id: str
     chosen: LogFilter
     roots: Roots = field(compare=False, repr=False)
 
     def look(self, connection: Connection, before: LogSight | None, *, changed: bool) -> LogSight:
-        """How far the log goes now."""
         reader = self._reader()
         if before is not None and not changed:
             return reader.look_again(before)

@@ -25,7 +25,7 @@ from trainmaster.server.http.followers import EventStream, Piece, followers_of, 
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
-from trainmaster.server.storage import RUNS, Roots
+from trainmaster.server.storage import Roots, run_directory
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
@@ -103,7 +103,7 @@ def _parted(names: list[str] | None) -> list[str]:
 
 
 MAX_HISTORY_BYTES = 16 << 20
-"""How much of the newest reports a series is made of."""
+"""How much of the newest reports a series is read from."""
 PIECE_BYTES = 1 << 17
 
 START = "1:0"
@@ -116,7 +116,7 @@ _CURSOR = re.compile(r"([1-9]\d{0,8}):(\d{1,18})")
 def series(
     roots: Roots, job: Job, *, names: Collection[str] = (), since_step: int | None = None, limit: int
 ) -> list[MetricSeries]:
-    """The newest `limit` points of each metric; what a later attempt says of a step replaces what was said before."""
+    """The newest `limit` points of each metric; a later attempt's report of a step replaces an earlier one."""
     points: dict[str, list[Point]] = {}
     said: dict[str, set[int]] = {}
     for record in _newest_first(roots, job):
@@ -146,15 +146,12 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSource:
-    """Every report of a job, until there will be no more."""
-
     job_id: str
     names: frozenset[str] = frozenset()
     since_step: int | None = None
     roots: Roots = field(compare=False, repr=False)
 
     def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
-        """How far the reports go now."""
         if before is not None and not changed:
             return before if before.ended else replace(before, size=self._size(before.attempt))
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
@@ -162,7 +159,6 @@ class MetricsSource:
         return _Sight(attempt=attempt, ended=has_ended(job), status=job.status, size=self._size(attempt))
 
     def read(self, sight: _Sight, cursor: str) -> Piece:
-        """Reports as events."""
         attempt, offset = decode_cursor(cursor)
         events: list[bytes] = []
         while attempt <= sight.attempt:
@@ -179,11 +175,11 @@ class MetricsSource:
         return Piece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
 
     def _take(self, attempt: int, offset: int, size: int, events: list[bytes]) -> int:
-        """Add the reports of the next piece of a stream; returns where it ends."""
-        data = _directory(self.roots, self.job_id, attempt).read(_STREAM, offset, min(PIECE_BYTES, size - offset))
+        """Add the reports of the next piece of a stream; returns the offset after it."""
+        data = run_directory(self.roots, self.job_id, attempt).read(_STREAM, offset, min(PIECE_BYTES, size - offset))
         length = data.rfind(b"\n") + 1
         if not length and len(data) == PIECE_BYTES:
-            return offset + len(data)  # No report is that long; whatever it is, go on after it.
+            return offset + len(data)  # no report is that long: skip it
         for line in data[:length].splitlines(keepends=True):
             offset += len(line)
             records, _ = read_lines(line)
@@ -208,7 +204,7 @@ class MetricsSource:
         )
 
     def _size(self, attempt: int) -> int:
-        return _size(_directory(self.roots, self.job_id, attempt))
+        return _size(run_directory(self.roots, self.job_id, attempt))
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
@@ -226,7 +222,7 @@ def decode_cursor(text: str) -> tuple[int, int]:
 def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
     left = MAX_HISTORY_BYTES
     for attempt in range(job.attempt_count, 0, -1):
-        directory = _directory(roots, job.job_id, attempt)
+        directory = run_directory(roots, job.job_id, attempt)
         position = _size(directory)
         rest = b""
         while position > 0 and left > 0:
@@ -234,15 +230,11 @@ def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
             position -= length
             left -= length
             data = directory.read(_STREAM, position, length) + rest
-            # What comes before the first line end belongs to a line that begins further up.
+            # The text before the first line end belongs to a line of the piece before.
             begin = data.find(b"\n") + 1 if position else 0
             rest = data[:begin]
             records, _ = read_lines(data[begin:])
             yield from reversed(records)
-
-
-def _directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
-    return RunDirectory(roots.path(RUNS, f"{job_id}/{attempt}"))
 
 
 def _size(directory: RunDirectory) -> int:

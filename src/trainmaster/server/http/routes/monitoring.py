@@ -1,4 +1,4 @@
-"""Prometheus metrics of this process and of the cluster. They name no account."""
+"""Health checks, and Prometheus metrics of this process and of the cluster, which name no account."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ _process = ProcessCollector(registry=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the database knows of the cluster at one moment. No account is named: everybody's numbers are one."""
+    """Numbers of the cluster in the database, over all accounts."""
 
     jobs: Mapping[tuple[str, str], int]
     """By status and queue."""
     waiting_since: Mapping[str, float]
-    """The oldest, by queue."""
+    """When the oldest waiting job was queued, by queue."""
     nodes: Mapping[str, int]
     """By state."""
     gpus: Mapping[str, int]
-    """By type, as the two that follow."""
+    """By type, as `gpus_allocated` and `gpus_unhealthy`."""
     gpus_allocated: Mapping[str, int]
     gpus_unhealthy: Mapping[str, int]
 
 
-def take(connection: Connection) -> Snapshot:
-    """Read what is shown."""
+def take_snapshot(connection: Connection) -> Snapshot:
     found = nodes.all(connection, _EVERYTHING)
     every = [(gpu.type, gpu.healthy) for node in found for gpu in node.gpus]
     return Snapshot(
@@ -79,7 +78,6 @@ def _allocated(connection: Connection, found: list[Node]) -> Mapping[str, int]:
 
 
 def exposition(snapshot: Snapshot, meters: Meters, *, now: float, version: str, leads: bool, lag_s: float) -> bytes:
-    """Everything in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given([*_of_cluster(snapshot, now), *_of_process(meters, version, leads, lag_s)]))
     registry.register(_process)
@@ -180,10 +178,8 @@ async def show_metrics(request: Request, context: Context) -> Response:
     """Show the server's numbers, in the text format of Prometheus."""
     if not context.open_metrics:
         require(request, KeyScope.VIEW)
-    # Imported by the first who asks: most servers on a laptop never are.
-
     lag_s = await _lag_s()
-    snapshot = await context.read(take)
+    snapshot = await context.read(take_snapshot)
     body = await run_in_threadpool(
         exposition,
         snapshot,
@@ -197,14 +193,11 @@ async def show_metrics(request: Request, context: Context) -> Response:
 
 
 async def _lag_s() -> float:
-    """How much later than it should a short sleep ends."""
+    """How late a short sleep ends."""
     clock = asyncio.get_running_loop().time
     began = clock()
     await asyncio.sleep(_LAG_SAMPLE_S)
     return max(0.0, clock() - began - _LAG_SAMPLE_S)
-
-
-# Health checks: whether the server answers, and whether it can work.
 
 
 class Alive(TypedDict):
@@ -254,7 +247,7 @@ async def ready(context: Context) -> Response:
     try:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(context.database.probe())), PROBE_PATIENCE_S)
     except (StoreUnavailableError, TimeoutError) as error:
-        # Anybody may ask; what the database says is for those who run it.
+        # Anybody may ask; the database's own words are for its operators.
         _log.warning("not ready: %s", str(error) or "a write was not committed in time")
         raise StoreUnavailableError("the database takes no writes; try again") from None
     return ok(Ready(ready=True, version=context.version))

@@ -49,7 +49,7 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, str]:
-    """The tokens that a request passes on to its job; those that it lacks are exchanged for, where that is set up.
+    """The tokens that a request forwards to its job; missing ones come from the token exchange, if there is one.
 
     Raises:
         SpecError: a token is malformed.
@@ -70,13 +70,12 @@ async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, s
 T = TypeVar("T")
 
 LARGE_BYTES = 32 << 10
-"""A body from this size on takes more than a few milliseconds; a thread costs a fraction of one."""
+"""Larger bodies take more than a few milliseconds; a thread costs a fraction of one."""
 AT_ONCE = 2
 """Threads with large requests: they compete with the event loop for the interpreter."""
 
 
 def submitted_job(job: Job) -> SubmittedJob:
-    """The answer to a submission."""
     return SubmittedJob(
         job_id=job.job_id,
         handle=job.handle,
@@ -96,14 +95,14 @@ class Submissions:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, work: Callable[[], T], *, large: bool) -> T:
-        """Do a piece of work for a request: at once, or in a thread where the request is large."""
+        """Work for a request: at once, or in a thread if the request is large."""
         if not large:
             return work()
         async with self._slots:
             return await run_in_threadpool(work)
 
     async def read(self, document: bytes, account_id: str) -> SubmitJobRequest:
-        """The checked request that a body holds.
+        """The checked submission in a body.
 
         Raises:
             SpecError: the body holds none, or a wrong one.
@@ -116,7 +115,7 @@ class Submissions:
     async def submit(
         self, request: Request, principal: Principal, wanted: SubmitJobRequest, *, document: bytes, large: bool
     ) -> Response:
-        """Submit what was read; the answer comes when the job is on disk. `document` is the body of the request."""
+        """Submit a checked request, with the body `document`; returns when the job is on disk."""
         tokens = await forwarded_tokens(request, self._context)
         idempotency = idempotency_of(request, document)
         submission = await self.run(
@@ -135,12 +134,10 @@ def new_seed() -> int:
 
 
 def is_large(document: bytes) -> bool:
-    """Whether a request of this body belongs into a thread."""
     return len(document) >= LARGE_BYTES
 
 
 def submissions_of(request: Request) -> Submissions:
-    """Those of the application that got the request."""
     submissions: Submissions = request.app.state.submissions
     return submissions
 
