@@ -1,9 +1,9 @@
 """Resolution of settings from their sources: defaults, file, environment variables and flags.
 
-pydantic-settings 2.16 was tried. It would replace `_read_variables` and the parsing of TOML, 30 lines. It ignores
+pydantic-settings 2.16 would replace `_read_variables` and the parsing of TOML, 25 of these 275 lines. It ignores
 unknown variables, validates only the source that wins, does not say which source or line a value or a problem comes
-from, takes the text '7071' in a file for a number, and leaves relative paths alone; all of that would stay here, as
-sources and validators of its kind.
+from, reads the text '7071' in a file as a number, and leaves relative paths alone. The code for all of that would stay,
+as sources and validators of its kind.
 """
 
 from __future__ import annotations

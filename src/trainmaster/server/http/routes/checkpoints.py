@@ -29,6 +29,7 @@ router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute,
 PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 CheckpointId = Annotated[str, Path(min_length=1, max_length=1024)]
+_PINNING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
 
 
@@ -53,12 +54,7 @@ async def list_checkpoints(
     return ok(await context.read(find))
 
 
-@router.post(
-    "/{checkpoint_id}/pin",
-    response_model=Ok[JobCheckpoints],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=_KEYED,
-)
+@router.post("/{checkpoint_id}/pin", response_model=Ok[JobCheckpoints], responses=_PINNING, openapi_extra=_KEYED)
 async def pin(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
@@ -66,12 +62,7 @@ async def pin(
     return await _pin(request, context, principal.scope, job_id, checkpoint_id, pinned=True)
 
 
-@router.post(
-    "/{checkpoint_id}/unpin",
-    response_model=Ok[JobCheckpoints],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=_KEYED,
-)
+@router.post("/{checkpoint_id}/unpin", response_model=Ok[JobCheckpoints], responses=_PINNING, openapi_extra=_KEYED)
 async def unpin(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
