@@ -29,7 +29,6 @@ FRONT_LEAVES_WITHIN_S = 10.0
 
 
 def main() -> NoReturn:
-    """Serve as the launch's document says, until a stop is asked for."""
     share_cores()
     faulthandler.enable()
     try:
@@ -46,7 +45,7 @@ def main() -> NoReturn:
 
 
 def share_cores() -> None:
-    """Say in the environment how this process computes beside others; has to be said before torch is there."""
+    """Set the number of threads, and how they wait; has to come before torch is imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # The ranks of a node share its cores, where the job books none.
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -46,7 +46,7 @@ class ChannelClosedError(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that are joined; either may be handed to another process by its descriptor."""
+    """Two connected ends; either can be passed to another process."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * _DATAGRAM_BYTES)
@@ -54,7 +54,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class EngineChannel:
-    """The engine's end: a thread reads, so that requests are at hand between two steps; any thread may send."""
+    """The engine's end. A thread reads, so that requests are at hand between two steps; any thread may send."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(True)
@@ -80,11 +80,7 @@ class EngineChannel:
         return message
 
     def send(self, message: Message) -> None:
-        """Say something to the front.
-
-        Raises:
-            ChannelClosedError: the front is gone.
-        """
+        """Raises ChannelClosedError where the front is gone."""
         datagram, bodies = _packed(message)
         try:
             with self._sending:
@@ -96,7 +92,6 @@ class EngineChannel:
                 body.close()
 
     def close(self) -> None:
-        """Hang up; the other end sees it."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._reader.join()
@@ -119,7 +114,7 @@ class FrontChannel:
     """The front's end, on its event loop: nothing here ever blocks."""
 
     def __init__(self, end: socket.socket, *, received: Callable[[Message], None], closed: Callable[[], None]) -> None:
-        """Start to read; `received` is called for each message, `closed` once, when the engine is gone."""
+        """`received` is called for each message, `closed` once, when the engine is gone."""
         end.setblocking(False)
         self._end = end
         self._loop = asyncio.get_running_loop()
@@ -130,19 +125,13 @@ class FrontChannel:
         self._loop.add_reader(end, self._read)
 
     def send(self, message: Message, shared: SharedBody | None = None) -> None:
-        """Say something to the engine, now or as soon as it listens; what a closed channel is given is dropped.
-
-        Args:
-            message: what to say.
-            shared: the body of a request, where it is shared already; closed once it is sent.
-        """
+        """Now, or when the engine reads again. `shared` is a request's body, closed once sent. Dropped if closed."""
         datagram, bodies = _packed(message, shared)
         self._waiting.append((datagram, bodies))
         if len(self._waiting) == 1:
             self._write()
 
     def close(self) -> None:
-        """Hang up."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._end)
@@ -193,7 +182,6 @@ class FrontChannel:
 
 
 def _packed(message: Message, shared: SharedBody | None = None) -> tuple[bytes, list[SharedBody]]:
-    """A datagram and the descriptors that go with it."""
     values = {field.name: getattr(message, field.name) for field in fields_of(message)}
     body: bytes | memoryview | None = values.pop("body", None)
     bodies = []

@@ -25,8 +25,6 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 class Kind(StrEnum):
-    """What a checkpoint is for."""
-
     TRAINING = "training"
     SAMPLER = "sampler"
     EXTERNAL = "external"
@@ -38,8 +36,6 @@ _DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler", Kind.EXTERNAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What a client calls a checkpoint."""
-
     kind: Kind
     name: str
     owner: str = ""
@@ -47,11 +43,7 @@ class Label:
 
     @staticmethod
     def of(kind: Kind, name: object, *, model_id: str, door: str) -> Label:
-        """The label of a save by a model that came through a door.
-
-        Raises:
-            EngineError: this is no name.
-        """
+        """The label of a save by a model of a door. Raises EngineError where this is no name."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise EngineError(
                 f"{name!r} cannot be the name of a checkpoint: that is up to 128 letters, digits, dots, dashes and "
@@ -66,11 +58,7 @@ class Label:
 
     @staticmethod
     def read(path: object, kind: Kind) -> Label:
-        """The label that a path says; `kind` is that of a bare name.
-
-        Raises:
-            EngineError: the path says none of this job.
-        """
+        """The label in a path; `kind` is that of a bare name. Raises EngineError where the path has no label."""
         if isinstance(path, str):
             if found := WeightsPath.parse(path):
                 if _OWNER.fullmatch(found.run) and _NAME.fullmatch(found.name):
@@ -81,52 +69,40 @@ class Label:
 
     @property
     def path(self) -> str:
-        """As clients are told it."""
         if not self.owner:
             return self.name
         return str(WeightsPath(run=self.owner, place=PLACE_OF_KIND[self.kind], name=self.name))
 
     @property
     def directory(self) -> str:
-        """Below the root."""
         return "/".join(part for part in (_DIRECTORIES[self.kind], self.owner, self.name) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A committed checkpoint."""
-
     root: Root
     rel_path: str
     manifest: Manifest
 
     @property
     def where(self) -> str:
-        """Its absolute path or URI."""
         return self.root.locate(self.rel_path)
 
 
 class Shelf:
-    """Finds the checkpoints of this job, and says where new ones go."""
-
     def __init__(self, root: Root) -> None:
         self.root = root
 
     def versions(self, label: Label) -> list[str]:
-        """The committed checkpoints of a name, the newest last."""
+        """Committed ones, the newest last."""
         return self.root.committed(label.directory)
 
     def new_place(self, label: Label) -> str:
-        """Where the next one of a name goes."""
         numbers = [int(last) for path in self.versions(label) if _NUMBER.fullmatch(last := path.rpartition("/")[2])]
         return f"{label.directory}/{max(numbers, default=0) + 1}"
 
     def find(self, label: Label) -> Found:
-        """The newest of a name.
-
-        Raises:
-            EngineError: there is none.
-        """
+        """The newest of a name. Raises EngineError where there is none."""
         for rel_path in reversed(self.versions(label)):
             manifest = self.root.manifest(rel_path)
             if manifest is not None:
@@ -136,11 +112,7 @@ class Shelf:
         raise EngineError(f"there is no {label.kind} checkpoint {label.path!r} in this job; {said}")
 
     def open(self, where: str) -> Found:
-        """The committed checkpoint at an absolute path or URI, of this job or another.
-
-        Raises:
-            EngineError: nothing is committed there.
-        """
+        """The checkpoint at a path or URI, of any job. Raises EngineError where nothing is committed there."""
         try:
             root, rel_path = open_checkpoint(where)
             manifest = root.manifest(rel_path)
@@ -151,7 +123,7 @@ class Shelf:
         return Found(root=root, rel_path=rel_path, manifest=manifest)
 
     def listing(self) -> list[dict[str, Any]]:
-        """What the front knows of each checkpoint, the oldest first."""
+        """Oldest first."""
         listed = []
         for rel_path in self.root.committed():
             try:
@@ -164,7 +136,6 @@ class Shelf:
 
 
 def description(manifest: Manifest) -> dict[str, Any]:
-    """A checkpoint as the front wants to know it."""
     attributes: Mapping[str, Any] = manifest.attributes
     names = ("model_id", "door", "base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")
     owner = attributes.get("model_id", "") if attributes.get("door") == TINKER else ""

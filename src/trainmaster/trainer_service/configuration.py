@@ -51,16 +51,11 @@ class Configuration(BaseModel):
 
     @property
     def names(self) -> frozenset[str]:
-        """All names by which a client may ask for the base model."""
         return frozenset({self.base_model, *self.aliases})
 
     @staticmethod
     def read(path: Path) -> Configuration:
-        """Read the file.
-
-        Raises:
-            ConfigurationError: names the file, and the field that is missing or wrong.
-        """
+        """Raises ConfigurationError, which names the file and the field that is missing or wrong."""
         try:
             return Configuration.model_validate_json(path.read_bytes())
         except OSError as error:

@@ -36,14 +36,7 @@ class DeltaError(RuntimeError):
 
 
 def write_delta(whole: Path, base: Path, target: Path, *, of: dict[str, Any]) -> None:
-    """Write what makes `whole` out of `base`.
-
-    Args:
-        whole: a directory of plain files.
-        base: likewise; what it has not counts as empty.
-        target: where the delta's files go.
-        of: what the index says of the base.
-    """
+    """Write to `target` what makes `whole` out of `base`; `of` describes the base in the index."""
     files = {}
     for path in sorted(each for each in whole.rglob("*") if each.is_file()):
         name = path.relative_to(whole).as_posix()
@@ -53,20 +46,12 @@ def write_delta(whole: Path, base: Path, target: Path, *, of: dict[str, Any]) ->
 
 
 def base_of_delta(delta: Path) -> dict[str, Any]:
-    """What the index of a delta says of its base.
-
-    Raises:
-        DeltaError: this is no delta.
-    """
+    """Raises DeltaError where this is no delta."""
     return dict(_delta_index(delta)["base"])
 
 
 def apply_delta(delta: Path, base: Path, target: Path) -> None:
-    """Make the whole again.
-
-    Raises:
-        DeltaError: what comes out is not what went in.
-    """
+    """Make the whole again in `target`. Raises DeltaError where it is not what was saved."""
     for name, said in _delta_index(delta)["files"].items():
         if ".." in Path(name).parts or name.startswith("/"):
             raise DeltaError(f"{delta / DELTA_INDEX}: {name!r} is no path inside a checkpoint")
@@ -169,11 +154,7 @@ _CHECKSUM_LETTERS = 6
 
 
 def read_recipients(given: object) -> tuple[bytes, ...]:
-    """The X25519 keys of `age_encryption_recipients`; none where nothing is given.
-
-    Raises:
-        EngineError: one is no such key, or there are too many.
-    """
+    """X25519 keys; none where nothing is given. Raises EngineError where one is no such key, or there are too many."""
     if given is None:
         return ()
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_RECIPIENTS:
@@ -182,7 +163,7 @@ def read_recipients(given: object) -> tuple[bytes, ...]:
 
 
 def encrypt_directory(directory: Path, recipients: Sequence[bytes]) -> None:
-    """Encrypt every file of a directory; each is replaced by one with the suffix `.age`."""
+    """Each file is replaced by one with the suffix `.age`."""
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             encrypt_file(path, path.with_name(path.name + AGE_SUFFIX), recipients)
@@ -190,7 +171,6 @@ def encrypt_directory(directory: Path, recipients: Sequence[bytes]) -> None:
 
 
 def encrypt_file(source: Path, target: Path, recipients: Sequence[bytes]) -> None:
-    """Write a file encrypted to some recipients, a chunk at a time."""
     file_key = os.urandom(16)
     nonce = os.urandom(16)
     cipher = ChaCha20Poly1305(_derived(file_key, nonce, b"payload"))
@@ -227,7 +207,6 @@ def _unpadded(data: bytes) -> bytes:
 
 
 def _recipient(given: object) -> bytes:
-    """The key that a Bech32 text with the prefix `age` holds."""
     text = given.lower() if isinstance(given, str) else ""
     prefix, _, data = text.rpartition("1")
     values = [_BECH32.find(letter) for letter in data]
@@ -249,7 +228,7 @@ def _expanded(prefix: str) -> list[int]:
 
 
 def _polymod(values: Sequence[int]) -> int:
-    """The Bech32 checksum of some values: 1 when they include a right one."""
+    """The Bech32 checksum; 1 when `values` end with a correct one."""
     checksum = 1
     for value in values:
         top = checksum >> 25

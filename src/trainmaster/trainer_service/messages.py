@@ -51,8 +51,6 @@ UNANSWERED_OPS = frozenset({"cancel", "end_session"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Something to do, from the front."""
-
     request_id: str
     op: str
     model_id: str = ""
@@ -74,8 +72,6 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came of a request: fields or a body, or an error."""
-
     request_id: str
     fields: Mapping[str, Any] | None = None
     """The result as the client shall read it."""
@@ -92,7 +88,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The engine can take requests; the first that it says."""
+    """The first message of the engine: it takes requests."""
 
     capabilities: Mapping[str, Any]
     """`supported_models`, as get_server_capabilities answers them."""
@@ -103,8 +99,6 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Why those who wait, wait."""
-
     queue_state: str = "active"
     """`active`, `paused_capacity` or `paused_rate_limit`."""
     reason: str = ""
@@ -112,7 +106,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The engine ends in order: nothing that waits will be done."""
+    """The engine ends in order, and does nothing of what waits."""
 
     reason: str
     checkpoints: tuple[Mapping[str, Any], ...] = ()
@@ -133,7 +127,6 @@ class SharedBody:
     """
 
     def __init__(self, *, on_disk: bool = False) -> None:
-        """Make an empty one: in memory, or in a file on disk where memory is short."""
         if on_disk:
             with tempfile.TemporaryFile(prefix="trainmaster-body-", buffering=0) as file:
                 self.fd = os.dup(file.fileno())
@@ -143,7 +136,6 @@ class SharedBody:
 
     @classmethod
     def of(cls, data: bytes | memoryview) -> SharedBody:
-        """Share bytes that are already here."""
         body = cls()
         try:
             body.write(data)
@@ -153,7 +145,6 @@ class SharedBody:
         return body
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append."""
         view = memoryview(data)
         while view:
             written = os.write(self.fd, view)
@@ -161,27 +152,26 @@ class SharedBody:
             view = view[written:]
 
     def read(self, offset: int, count: int) -> bytes:
-        """Some of the bytes, copied."""
         return os.pread(self.fd, count, offset)
 
     def map(self) -> memoryview:
-        """All of the bytes; they stay mapped as long as somebody holds the view."""
+        """The bytes stay mapped as long as somebody holds the view."""
         return mapped(self.fd, self.size)
 
     def close(self) -> None:
-        """Let go of the descriptor; views stay."""
+        """Views stay."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def mapped(fd: int, size: int) -> memoryview:
-    """The first `size` bytes of a file, read-only; has a descriptor of its own for as long as somebody holds them."""
+    """The first `size` bytes of a file, read-only, with a descriptor of their own."""
     return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
 
 
 def allow_many_descriptors() -> int:
-    """Let this process have as many as it may; how many those are. Each body takes one, here and where it is mapped."""
+    """Raise the limit of descriptors as far as allowed; what it is then. Each large body takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -44,8 +44,6 @@ LEFT_BEHIND_TTL_S = 7 * 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A checkpoint that is to be saved."""
-
     label: Label
     step: int
     attributes: Mapping[str, Any]
@@ -58,8 +56,6 @@ Done = Callable[[Found | Exception], None]
 
 
 class Saving:
-    """All checkpoints of one service."""
-
     def __init__(self, reporter: Reporter, *, base_model: str) -> None:
         self._reporter = reporter
         self._base_model = base_model
@@ -71,25 +67,13 @@ class Saving:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way: another one cannot begin, nor can a checkpoint be read."""
+        """Nothing can be saved or read meanwhile."""
         return self._under_way is not None
 
     def plan(
         self, model: Model, label: Label, fields: Mapping[str, Any], *, step: int, overwrite: bool, **attributes: Any
     ) -> Plan:
-        """What is said of a checkpoint of a model, checked before anything is copied.
-
-        Args:
-            model: which one.
-            label: what it will be called.
-            fields: of the request: ttl_seconds and user_metadata.
-            step: how many steps its optimizer has made.
-            overwrite: whether one of the same name may go.
-            attributes: what else the server should know.
-
-        Raises:
-            EngineError: the name is taken, or a field is wrong.
-        """
+        """Raises EngineError where the name is taken and must not be replaced, or a field of the request is wrong."""
         before = self.shelf.versions(label)
         if before and not overwrite:
             raise EngineError(
@@ -119,7 +103,7 @@ class Saving:
         return Plan(label=label, step=step, attributes=said)
 
     def begin_training(self, plan: Plan, tree: Any, done: Done) -> None:
-        """Begin to save a training checkpoint; when this returns, the tree may change again."""
+        """When this returns, the tree may change."""
         self._require_idle()
         self._saver.save(
             tree,
@@ -138,7 +122,7 @@ class Saving:
         self._under_way = (plan, lambda: not self._saver.busy, result, done)
 
     def begin_export(self, plan: Plan, export: Export, done: Done, *, base: Found | None = None) -> None:
-        """Begin to save a sampler checkpoint: what `export` writes or, with a base, what makes that out of the base."""
+        """With a `base`, the checkpoint is a delta to it."""
         self._require_idle()
         manifest = replace(
             self._reporter.new_manifest(step=plan.step),
@@ -150,7 +134,7 @@ class Saving:
         self._under_way = (plan, future.done, future.result, done)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Tell of a save that has ended; with `wait`, of the one that is under way, when it has."""
+        """Finish a save that has ended; with `wait`, the one that is under way."""
         if self._under_way is None:
             return
         plan, finished, result, done = self._under_way
@@ -166,30 +150,18 @@ class Saving:
         done(found)
 
     def find(self, path: object, source: str, kind: Kind) -> Found:
-        """The checkpoint that a request means: the one that the server names, else one of this job.
-
-        Raises:
-            EngineError: there is none.
-        """
+        """The checkpoint at `source`, or else the one of this job. Raises EngineError where there is none."""
         with _reading(str(path)):
             return self.shelf.open(source) if source else self.shelf.find(Label.read(path, kind))
 
     def read_tree(self, found: Found) -> Any:
-        """The tree of a training checkpoint, compared with what was committed.
-
-        Raises:
-            EngineError: it cannot be read.
-        """
+        """Raises EngineError where it cannot be read, or is not what was committed."""
         with _reading(found.where), Saver(found.root, reporter=self._reporter) as saver:
             return saver.load(found.rel_path).tree
 
     @contextlib.contextmanager
     def exported(self, found: Found) -> Iterator[Path]:
-        """The directory of a sampler checkpoint, whole, for the time of the block.
-
-        Raises:
-            EngineError: it cannot be read, or the base of a delta is gone.
-        """
+        """The files of a sampler checkpoint, of a delta, too. Raises EngineError where they cannot be read."""
         with contextlib.ExitStack() as scope:
             with _reading(found.where):
                 directory = scope.enter_context(found.root.fetch(found.rel_path))
@@ -202,7 +174,6 @@ class Saving:
             yield directory
 
     def close(self) -> None:
-        """Wait for what is under way."""
         self.poll(wait=True)
         self._exporter.shutdown()
         self._saver.close()
@@ -246,19 +217,18 @@ class Saving:
 
 
 def interrupted_name(model: Model, step: int) -> str:
-    """The name of what is saved of a model when the service has to stop: a DNS label, whatever the door."""
+    """The name of a save that nobody named: a DNS label, valid for either door."""
     stem = "".join(letter if letter.isalnum() else "-" for letter in model.model_id.lower() if letter.isascii())
     end = f"-step-{step}"
     return f"{stem[-(63 - len(end)) :].strip('-')}{end}"
 
 
 def label_for(kind: Kind, model: Model, name: object) -> Label:
-    """What a checkpoint of a model is called."""
     return Label.of(kind, name, model_id=model.model_id, door=model.door)
 
 
 def may_replace(model: Model, fields: Mapping[str, Any]) -> bool:
-    """Whether a save may replace one of the same name: where a client says so, or knows no other way."""
+    """Clients of the Fireworks door always may."""
     return bool(fields.get("overwrite")) or model.door != TINKER
 
 
@@ -278,16 +248,11 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether a directory has an adapter, and no whole model."""
     return (directory / "adapter_config.json").is_file()
 
 
 def exported_snapshot(engine: Engine, directory: Path) -> Snapshot:
-    """What is in a directory, to be sampled from.
-
-    Raises:
-        EngineError: it is of another base model, or cannot be read.
-    """
+    """Raises EngineError where it is of another base model, or cannot be read."""
     if is_adapter(directory):
         adapter = read_adapter(engine.config, directory)
         return engine.snapshot_from(weights_state(Trained.ADAPTER, adapter.options, dict(adapter.named_parameters())))
@@ -296,11 +261,7 @@ def exported_snapshot(engine: Engine, directory: Path) -> Snapshot:
 
 
 def load_export(engine: Engine, model_id: str, directory: Path) -> None:
-    """Let a model begin with what is in a directory.
-
-    Raises:
-        EngineError: it is not of such a model, or cannot be read.
-    """
+    """Raises EngineError where it is not of such a model, or cannot be read."""
     if is_adapter(directory):
         engine.load_adapter(model_id, directory)
     else:

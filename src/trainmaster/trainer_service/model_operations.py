@@ -50,8 +50,6 @@ DECISION = "decision.json"
 
 
 class Training:
-    """Does what requests ask of models, and answers them."""
-
     def __init__(
         self,
         configuration: Configuration,
@@ -70,15 +68,10 @@ class Training:
         self.models = Models(configuration, engine)
 
     def must_wait(self, request: Request) -> bool:
-        """Whether a request cannot be done yet: what it saves or reads waits for a save that is under way."""
         return request.op in _STORED and self._saving.busy
 
     def perform(self, request: Request) -> None:
-        """Do one request that is no pass, and answer it; a save is answered when it is committed.
-
-        Raises:
-            FatalError: nothing can be done any more.
-        """
+        """A save is answered when it is committed. Raises FatalError where nothing can be done any more."""
         try:
             reply = _OPERATIONS[request.op](self, request)
         except Exception as error:
@@ -87,11 +80,7 @@ class Training:
             self._reply(reply)
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Run passes of different models together, and answer them.
-
-        Raises:
-            FatalError: nothing can be done any more.
-        """
+        """Run passes of different models together. Raises FatalError where nothing can be done any more."""
         asked: list[tuple[Request, Pass]] = []
         for request in requests:
             try:
@@ -113,7 +102,7 @@ class Training:
             self._reply(reply)
 
     def save_all(self) -> list[Found]:
-        """Save every model that is trained, as it is, one after the other; what was committed."""
+        """Save every trained model, one after the other; the committed checkpoints."""
         saved: list[Found] = []
         self._saving.poll(wait=True)
         for model in self.models:
@@ -166,7 +155,7 @@ class Training:
         return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
 
     def _leave_model(self, request: Request) -> Reply | None:
-        """Unload a model whose client is gone, when what would be lost with it was saved; if it cannot be, it stays."""
+        """Unload a model whose client is gone, once it is saved; if it cannot be saved, it stays."""
         model_id = request.model_id
         model = next((each for each in self.models if each.model_id == model_id), None)
         if model is None or model_id not in self._engine.models or not model.unsaved:
@@ -212,7 +201,7 @@ class Training:
         )
 
     def _label(self, model: Model, name: object = None) -> Label:
-        """What a training checkpoint of a model is called; None: nobody named it."""
+        """`name` None: one is derived from the model."""
         return label_for(
             Kind.TRAINING, model, interrupted_name(model, self.models.steps(model.model_id)) if name is None else name
         )
@@ -274,7 +263,6 @@ class Training:
         return None
 
     def _save_weights_external(self, request: Request) -> None:
-        """Export a model to be downloaded: an adapter, or whole weights, encrypted where the client names keys."""
         model = self.models.get(request.model_id)
         _require_sound(model)
         if model.trained is Trained.NOTHING:
@@ -356,7 +344,7 @@ _OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
 
 @contextlib.contextmanager
 def _changing(*models: Model) -> Iterator[None]:
-    """Give models up when what changes them fails, unless it was refused: nobody can say how far it came."""
+    """Mark models as broken when an operation on them fails half-way."""
     for model in models:
         model.changes += 1
     try:

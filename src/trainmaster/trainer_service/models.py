@@ -28,7 +28,7 @@ _CALIBRATION = "decision_calibration"
 
 
 def number(fields: Mapping[str, Any], name: str, default: float) -> float:
-    """A finite number of a request; the default where it is not there."""
+    """Raises EngineError where it is no finite number."""
     value = fields.get(name)
     if value is None:
         return default
@@ -38,7 +38,7 @@ def number(fields: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def whole(fields: Mapping[str, Any], name: str, default: int | None, *, low: int, high: int) -> int | None:
-    """A whole number of a request, from `low` to `high`; the default where it is not there."""
+    """Raises EngineError where it is no whole number from `low` to `high`."""
     value = fields.get(name)
     if value is None:
         return default
@@ -50,7 +50,6 @@ def whole(fields: Mapping[str, Any], name: str, default: int | None, *, low: int
 
 
 def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """Yes or no."""
     value = fields.get(name)
     if value is None:
         return default
@@ -60,7 +59,6 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 
 def choice(fields: Mapping[str, Any], name: str, default: str, choices: tuple[str, ...]) -> str:
-    """One of several words."""
     value = fields.get(name)
     if value is None:
         return default
@@ -70,12 +68,10 @@ def choice(fields: Mapping[str, Any], name: str, default: str, choices: tuple[st
 
 
 def metadata(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a client notes down with a model or a checkpoint; None where it says nothing."""
     return _small_object(fields, "user_metadata")
 
 
 def decision_calibration(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the `metadata` of a sampler checkpoint hold; None where they say nothing."""
     given = _small_object(fields, "metadata") or {}
     if others := sorted(given.keys() - {_CALIBRATION}):
         raise EngineError(f"metadata: {_CALIBRATION} is kept with a checkpoint, and not {others[0]!r}")
@@ -96,7 +92,6 @@ def _small_object(fields: Mapping[str, Any], name: str) -> dict[str, Any] | None
 
 
 def lora_options(config: Mapping[str, Any], *, rank: int) -> LoraOptions:
-    """The adapter that `lora_config` asks for, of a rank that was settled already."""
     return LoraOptions(
         rank=rank,
         alpha=number(config, "alpha", 32.0),
@@ -109,11 +104,7 @@ def lora_options(config: Mapping[str, Any], *, rank: int) -> LoraOptions:
 
 
 def adam_options(fields: Mapping[str, Any], *, learning_rate: float | None) -> AdamOptions:
-    """The step that an optim_step asks for; `learning_rate` is the job's, for one that names none.
-
-    Raises:
-        EngineError: it asks for another optimizer, or a field is wrong.
-    """
+    """`learning_rate` is the job's. Raises EngineError for another optimizer, and where a field is wrong."""
     other = fields.get("optimizer_params")
     if other is not None:
         named = other.get("type") if isinstance(other, Mapping) else other
@@ -146,8 +137,6 @@ NO_TRAINING = "this trainer only runs models forward (forward_only): train on an
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """One model of one client."""
-
     model_id: str
     session_id: str
     door: str
@@ -169,13 +158,10 @@ class Model:
 
     @property
     def unsaved(self) -> bool:
-        """Whether something that can be gone on with would be lost with it."""
         return self.changes > self.saved_changes and not self.broken
 
 
 class Models:
-    """All models that are loaded now."""
-
     def __init__(self, configuration: Configuration, engine: Engine) -> None:
         self._configuration = configuration
         self._engine = engine
@@ -188,11 +174,7 @@ class Models:
         return iter(list(self._models.values()))
 
     def create(self, model_id: str, fields: Mapping[str, Any], *, door: str) -> Model:
-        """Make what a create_model asks for.
-
-        Raises:
-            EngineError: this trainer does not hold that base model, or makes no such model.
-        """
+        """Raises EngineError where this trainer does not hold that base model, or makes no such model."""
         configuration = self._configuration
         base_model = fields.get("base_model")
         if base_model is not None and not (isinstance(base_model, str) and base_model in configuration.names):
@@ -220,11 +202,7 @@ class Models:
         return model
 
     def get(self, model_id: str) -> Model:
-        """The model of this id.
-
-        Raises:
-            EngineError: there is none, or none any more.
-        """
+        """Raises EngineError where there is none, or none any more."""
         try:
             model = self._models[model_id]
         except KeyError:
@@ -235,11 +213,7 @@ class Models:
         return model
 
     def require_trained(self, model_id: str) -> Model:
-        """The model of this id, which may be trained.
-
-        Raises:
-            EngineError: there is none, or it is not for training.
-        """
+        """Raises EngineError where there is none, or it is not for training."""
         model = self.get(model_id)
         if self._configuration.mode is Mode.FORWARD_ONLY:
             raise EngineError(NO_TRAINING)
@@ -248,16 +222,15 @@ class Models:
         return model
 
     def unload(self, model_id: str) -> None:
-        """Forget a model and free what it holds; nothing happens when there is none."""
+        """Nothing happens when there is none."""
         if self._models.pop(model_id, None) is not None and model_id in self._engine.models:
             self._engine.unload(model_id)
 
     def steps(self, model_id: str) -> int:
-        """How many steps its optimizer has made, with those before a load."""
+        """With those before a load."""
         return self._engine.models[model_id].optimizer.steps
 
     def _lora(self, fields: Mapping[str, Any]) -> LoraOptions | None:
-        """The adapter that is asked for; None where none is."""
         if flag(fields, "base_only", default=False):
             return None
         configuration, config = self._configuration, fields.get("lora_config")

@@ -35,14 +35,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceControl:
-    """What is asked of this process: by the server or, where it says nothing, by a signal."""
+    """Stops and saves that the server, or a signal, asks for."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._signalled = False
 
     def stop(self) -> StopWish | None:
-        """The stop that was asked for."""
         if self._signalled and self._reporter.stop_requested() is None:
             # Whoever sends a signal for the server has said why just before.
             time.sleep(2 * LOOK_EVERY_S)
@@ -52,12 +51,12 @@ class ServiceControl:
         return stop
 
     def take_save(self) -> bool:
-        """Whether all models shall be saved while the service goes on; true once per request."""
+        """True once per request."""
         return self._reporter.save_requested()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C for the wish to stop, while the block lasts. A second one acts as ever."""
+        """SIGTERM and Ctrl-C ask for a stop within the block; a second one kills."""
         before = {number: signal.signal(number, self._take) for number in _SIGNALS}
         try:
             yield
@@ -81,8 +80,6 @@ LEAST_SAMPLING_S = 0.02
 
 
 class Service:
-    """One service, in the process that has the engine."""
-
     def __init__(
         self,
         configuration: Configuration,
@@ -129,7 +126,7 @@ class Service:
             )
 
     def _take(self, wait_s: float) -> None:
-        """Take in all that has come; wait so long for the first."""
+        """Take in what has come; wait up to `wait_s` for the first."""
         while (message := self._channel.receive(wait_s)) is not None:
             wait_s = 0.0
             if isinstance(message, Request):
@@ -152,7 +149,7 @@ class Service:
         return waiting or self._sampling.pending > 0
 
     def _train(self) -> float:
-        """Do one thing of each model that waits, all passes together; how long it took."""
+        """Do one request of each model, all passes together; how long that took."""
         began = time.monotonic()
         passes = []
         for model_id, queue in list(self._queues.items()):
@@ -191,7 +188,6 @@ class Service:
             self._take(0.0)
 
     def _stop(self, stop: StopWish) -> None:
-        """Save every model if that is wanted, and tell all who wait where it is."""
         self._saving.poll(wait=True)
         saved = (
             {found.manifest.attributes["model_id"]: found for found in self._training.save_all()} if stop.save else {}

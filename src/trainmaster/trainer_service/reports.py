@@ -19,11 +19,7 @@ class FatalError(RuntimeError):
 
 
 def reply_to_failure(request_id: str, error: BaseException) -> Reply:
-    """The answer to a request that failed.
-
-    Raises:
-        FatalError: no request can be done any more.
-    """
+    """Raises FatalError where no request can be done any more."""
     if is_fatal(error) or is_fatal(error.__cause__):
         raise FatalError(f"{type(error).__name__}: {error}") from error
     if isinstance(error, EngineError):
@@ -39,12 +35,11 @@ def reply_to_failure(request_id: str, error: BaseException) -> Reply:
 
 
 def is_fatal(error: BaseException | None) -> bool:
-    """Whether the process is of no use any more: its device has failed, or its job belongs to somebody else."""
+    """Whether its device has failed, or its job belongs to another attempt."""
     return isinstance(error, (NotOwnerError, torch.AcceleratorError, FatalError))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: the device's, or this machine's."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -80,7 +75,6 @@ class Gauges:
         self._shown: Mapping[str, float] = {}
 
     def ran(self, asked: Pass, result: PassResult) -> None:
-        """A pass was run."""
         self._tokens += sum(len(datum.tokens) for datum in asked.data)
         self._sequences += len(asked.data)
         if asked.backward:
@@ -88,26 +82,17 @@ class Gauges:
             self._loss_tokens += sum(output["logprobs"].size for output in result.outputs)
 
     def stepped(self, steps: int) -> None:
-        """Optimizers made steps."""
         self._steps += steps
 
     def sampled(self, sequences: Sequence[SampledSequence]) -> None:
-        """Samples were completed."""
         self._samples += len(sequences)
         self._sampled_tokens += sum(len(sequence.tokens) for sequence in sequences)
 
     def note(self, message: str) -> None:
-        """Leave a remark among the job's events."""
         self._reporter.note(message)
 
     def report(self, *, models: int, queued: int, sampling: int) -> None:
-        """Tell how it goes, if it is time to and there is anything new.
-
-        Args:
-            models: that are loaded.
-            queued: requests of models that wait.
-            sampling: samples that are not answered.
-        """
+        """At most once in `EVERY_S`, and only where something is new."""
         seconds = time.monotonic() - self._since
         if seconds < EVERY_S:
             return

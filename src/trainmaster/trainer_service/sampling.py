@@ -31,8 +31,6 @@ class _Session:
 
 
 class Sampling:
-    """All sampling sessions of one service."""
-
     def __init__(
         self,
         configuration: Configuration,
@@ -51,19 +49,14 @@ class Sampling:
 
     @property
     def pending(self) -> int:
-        """Samples that are not answered yet."""
         return len(self._waiting)
 
     def open(self, session_id: str, snapshot: Snapshot) -> None:
-        """Begin a session on weights that lie nowhere else."""
+        """Begin a session on weights that were not saved."""
         self._put(session_id, _Session(snapshot=snapshot))
 
     def create(self, request: Request) -> Mapping[str, Any]:
-        """Begin a session on the base model, or on a checkpoint; what a create_sampling_session is answered.
-
-        Raises:
-            EngineError: there are no such weights here.
-        """
+        """Begin a session on the base model or a checkpoint. Raises EngineError where there is none."""
         fields = request.fields
         session_id = str(fields["sampling_session_id"])
         if (path := fields.get("model_path")) is not None:
@@ -77,7 +70,6 @@ class Sampling:
         return {"sampling_session_id": session_id, "type": "create_sampling_session"}
 
     def submit(self, request: Request) -> None:
-        """Have samples drawn; they are answered when they are complete."""
         try:
             snapshot = self._snapshot(str(request.fields["sampling_session_id"]))
             asked = decode_sample(request.request_id, request.body or b"", request.encoding)
@@ -88,19 +80,18 @@ class Sampling:
         self._waiting.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Draw no more of a request."""
         if request_id in self._waiting:
             self._sampler.cancel(request_id)
             self._waiting.discard(request_id)
             self._reply(Reply(request_id=request_id, error="the sample was cancelled", category="user"))
 
     def end(self, session_ids: Iterable[str]) -> None:
-        """Forget sessions that nobody will use again; what they have under way is still answered."""
+        """What they have under way is still answered."""
         for session_id in session_ids:
             self._sessions.pop(session_id, None)
 
     def step(self) -> list[SampledSequence]:
-        """Draw one token of each sample that is under way, and answer what is complete; all that is."""
+        """Draw one token of each sample; the sequences of those that are complete."""
         try:
             completed = self._sampler.step()
         except Exception as error:
@@ -121,7 +112,6 @@ class Sampling:
         return sequences
 
     def refuse_all(self, message: str) -> None:
-        """Answer all that is under way with an error of the server."""
         for request_id in list(self._waiting):
             self._sampler.cancel(request_id)
             self._reply(Reply(request_id=request_id, error=message, category="server"))
@@ -147,7 +137,7 @@ class Sampling:
         self._trim()
 
     def _trim(self) -> None:
-        """Let go of what was not used for longest; sessions whose weights can be read again stay."""
+        """Drop the snapshots that were not used for longest; sessions with saved weights can read them again."""
         base = self._engine.base
         kept: dict[bool, set[int]] = {False: set(), True: set()}
         for session_id, session in reversed(list(self._sessions.items())):

@@ -34,22 +34,14 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = _SHOWN
 
 
 def array_of_bytes(data: bytes, dtype: np.dtype[Any], where: str) -> np.ndarray:
-    """Values that lie side by side.
-
-    Raises:
-        EngineError: they do not fill the bytes.
-    """
+    """Raises EngineError where the values do not fill the bytes."""
     if len(data) % dtype.itemsize:
         raise EngineError(f"{where}: {len(data)} bytes are no whole number of {dtype} values")
     return np.frombuffer(data, dtype)
 
 
 def array_of_numbers(values: object, dtype: np.dtype[Any], where: str) -> np.ndarray:
-    """A flat list that JSON had.
-
-    Raises:
-        EngineError: it is not one, or holds what does not fit the type.
-    """
+    """A list from JSON. Raises EngineError where it is not flat, or holds what does not fit the type."""
     if not isinstance(values, list):
         raise EngineError(f"{where} must be a list of numbers, not {shown(values)}")
     try:
@@ -62,11 +54,7 @@ def array_of_numbers(values: object, dtype: np.dtype[Any], where: str) -> np.nda
 
 
 def shaped(values: np.ndarray, shape: list[int], where: str) -> np.ndarray:
-    """The values in a shape; in none, they stay flat.
-
-    Raises:
-        EngineError: they do not fill it.
-    """
+    """Without a shape the values stay flat. Raises EngineError where they do not fill it."""
     if not shape:
         return values
     try:
@@ -80,11 +68,7 @@ def shaped(values: np.ndarray, shape: list[int], where: str) -> np.ndarray:
 def dense_of_rows(
     values: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: list[int], where: str
 ) -> np.ndarray:
-    """What sparse rows mean, with zeros between.
-
-    Raises:
-        EngineError: the indices contradict each other or the shape.
-    """
+    """Raises EngineError where the indices contradict each other or the shape."""
     if len(shape) != 2 or rows.size != shape[0] + 1 or columns.size != values.size:
         raise EngineError(f"{where}: the sparse indices do not fit the shape {shape}")
     counts = np.diff(rows)

@@ -54,21 +54,13 @@ _RECORD = "ArrayRecord"
 
 
 def decode_pass(body: bytes | memoryview, content_type: str, encoding: str = "") -> Pass:
-    """A forward_backward or forward body.
-
-    Raises:
-        EngineError: the body cannot be read, or names what is not offered; says where.
-    """
+    """A forward_backward or forward body. Raises EngineError, which says where it is wrong."""
     plain = decompressed(body, encoding)
     return _pass_from_protobuf(plain) if content_type == PROTOBUF else _pass_from_json(plain)
 
 
 def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "") -> SampleRequest:
-    """An asample body.
-
-    Raises:
-        EngineError: likewise.
-    """
+    """An asample body. Raises EngineError, which says where it is wrong."""
     fields = _json_object(decompressed(body, encoding))
     for name in REFUSED_OF_SAMPLES:
         if fields.get(name):
@@ -103,7 +95,7 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
 
 
 def encode_pass_result(result: PassResult) -> bytes:
-    """In protobuf; neighbours whose arrays have the same trailing shape and type share a record."""
+    """Neighbours whose arrays have the same trailing shape and type share a record."""
     message = schema.ForwardBackwardOutput(loss_fn_output_type=_RECORD)
     for name, value in result.metrics.items():
         message.metrics[name] = value
@@ -124,7 +116,6 @@ def encode_pass_result(result: PassResult) -> bytes:
 
 
 def encode_sample_result(result: SampleResult) -> bytes:
-    """In protobuf."""
     message = schema.SampleResponse()
     for sequence in result.sequences:
         added = message.sequences.add(
@@ -141,7 +132,6 @@ def encode_sample_result(result: SampleResult) -> bytes:
 
 
 def pass_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
-    """An encoded result of a pass in the form that JSON clients read."""
     message = schema.ForwardBackwardOutput.FromString(bytes(body))
     outputs = []
     for record in message.loss_fn_outputs:
@@ -161,7 +151,6 @@ def pass_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def sample_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
-    """An encoded result of a sample in the form that JSON clients read."""
     message = schema.SampleResponse.FromString(bytes(body))
     answer: dict[str, Any] = {
         "type": "sample",
@@ -188,11 +177,7 @@ def sample_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def decompressed(body: bytes | memoryview, encoding: str) -> bytes | memoryview:
-    """A body without its content encoding.
-
-    Raises:
-        EngineError: it is not what the encoding says, too large, or the encoding is not known.
-    """
+    """Raises EngineError where the body is not what `encoding` says, too large, or the encoding is unknown."""
     if not encoding or encoding == "identity":
         return body
     if encoding != "zstd":

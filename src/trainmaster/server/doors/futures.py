@@ -43,7 +43,6 @@ class Category(StrEnum):
 
 
 def failure_id(message: str, category: Category) -> str:
-    """The id of a future that has failed already."""
     return f"{_FAILED}{category}:{base64.urlsafe_b64encode(message.encode()).decode()}"
 
 
@@ -60,7 +59,6 @@ def failure_of(request_id: str) -> tuple[str, str] | None:
 
 
 def ok(document: object, status: int = HTTPStatus.OK) -> Response:
-    """JSON without an envelope."""
     return Response(json.dumps(document), status_code=status, media_type=JSON)
 
 
@@ -75,7 +73,6 @@ def try_again(request_id: str, *, queue_state: str = "active", reason: str | Non
 
 
 def accepted_failure(message: str, category: Category, **fields: Any) -> Response:
-    """Accept a request that has failed already."""
     return ok({"request_id": failure_id(message[:_MAX_MESSAGE], category), **fields})
 
 

@@ -128,7 +128,6 @@ class Trainers:
             raise JobNotFoundError(f"there is no job {job_id}")
 
     def touch(self, job_id: str) -> None:
-        """Record that a job is used."""
         with self._activity.use(job_id):
             pass
 
@@ -263,7 +262,6 @@ def status_of(job: Job) -> str:
 
 
 def location_of(context: ApiContext, checkpoint: Checkpoint) -> str:
-    """The path or URI of a checkpoint, for a trainer that is to read it."""
     if checkpoint.root == URI:
         return checkpoint.path
     return str(context.roots.path(checkpoint.root, checkpoint.path))

@@ -26,7 +26,6 @@ _KEEP_ALIVE_S = 120
 
 
 def main() -> int:
-    """Serve until the engine is gone."""
     parser = argparse.ArgumentParser(prog="trainmaster.trainer_service.front")
     parser.add_argument("--channel", type=int, required=True, help="the descriptor of the socket to the engine")
     parser.add_argument("--port", type=int, required=True)
@@ -43,7 +42,7 @@ def main() -> int:
 
 
 def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token: str = "") -> int:
-    """Serve until the engine at the other end is gone; 0 when it went in order."""
+    """Serve until the engine is gone; 0 when it ended in order."""
     # Half of them for bodies; every sample that waits is a connection.
     descriptors = allow_many_descriptors()
     _collect_rarely()
@@ -73,18 +72,17 @@ def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token
 
 
 class _Server(uvicorn.Server):
-    """Ends when the engine is gone, and not before: a signal that the whole job gets is the engine's to answer."""
+    """Ends with the engine, and not by a signal: signals that the whole job gets are for the engine."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None is."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         yield
 
 
 def _collect_rarely() -> None:
-    """With thousands of connections a full collection takes a tenth of a second; few things here are cycles."""
+    """With thousands of connections a full collection takes a tenth of a second, and finds little."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)

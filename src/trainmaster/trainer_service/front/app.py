@@ -30,7 +30,6 @@ class Paced:
     """
 
     def __init__(self, app: ASGIApp, *, urgent: frozenset[str]) -> None:
-        """Pace `app`, but not the requests to the addresses that are `urgent`."""
         self._app = app
         self._urgent = urgent
         self._places = REQUESTS_A_ROUND
@@ -38,7 +37,6 @@ class Paced:
         self._counting = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request when it is its turn."""
         if scope["type"] == "http" and scope["path"] not in self._urgent:
             await self._turn()
         await self._app(scope, receive, send)
@@ -73,16 +71,14 @@ _REFUSAL = "this is a trainer's own port: go through the server, which knows you
 
 
 class Guarded:
-    """An application for those who know a token: others on this machine can reach the port without a key."""
+    """Requires a token: others on this machine can reach the port without a key."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_to_all: frozenset[str]) -> None:
-        """Guard `app`, but for the addresses that are `open_to_all`."""
         self._app = app
         self._token = token.encode()
         self._open = open_to_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in self._open and not self._knows(scope):
             await error(HTTPStatus.UNAUTHORIZED, _REFUSAL)(scope, receive, send)
             return
@@ -94,7 +90,7 @@ class Guarded:
 
 
 def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None], token: str = "") -> ASGIApp:
-    """The application; `stop` is called when it should end. With a token, it is for those alone who know it."""
+    """`stop` is called when the server should end. Without a token, everybody may call it."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

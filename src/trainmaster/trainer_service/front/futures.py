@@ -17,7 +17,7 @@ MAX_COUNT = 2**63 - 1
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether something that a client sent can be a number in a sequence."""
+    """Whether a value from a client can be a number in a sequence."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
@@ -26,8 +26,6 @@ _ENTRY_BYTES = 2048
 
 
 class Form(Enum):
-    """What a result is, which decides how it can be written."""
-
     FIELDS = "fields"
     PASS = "pass"
     SAMPLE = "sample"
@@ -35,8 +33,6 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a request: fields or a body, or an error."""
-
     fields: Mapping[str, Any] | None = None
     body: bytes | memoryview | None = None
     error: str = ""
@@ -46,8 +42,6 @@ class Outcome:
 
 
 class Future:
-    """Something asked for, and its outcome once there is one."""
-
     __slots__ = ("digest", "fetched", "finished_s", "form", "outcome", "owner", "request_id", "then", "waiters")
 
     def __init__(
@@ -67,22 +61,14 @@ class Future:
 
     @property
     def size(self) -> int:
-        """What it takes in memory, about."""
+        """About, in bytes."""
         body = self.outcome.body if self.outcome else None
         return _ENTRY_BYTES + (0 if body is None else len(body))
 
 
 class Futures:
-    """All futures of this attempt that are not forgotten."""
-
     def __init__(self, *, keep_s: float, keep_bytes: int, clock: Callable[[], float]) -> None:
-        """Make an empty store.
-
-        Args:
-            keep_s: how long an outcome is kept after it came.
-            keep_bytes: how much memory outcomes that were fetched may take.
-            clock: the time in seconds.
-        """
+        """Outcomes are kept for `keep_s`; those that were fetched, as long as they take at most `keep_bytes`."""
         self._keep_s = keep_s
         self._keep_bytes = keep_bytes
         self._clock = clock
@@ -102,17 +88,16 @@ class Futures:
         digest: bytes = b"",
         then: Callable[[Outcome], None] | None = None,
     ) -> Future:
-        """A future that is pending; `then` is called with its outcome before anybody else sees it."""
+        """`then` is called with the outcome before anybody else sees it."""
         self.forget(request_id)
         future = self._futures[request_id] = Future(request_id, owner, form, digest, then)
         return future
 
     def get(self, request_id: str) -> Future | None:
-        """The future with this id, if it is known still."""
         return self._futures.get(request_id)
 
     def finish(self, request_id: str, outcome: Outcome) -> None:
-        """Give a future its outcome; the first one counts."""
+        """The first outcome counts."""
         future = self._futures.get(request_id)
         if future is None or future.outcome is not None:
             return
@@ -125,21 +110,19 @@ class Futures:
         wake(future.waiters)
 
     def pending(self) -> list[Future]:
-        """Those without an outcome."""
         return [future for future in self._futures.values() if future.outcome is None]
 
     def of(self, owner: str) -> list[Future]:
-        """Those of one model or sampling session."""
         return [future for future in self._futures.values() if future.owner == owner]
 
     async def wait(self, future: Future, hold_s: float) -> Outcome | None:
-        """The outcome; None when there is none after `hold_s`."""
+        """None when there is no outcome after `hold_s`."""
         if future.outcome is None:
             await self.hold(future.waiters, hold_s)
         return future.outcome
 
     async def hold(self, waiters: Waiters, hold_s: float) -> None:
-        """Wait among others until they are woken, or for `hold_s`; not at all once nobody is held any more."""
+        """Wait until woken, or for `hold_s`; not at all after `let_go`."""
         if not self._holds:
             return
         loop = asyncio.get_running_loop()
@@ -155,12 +138,12 @@ class Futures:
             self._held.discard(waiter)
 
     def let_go(self) -> None:
-        """Hold nobody any more: nothing will come that is worth the wait."""
+        """Wake everybody, and hold nobody any more: the engine is gone."""
         self._holds = False
         wake(self._held)
 
     def fetch(self, future: Future) -> None:
-        """Note that the outcome is on its way to the client."""
+        """Note that the client was sent the outcome."""
         if not future.fetched and future.request_id in self._futures:
             future.fetched = True
             self._fetched[future.request_id] = future
@@ -169,7 +152,7 @@ class Futures:
                 self.forget(next(iter(self._fetched)))
 
     def forget(self, request_id: str) -> None:
-        """Drop a future; a pending one stays."""
+        """A pending future stays."""
         future = self._futures.get(request_id)
         if future is None or future.outcome is None:
             return
@@ -179,13 +162,12 @@ class Futures:
             self._fetched_bytes -= future.size
 
     def forget_fetched(self, owner: str) -> None:
-        """Drop what the client of a model or a sampling session has got, and will not ask for again."""
+        """Drop what the client has got, and will not ask for again."""
         for future in self.of(owner):
             if future.fetched:
                 self.forget(future.request_id)
 
     def sweep(self) -> None:
-        """Forget what has been kept long enough."""
         limit = self._clock() - self._keep_s
         while self._finished:
             request_id, future = next(iter(self._finished.items()))
@@ -201,7 +183,6 @@ Waiters = set[asyncio.Future[None]]
 
 
 def wake(waiters: Waiters) -> None:
-    """Let those who wait go on."""
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)

@@ -17,7 +17,7 @@ from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 
 
 class RefusedError(Exception):
-    """It cannot be done: told through a future where there is one, and with a status of 400 elsewhere."""
+    """Told through a future where there is one, and with status 400 elsewhere."""
 
     def __init__(self, error: str, category: str = "user") -> None:
         super().__init__(error)
@@ -32,7 +32,7 @@ class BusyError(Exception):
 
 
 class StoppedError(Exception):
-    """The trainer has stopped, and the front is about to go."""
+    """The trainer has stopped, and the front is about to exit."""
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOENT})
@@ -44,8 +44,6 @@ _VALUE_BYTES = 200
 
 @dataclass(slots=True, kw_only=True)
 class Received:
-    """A body, and how to tell it from another one."""
-
     data: bytes
     shared: SharedBody | None
     """Where the body is large; `data` is empty then."""
@@ -56,7 +54,6 @@ class Received:
     """False: it was longer than bodies may be, and the rest is lost."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """Some of it."""
         return self.data[offset : offset + count] if self.shared is None else self.shared.read(offset, count)
 
 
@@ -67,7 +64,7 @@ class Intake:
     """
 
     def __init__(self, *, memory_bytes: int, max_held: int, max_held_bytes: int, max_body_bytes: int) -> None:
-        """Hold up to `max_held` bodies with `max_held_bytes`, from `memory_bytes` on the large ones on disk."""
+        """From `memory_bytes` on, large bodies go to disk."""
         self._memory_bytes = memory_bytes
         self._max_held = max_held
         self._max_held_bytes = max_held_bytes
@@ -149,7 +146,6 @@ class Intake:
         )
 
     def drop(self, received: Received) -> None:
-        """Let go of a body that nobody wants."""
         self.release(received.size)
         if received.shared is not None:
             received.shared.close()
@@ -160,11 +156,7 @@ class Intake:
         self.held_bytes += size
 
     def hold(self, size: int) -> None:
-        """Likewise, where there is room for it.
-
-        Raises:
-            BusyError: there is none.
-        """
+        """Like `add`; raises BusyError where there is no room."""
         self.add(size)
         try:
             self.require_room()
@@ -173,41 +165,31 @@ class Intake:
             raise
 
     def release(self, size: int) -> None:
-        """A body, or something else, of this size is not needed any more."""
         self.held -= 1
         self.held_bytes -= size
 
     def require_room(self) -> None:
-        """Have no more than there may be, with what came last.
-
-        Raises:
-            BusyError: there is more.
-        """
+        """Raises BusyError where more is held than may be."""
         if self.held > self._max_held:
             raise BusyError(f"the trainer holds {self._max_held} requests already")
         if self.held_bytes > self._max_held_bytes:
             raise BusyError(f"the trainer holds {self._max_held_bytes} bytes of request bodies already")
 
     def stop(self) -> None:
-        """Wait for no body any more."""
         self._stopped = True
         for task in self._reading:
             task.cancel()
 
 
 def size_of_fields(fields: Mapping[str, Any]) -> int:
-    """What fields take in memory, about, which may be many times what they take in writing."""
+    """About how much memory they take: many times the length of their JSON."""
     text = json.dumps(fields)
     return len(text) + _VALUE_BYTES * sum(map(text.count, ",[{"))
 
 
 @contextlib.contextmanager
 def room() -> Iterator[None]:
-    """What there is no room for here can be asked for again.
-
-    Raises:
-        BusyError: there is none.
-    """
+    """Raises BusyError where memory, disk or descriptors are short."""
     try:
         yield
     except OSError as error:

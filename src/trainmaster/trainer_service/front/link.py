@@ -17,32 +17,29 @@ _INFO = ("base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "tr
 
 
 class Saved:
-    """Checkpoints by the path that clients know them by, oldest first; see `messages.Ready.checkpoints`."""
+    """Checkpoints by their path, oldest first; see `messages.Ready.checkpoints`."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, Mapping[str, Any]] = {}
 
     def add(self, checkpoints: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of some; one that was saved over is the newest again."""
+        """One that was replaced becomes the newest."""
         for checkpoint in checkpoints:
             self._by_path.pop(checkpoint["path"], None)
             self._by_path[checkpoint["path"]] = checkpoint
 
     def names(self) -> list[str]:
-        """Of the states that can be trained on from."""
         return [path for path, checkpoint in self._by_path.items() if checkpoint.get("kind") == "training"]
 
     def weights_info(self, path: str) -> dict[str, Any] | None:
-        """What the weights under a path are; None when there are none."""
         checkpoint = self._by_path.get(path)
         return None if checkpoint is None else {name: checkpoint.get(name) for name in _INFO}
 
     def base_model(self, path: str) -> str:
-        """What the weights under a path are weights of; empty when it is not known."""
         return str(self._by_path.get(path, {}).get("base_model") or "")
 
     def advice(self, owner: str) -> str:
-        """What to go on from when a model is lost; nothing for what is no model."""
+        """What to go on from when a model is lost; empty for what is no model."""
         if not is_model_id(owner):
             return ""
         own = [checkpoint for checkpoint in self._by_path.values() if checkpoint.get("model_id") == owner]
@@ -55,7 +52,7 @@ class Saved:
 
 
 class Link:
-    """The engine, as seen from here. Belongs to one event loop."""
+    """The connection to the engine. Belongs to one event loop."""
 
     def __init__(self, futures: Futures, saved: Saved) -> None:
         self._futures = futures
@@ -73,11 +70,10 @@ class Link:
         self._lost: list[Future] = []
 
     def connect(self, end: socket.socket) -> None:
-        """Listen to the engine at the other end."""
         self._channel = FrontChannel(end, received=self._received, closed=self._closed)
 
     def send(self, request: Request, shared: SharedBody | None = None) -> None:
-        """Ask the engine for something; its reply finishes the future with the request's id."""
+        """The reply finishes the future with the request's id."""
         if self.gone or self._channel is None:
             if shared is not None:
                 shared.close()
@@ -92,17 +88,15 @@ class Link:
                 self._futures.finish(request.request_id, Outcome(error=reason))
 
     def lose(self, future: Future) -> None:
-        """Tell whoever waits for it that the engine is gone."""
         self._lost.append(future)
         error = f"The trainer has stopped: {self.gone}. {self._saved.advice(future.owner)}".rstrip()
         self._futures.finish(future.request_id, Outcome(error=error))
 
     def unheard(self) -> bool:
-        """Whether somebody who asked for something that the engine cannot do any more has yet to hear so."""
+        """Whether a client has yet to fetch the outcome of a request that failed with the engine."""
         return any(not future.fetched for future in self._lost)
 
     def close(self) -> None:
-        """Hang up."""
         if self._channel is not None:
             self._channel.close()
 

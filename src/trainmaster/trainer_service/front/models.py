@@ -29,8 +29,6 @@ REMEMBERED = 16_384
 
 
 class Placement(Enum):
-    """What an operation is to the order."""
-
     NEW = auto()
     REPEAT = auto()
     """It was here before; it is not done again."""
@@ -41,10 +39,9 @@ class Placement(Enum):
 
 
 class Order(Generic[Item]):
-    """Operations by `seq_id`, which begins at 1 and has no gaps."""
+    """A model's operations: they come in any order and repeatedly, and leave by `seq_id` from 1 on, each once."""
 
     def __init__(self, *, max_waiting: int, max_waiting_bytes: int) -> None:
-        """None yet; so many may wait for one that has not come, and it may take so much memory."""
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self.next_seq_id = 1
@@ -54,7 +51,6 @@ class Order(Generic[Item]):
         self._digests: dict[int, bytes] = {}
 
     def knows(self, seq_id: int) -> bool:
-        """Whether an operation is here or was here."""
         return seq_id < self.next_seq_id or seq_id in self._waiting
 
     def place(self, seq_id: int, digest: bytes, item: Item, *, size: int, room: bool) -> Placement:
@@ -74,7 +70,7 @@ class Order(Generic[Item]):
         return Placement.NEW
 
     def leave(self) -> Iterator[Item]:
-        """What can go now, in order."""
+        """Those whose turn it is."""
         while self.next_seq_id in self._waiting:
             item, size = self._waiting.pop(self.next_seq_id)
             self.waiting_bytes -= size
@@ -83,7 +79,7 @@ class Order(Generic[Item]):
             yield item
 
     def abandon(self) -> list[Item]:
-        """Everything that still waits, which will not go any more."""
+        """Those that wait; they will not be done."""
         waiting = [self._waiting[seq_id][0] for seq_id in sorted(self._waiting)]
         self._waiting.clear()
         self.waiting_bytes = 0
@@ -94,7 +90,6 @@ class Order(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """How many wait for an earlier one."""
         return len(self._waiting)
 
 
@@ -107,8 +102,6 @@ Ack = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """Something to be done when its turn comes."""
-
     request: Request
     digest: bytes
     size: int
@@ -123,8 +116,6 @@ class Operation:
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """A model that a client had made."""
-
     model_id: str
     session_id: str
     fields: Mapping[str, Any]
@@ -135,8 +126,6 @@ class Model:
 
 
 class Training:
-    """All models of this attempt."""
-
     def __init__(
         self,
         *,
@@ -150,7 +139,6 @@ class Training:
         max_waiting_in_all: int,
         max_waiting_bytes_in_all: int,
     ) -> None:
-        """None yet; so many operations of a model may wait for an earlier one, with so much of what came with them."""
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._max_waiting_in_all = max_waiting_in_all
@@ -166,15 +154,10 @@ class Training:
         """Models that are gone for their clients, and that the engine has not saved yet."""
 
     def get(self, model_id: str) -> Model | None:
-        """The model with this id, if it is here."""
         return self._models.get(model_id)
 
     def create(self, fields: Mapping[str, Any], *, door: str, source: str, refusal: str) -> Ack:
-        """Make a model, once for each number that its session counts; `refusal` says why it cannot be.
-
-        Raises:
-            BusyError: the engine has too much to do; to be asked again.
-        """
+        """Once for each number of its session; `refusal` says why it must fail. Raises BusyError."""
         session_id, number = fields.get("session_id"), fields.get("model_seq_id")
         if not isinstance(session_id, str) or not is_count(number):
             return self.refuse("create_model needs a session_id and a model_seq_id")
@@ -200,11 +183,7 @@ class Training:
         return ack
 
     def accept(self, operation: Operation) -> Ack:
-        """Take an operation of a model in.
-
-        Raises:
-            BusyError: too many wait for an earlier one, or for the engine; to be sent again.
-        """
+        """Raises BusyError where too many wait for an earlier one, or for the engine; the client sends it again."""
         request = operation.request
         ack = {"request_id": request.request_id, "model_id": request.model_id}
         model = self._models.get(request.model_id)
@@ -242,7 +221,7 @@ class Training:
         return ack
 
     def unload(self, model_id: str) -> Ack:
-        """Free a model, behind everything that was asked of it before."""
+        """Behind everything that was asked of it before."""
         request_id = self._trainer.future_id(model_id, "unload")
         ack = {"request_id": request_id, "model_id": model_id}
         if self._futures.get(request_id) is None:
@@ -258,7 +237,7 @@ class Training:
         return ack
 
     def end_session(self, session_id: str, why: str) -> list[str]:
-        """Give up the models of a session; those that were."""
+        """The ids of the models that were given up."""
         model_ids = self._of_session(session_id)
         for model_id in model_ids:
             self._forget(model_id, why)
@@ -266,28 +245,28 @@ class Training:
         return model_ids
 
     def leave_session(self, session_id: str, why: str) -> None:
-        """Give up the models of a session whose client is gone; the engine saves what would be lost with them."""
+        """Give up the models of a client that is gone; the engine saves what would be lost."""
         for model_id in self._of_session(session_id):
             self._leaving.add(model_id)
             self._forget(model_id, why)
             self._leave(model_id)
 
     def leave_again(self) -> None:
-        """Ask for what could not be saved once more."""
+        """Retry the saves that failed."""
         for model_id in self._leaving:
             future = self._futures.get(self._leave_id(model_id))
             if future is None or future.outcome is not None:
                 self._leave(model_id)
 
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
-        """Answer with a future of its own that has failed already."""
+        """Answer with a future that has failed already."""
         request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
         self._futures.open(request_id, owner=owner)
         self._futures.finish(request_id, Outcome(error=error, category=category))
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
 
     def lost(self, model_id: str) -> Outcome:
-        """What those hear who ask for a model that is not here."""
+        """The outcome for requests to a model that is not here."""
         why = self._gone.get(model_id) or (
             f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
         )
@@ -298,7 +277,7 @@ class Training:
         return Outcome(error=f"{model_id} {why}. {advice}".rstrip())
 
     def why_waiting(self, model_id: str) -> str:
-        """What an operation of a model may wait for beside the engine; empty: nothing."""
+        """Which earlier operation is missing; empty: none."""
         model = self._models.get(model_id)
         if model is None or not model.order.waiting:
             return ""
@@ -339,7 +318,6 @@ class Training:
             self._link.send(operation.request, operation.shared)
 
     def _drop(self, operation: Operation) -> None:
-        """An operation that is not taken in leaves nothing behind."""
         self._intake.release(operation.size)
         if operation.shared is not None:
             operation.shared.close()

@@ -24,7 +24,6 @@ _SERVER_ANSWERS = ("training_runs", "checkpoints", "sessions", "audit", "billing
 
 
 async def healthz(request: Request) -> Response:
-    """Whether work can be sent."""
     link = front_of(request).link
     if link.gone:
         return requests.as_json({"status": "stopped", "error": link.gone}, 503)
@@ -34,7 +33,6 @@ async def healthz(request: Request) -> Response:
 
 
 async def create_session(request: Request) -> Response:
-    """Begin a session."""
     front = front_of(request)
     await read_fields(request, front)
     session_id = front.sessions.create(request.headers.get("x-idempotency-key", ""))
@@ -42,7 +40,6 @@ async def create_session(request: Request) -> Response:
 
 
 async def session_heartbeat(request: Request) -> Response:
-    """A session lives."""
     front = front_of(request)
     session_id = str((await read_fields(request, front)).get("session_id"))
     if door_of(request) == TINKER:
@@ -53,7 +50,7 @@ async def session_heartbeat(request: Request) -> Response:
 
 
 async def finish_session(request: Request) -> Response:
-    """A session ends; so do its models. What was interrupted, as by silence, may be gone on with: it is saved first."""
+    """Models of an interrupted session are saved before they go."""
     front = front_of(request)
     reason = (await read_fields(request, front)).get("reason")
     interrupted = isinstance(reason, dict) and reason.get("type") == "interrupted"
@@ -63,31 +60,27 @@ async def finish_session(request: Request) -> Response:
 
 
 async def telemetry(request: Request) -> Response:
-    """Read and dropped: a client whose telemetry is refused tries again for ever."""
+    """Read and dropped: clients retry telemetry that is refused for ever."""
     async for _ in request.stream():
         pass
     return requests.as_json({"status": "accepted"})
 
 
 async def client_config(request: Request) -> Response:
-    """The client's own defaults."""
     await read_fields(request, front_of(request))
     return requests.as_json({})
 
 
 async def client_dynamic_config(request: Request) -> Response:
-    """The client's own defaults, but samples that nobody waits for are worth a word."""
     await read_fields(request, front_of(request))
     return requests.as_json({"sample_cancel_enabled": True})
 
 
 async def get_server_capabilities(request: Request) -> Response:
-    """Which models there are."""
     return requests.as_json(front_of(request).link.capabilities)
 
 
 async def get_info(request: Request) -> Response:
-    """What a model is."""
     front = front_of(request)
     model_id = str((await read_fields(request, front)).get("model_id"))
     created = front.futures.get(front.trainer.future_id(model_id, "create"))
@@ -110,7 +103,6 @@ async def get_info(request: Request) -> Response:
 
 
 async def weights_info(request: Request) -> Response:
-    """What saved weights are, so that a model can be made for them."""
     front = front_of(request)
     fields = await read_fields(request, front)
     path = str(fields.get("tinker_path") or fields.get("path"))
@@ -119,12 +111,10 @@ async def weights_info(request: Request) -> Response:
 
 
 async def list_checkpoints(request: Request) -> Response:
-    """The names of saved states, oldest first."""
     return requests.as_json({"checkpoints": front_of(request).saved.names()})
 
 
 async def sampler(request: Request) -> Response:
-    """What a sampling session samples from."""
     front = front_of(request)
     sampler_id = request.path_params["sampler_id"]
     session = front.samples.get(sampler_id)
@@ -136,7 +126,6 @@ async def sampler(request: Request) -> Response:
 
 
 async def join_sampling_session(request: Request) -> Response:
-    """Refused: nobody is told to ask for it."""
     await read_fields(request, front_of(request))
     return requests.error(404, "copies of a sampling client count for themselves here")
 
@@ -172,7 +161,7 @@ async def _left(_request: Request, _error: Exception) -> Response:
 
 
 def _when_ready(handler: Handler) -> Handler:
-    """What needs the engine waits for it a while: a client that is sent away asks again at once."""
+    """Wait a while for the engine: a client that is refused asks again at once."""
 
     async def wait(request: Request) -> Response:
         front = front_of(request)

@@ -28,8 +28,6 @@ _CLONE = 1_000_000_000
 
 @dataclass(slots=True, kw_only=True)
 class SamplingSession:
-    """Weights to sample from."""
-
     sampling_session_id: str
     session_id: str
     base_model: str
@@ -44,8 +42,6 @@ class SamplingSession:
 
 
 class Samples:
-    """All sampling sessions of this attempt."""
-
     def __init__(
         self,
         *,
@@ -56,7 +52,6 @@ class Samples:
         max_pending: int,
         max_pending_bytes: int,
     ) -> None:
-        """None yet; up to `max_pending` samples, with bodies of `max_pending_bytes`, may wait at a time."""
         self._trainer = trainer
         self._link = link
         self._futures = futures
@@ -68,11 +63,10 @@ class Samples:
         self.pending_bytes = 0
 
     def get(self, sampling_session_id: str) -> SamplingSession | None:
-        """The session with this id, if it is here."""
         return self._sessions.get(sampling_session_id)
 
     def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
-        """The sampling session that a session counts as `number`; the same one when it is asked for again."""
+        """The same session when it is asked for again."""
         sampling_session_id = self._trainer.sampling_session_id(session_id, number)
         return self._sessions.setdefault(
             sampling_session_id,
@@ -113,12 +107,7 @@ class Samples:
         return outcome
 
     def accept(self, peeked: Mapping[str, Any], received: Received, *, encoding: str) -> dict[str, Any]:
-        """Take a sample in, and acknowledge it.
-
-        Raises:
-            RefusedError: there can be no such sample.
-            BusyError: too many wait; to be asked again.
-        """
+        """Raises RefusedError where there can be no such sample, and BusyError where too many wait."""
         sampling_session_id, seq_id = peeked.get("sampling_session_id"), peeked.get("seq_id")
         if not isinstance(sampling_session_id, str) or not is_count(seq_id):
             raise RefusedError("asample needs a sampling_session_id and a seq_id")
@@ -157,7 +146,7 @@ class Samples:
         return ack
 
     def cancel(self, request_id: str) -> bool:
-        """Tell the engine that nobody waits for a sample any more; False when there is nothing to tell."""
+        """False when there is nothing to cancel."""
         future = self._futures.get(request_id)
         if future is None or future.form is not Form.SAMPLE or future.outcome is not None:
             return False
@@ -167,11 +156,7 @@ class Samples:
     async def ended_since(
         self, session: SamplingSession, cursor: int, clone: int, hold_s: float
     ) -> tuple[list[Future], int]:
-        """The samples of one client that ended after `cursor`, waited for if there are none, and the next cursor.
-
-        Raises:
-            StoppedError: there are none, and there will be none.
-        """
+        """A client's samples that ended after `cursor`, and the next cursor. Raises StoppedError."""
         if session.feed is None:
             session.feed = []
             for known in self._futures.of(session.sampling_session_id):
@@ -187,7 +172,7 @@ class Samples:
         return ended, max([cursor, *(place for place, _ in found)])
 
     def end_session(self, session_id: str) -> list[str]:
-        """Give up the sampling sessions of a session; those that were."""
+        """The ids of the sampling sessions that were given up."""
         ids = [key for key, session in self._sessions.items() if session.session_id == session_id]
         for sampling_session_id in ids:
             del self._sessions[sampling_session_id]

@@ -30,10 +30,9 @@ class _Session:
 
 
 class Sessions:
-    """The clients that are connected: a session begins with a request, lives by heartbeats, and ends once."""
+    """A session starts with a request, lives by heartbeats, and ends once."""
 
     def __init__(self, *, expire_s: float, clock: Callable[[], float]) -> None:
-        """None yet; a session that is silent for `expire_s` has expired."""
         self._expire_s = expire_s
         self._clock = clock
         self._live: dict[str, _Session] = {}
@@ -41,7 +40,7 @@ class Sessions:
         self._by_key: dict[str, str] = {}
 
     def create(self, idempotency_key: str) -> str:
-        """The id of a new session; the same one when a request with this key is repeated."""
+        """The same id where a request is repeated with its key."""
         if idempotency_key and (known := self._by_key.get(idempotency_key)) is not None:
             return known
         session_id = f"sess-{uuid.uuid4().hex}"
@@ -53,16 +52,12 @@ class Sessions:
         return session_id
 
     def adopt(self, session_id: str) -> None:
-        """Take in a session that the server keeps: it ends when the server says so."""
+        """Take in a session of the server, which says when it ends."""
         if session_id not in self._ended:
             self._live.setdefault(session_id, _Session(self._clock(), expires=False))
 
     def touch(self, session_id: str) -> str:
-        """A sign of life.
-
-        Returns:
-            Why there is no such session; empty when there is.
-        """
+        """Record a sign of life. Returns why there is no such session; empty when there is."""
         session = self._live.get(session_id)
         if session is None:
             return self._ended.get(session_id) or f"session {session_id!r} is not known here: it is of an earlier start"
@@ -70,7 +65,7 @@ class Sessions:
         return ""
 
     def end(self, session_id: str, why: str) -> bool:
-        """End a session; False when it is not live."""
+        """False when it is not live."""
         if self._live.pop(session_id, None) is None:
             return False
         self._ended[session_id] = f"session {session_id!r} {why}"
@@ -79,7 +74,6 @@ class Sessions:
         return True
 
     def silent(self) -> Iterator[str]:
-        """Those that have expired, to be ended."""
         limit = self._clock() - self._expire_s
         yield from [
             session_id for session_id, session in self._live.items() if session.expires and session.seen_s < limit
@@ -97,8 +91,6 @@ connection that is refused."""
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set of a front."""
-
     trainer: Trainer
     hold_s: float = 20.0
     """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
@@ -168,7 +160,7 @@ class Front:
         )
 
     def end_session(self, session_id: str, why: str, *, save: bool) -> None:
-        """End a session, and give up what only it could use; `save` what its models would lose, before they go."""
+        """`save` what its models would lose, before they go."""
         if self.sessions.end(session_id, why):
             gone = f"has gone with its session, which {why}"
             model_ids: list[str] = []
@@ -184,7 +176,6 @@ class Front:
             self.link.send(Request(request_id=f"{session_id}:end", op="end_session", fields=fields))
 
     def sweep(self) -> None:
-        """Let go of what is over."""
         self.futures.sweep()
         for session_id in self.sessions.silent():
             self.end_session(session_id, "expired", save=True)
@@ -193,7 +184,7 @@ class Front:
             self.training.leave_again()
 
     async def run(self, end: socket.socket) -> None:
-        """Listen to the engine until it is gone and those who waited for it have heard so."""
+        """Serve until the engine is gone and every waiting client has heard so."""
         self.link.connect(end)
         while not self.link.ended.is_set():
             self.sweep()

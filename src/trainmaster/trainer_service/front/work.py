@@ -38,7 +38,7 @@ _NOT_OFFERED = {
 
 
 def _refused_by_future(**also: Any) -> Callable[[Handler], Handler]:
-    """What cannot be done is acknowledged like the rest, with a future that has failed: the clients listen there."""
+    """Accept a refused request with a future that has failed: clients look for errors there."""
 
     def decorate(handler: Handler) -> Handler:
         @wraps(handler)
@@ -56,7 +56,6 @@ def _refused_by_future(**also: Any) -> Callable[[Handler], Handler]:
 
 @_refused_by_future()
 async def create_model(request: Request) -> Response:
-    """Make a model in a session."""
     front = front_of(request)
     fields = await read_fields(request, front)
     session_id, door = fields.get("session_id"), door_of(request)
@@ -71,7 +70,7 @@ async def create_model(request: Request) -> Response:
 
 @_refused_by_future()
 async def passes(request: Request) -> Response:
-    """A forward_backward or a forward: its body goes to the engine as it came."""
+    """A forward_backward or a forward: the engine gets its body as it came."""
     front = front_of(request)
     op, encoding = operation_of(request), encoding_of(request)
     received = await front.intake.read(request)
@@ -107,7 +106,6 @@ async def passes(request: Request) -> Response:
 
 @_refused_by_future()
 async def steps(request: Request) -> Response:
-    """Any other operation that has a place in the order of its model."""
     front = front_of(request)
     op = operation_of(request)
     fields = await read_fields(request, front)
@@ -147,7 +145,6 @@ async def steps(request: Request) -> Response:
 
 @_refused_by_future()
 async def unload_model(request: Request) -> Response:
-    """Free a model."""
     front = front_of(request)
     fields = await read_fields(request, front)
     model_id = fields.get("model_id")
@@ -158,13 +155,12 @@ async def unload_model(request: Request) -> Response:
 
 @_refused_by_future()
 async def create_custom_loss(request: Request) -> Response:
-    """Refused, by name."""
     await read_fields(request, front_of(request))
     raise RefusedError("losses of one's own are computed by the client here: use forward_backward_custom")
 
 
 async def create_sampling_session(request: Request) -> Response:
-    """Load weights to sample from; answered when they are there, or when that takes long."""
+    """Answered when the weights are loaded, or when that takes long."""
     front = front_of(request)
     fields = await read_fields(request, front)
     session_id, number = fields.get("session_id"), fields.get("sampling_session_seq_id")
@@ -191,7 +187,6 @@ async def create_sampling_session(request: Request) -> Response:
 
 @_refused_by_future(sample_sequence_ids=[])
 async def asample(request: Request) -> Response:
-    """Sample from a sampling session."""
     front = front_of(request)
     encoding = encoding_of(request)
     received = await front.intake.read(request)
@@ -206,14 +201,13 @@ async def asample(request: Request) -> Response:
 
 
 async def cancel_future(request: Request) -> Response:
-    """Stop a sample that nobody waits for."""
     front = front_of(request)
     fields = await read_fields(request, front)
     return requests.as_json({"cancelled": front.samples.cancel(str(fields.get("request_id")))})
 
 
 async def retrieve_future(request: Request) -> Response:
-    """The outcome of a future, held back until there is one or the client would give up."""
+    """Held until there is an outcome, or for `hold_s`."""
     front = front_of(request)
     fields = await read_fields(request, front)
     request_id = fields.get("request_id")
@@ -236,7 +230,6 @@ async def retrieve_future(request: Request) -> Response:
 
 
 async def retrieve_futures(request: Request) -> Response:
-    """Which samples of a sampling session have ended since the last time."""
     front = front_of(request)
     fields = await read_fields(request, front)
     target, cursor = fields.get("target"), fields.get("prev_cursor", 0)
@@ -262,11 +255,7 @@ def _accept(front: Front, operation: Operation) -> Ack:
 
 
 def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[str, int]:
-    """Whose operation it is, and which.
-
-    Raises:
-        RefusedError: the body does not say.
-    """
+    """The model and the number of an operation. Raises RefusedError where the body does not say."""
     model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
     if received is not None and (model_id is None or seq_id is None) and received.shared is not None:
         raise RefusedError(f"{op}: a large body must have its model_id and its seq_id at its beginning or at its end")

@@ -76,8 +76,6 @@ _JOB_NAME = Matches(r"accounts/[^/]{1,63}/rlorTrainerJobs/[^/]{1,128}", "is like
 
 
 class PromoteBody(Body):
-    """A checkpoint to promote."""
-
     output_model: Annotated[str, _MODEL_NAME]
     trainer_job_id: Annotated[str, _JOB_NAME]
     base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
@@ -87,12 +85,11 @@ class PromoteBody(Body):
 
 
 def checkpoint_id(checkpoint: Checkpoint) -> str:
-    """What clients call a checkpoint within its job: its name, where that is one of the job's."""
+    """The id that clients use: the checkpoint's name, or its own id where the name belongs to one model."""
     return checkpoint.checkpoint_id if checkpoint.attributes.get("door") == _TINKER else checkpoint.name
 
 
 def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint of a trainer as it is shown."""
     said: Mapping[str, Any] = checkpoint.attributes
     return present(
         {
@@ -111,7 +108,6 @@ def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def checkpoint_type(checkpoint: Checkpoint) -> str:
-    """What a checkpoint is for, and what it holds."""
     said = checkpoint.attributes
     if checkpoint.kind not in (SAMPLER, EXTERNAL):
         return "CHECKPOINT_TYPE_TRAINING_LORA" if said.get("is_lora") else "CHECKPOINT_TYPE_TRAINING"
@@ -122,7 +118,6 @@ def checkpoint_type(checkpoint: Checkpoint) -> str:
 
 
 def operation_document(operation: Operation, model: dict[str, Any] | None) -> dict[str, Any]:
-    """An operation as it is shown; once it is done well, with its model."""
     said = {"statusMessage": "done" if operation.done else "the files are being put in place"}
     document: dict[str, Any] = {
         "name": f"accounts/{operation.account_id}/operations/{operation.operation_id}",
@@ -148,7 +143,7 @@ async def list_checkpoints(
     asked: PageSize = 0,
     token: PageToken = "",
 ) -> Response:
-    """List what a trainer saved, the oldest first."""
+    """Oldest first."""
     scope = own(principal, account_id)
     conditions = read_filter(filter, CHECKPOINT_MEMBERS)
 
@@ -183,7 +178,6 @@ def _after(connection: Connection, scope: Scope, job: Job, token: str) -> str:
 async def promote(
     request: Request, principal: Manager, context: Context, account_id: AccountPath, checkpoint: ResourcePath
 ) -> Response:
-    """Make a model of a checkpoint that was saved for sampling."""
     scope = own(principal, account_id)
     body = parse(PromoteBody, parse_json(await read_body(request)))
     for name in (body.output_model, body.trainer_job_id):
@@ -218,7 +212,6 @@ async def promote(
 async def show_operation(
     principal: Viewer, context: Context, account_id: AccountPath, operation_id: ResourcePath
 ) -> Response:
-    """Show how far an operation is."""
     return ok(await _operation(context, own(principal, account_id), operation_id))
 
 
@@ -236,7 +229,7 @@ def _model(context: ApiContext, scope: Scope, model: PromotedModel) -> dict[str,
 
 
 def _named(found: list[Checkpoint], name: str) -> Checkpoint:
-    """What a client means by a name: first what was saved for sampling, and of several the latest."""
+    """The checkpoint that a client means: one for sampling before others, and of several the latest."""
     named = [each for each in found if each.kind and name in (checkpoint_id(each), each.checkpoint_id)]
     if not named:
         raise NotFoundError(f"the trainer has no checkpoint {name}")

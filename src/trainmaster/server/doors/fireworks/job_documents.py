@@ -77,13 +77,7 @@ _CODES: Mapping[Fault, str] = {
 
 
 def state_of(job: Job, *, idle: bool = False, answers: bool = True) -> str:
-    """The state of a trainer.
-
-    Args:
-        job: whose it is.
-        idle: nobody used it for a while; only lists tell that.
-        answers: it does, as far as is known.
-    """
+    """`idle`: nobody used it for a while, which only lists tell; `answers`: its trainer does, as far as is known."""
     if job.deleted_at is not None:
         return DELETED
     if job.status in ACTIVE and job.attempt is not None:
@@ -97,7 +91,6 @@ def state_of(job: Job, *, idle: bool = False, answers: bool = True) -> str:
 
 
 def code_of(job: Job) -> str:
-    """The gRPC code of a trainer's status."""
     if STATES[job.status] != STATES[JobStatus.FAILED] or job.deleted_at is not None:
         return "OK"
     return _CODES[CONSEQUENCES[job.reason].fault] if job.reason is not None else "UNKNOWN"
@@ -154,8 +147,6 @@ DisplayName = Annotated[Annotated[Line, Field(max_length=63)] | None, AfterValid
 
 
 class TrainingConfigBody(Body):
-    """`trainingConfig`: the model, and how and where it is trained."""
-
     base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
     lora_rank: Annotated[Whole, Field(ge=0, le=MAX_LORA_RANK)] = 0
     learning_rate: Annotated[Number, Field(ge=0)] | None = None
@@ -187,8 +178,6 @@ class TrainingConfigBody(Body):
 
 
 class CreateJobBody(Body):
-    """A trainer to make."""
-
     service_mode: bool = False
     training_config: TrainingConfigBody
     display_name: DisplayName = None
@@ -233,7 +222,6 @@ class CreateJobBody(Body):
         return self
 
     def wanted(self, job_id: str) -> WantedTrainer:
-        """What is asked for, under an id."""
         config = self.training_config
         overrides = (f"--{name.replace('_', '-')}={value}" for name, value in self.extra_values.items())
         return WantedTrainer(
@@ -263,19 +251,11 @@ class CreateJobBody(Body):
 
 
 def job_name(job: Job) -> str:
-    """What clients call a job."""
     return f"accounts/{job.account_id}/rlorTrainerJobs/{job.handle or job.job_id}"
 
 
 def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, answers: bool = True) -> dict[str, Any]:
-    """A trainer job as it is shown.
-
-    Args:
-        job: which one.
-        waits_for: why it waits, if it does and that is known.
-        idle: whether nobody used it for a while; lists tell that.
-        answers: whether its trainer does, as far as is known.
-    """
+    """`waits_for` is why the job waits, where that is known; for the others see `state_of`."""
     request = load_stored(job.spec_version, job.spec)
     spec = request.workload
     if not isinstance(spec, TrainerServiceSpec):

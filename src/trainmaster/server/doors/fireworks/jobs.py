@@ -107,7 +107,7 @@ async def create(
     skip_validations: Annotated[bool, Query(alias="skipValidations")] = False,
     deployment_id: Annotated[PlainText, Query(alias="deploymentId")] = "",
 ) -> Response:
-    """Make a trainer; it is queued and started from then on. An id that was ever used is refused with 409."""
+    """An id that was ever used is refused with 409: its checkpoints are still there."""
     scope = own(principal, account_id)
     body = parse(CreateJobBody, parse_json(await read_body(request)))
     if not body.service_mode:
@@ -154,7 +154,7 @@ async def list_jobs(
     token: PageToken = "",
     read_mask: ReadMask = "",
 ) -> Response:
-    """List trainers; those that nobody used for a while are IDLE here."""
+    """Trainers that nobody used for a while are shown as IDLE."""
     scope = own(principal, account_id)
     conditions = read_filter(filter, MEMBERS)
     order = read_order(order_by, ORDERS, "name")
@@ -221,7 +221,7 @@ async def delete(principal: Manager, context: Context, account_id: AccountPath, 
 
 @router.post("/{job_id}:resume")
 async def resume(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
-    """Start a trainer again, as a new attempt; one that waits or runs stays as it is."""
+    """One that waits or runs stays as it is."""
     scope = own(principal, account_id)
     while True:
         job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
@@ -239,7 +239,7 @@ async def resume(principal: Manager, context: Context, account_id: AccountPath, 
 
 @router.post("/{job_id}:cancel")
 async def cancel(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
-    """Stop a trainer without saving; it can be resumed."""
+    """Without saving; it can be resumed."""
     scope = own(principal, account_id)
     job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
     _require_not_deleted(job)
@@ -250,7 +250,7 @@ async def cancel(principal: Manager, context: Context, account_id: AccountPath, 
 
 @router.post("/{job_id}:executeTrainStep")
 async def execute(principal: Manager, account_id: AccountPath, job_id: ResourcePath) -> Response:
-    """Refused: the steps of a trainer in service mode are its client's."""
+    """The steps of a trainer in service mode are its client's."""
     own(principal, account_id)
     raise RefusedError(f"{job_id} is in service mode: train it with FiretitanServiceClient, step by step")
 
@@ -297,7 +297,6 @@ def _page(
     token: str,
     now: float,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """A page of those jobs that meet the conditions."""
     used = jobs.last_uses(connection, scope)
     found: list[dict[str, Any]] = []
     following: str | None = token or None

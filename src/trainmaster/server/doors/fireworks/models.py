@@ -62,7 +62,6 @@ MODEL_MEMBERS = frozenset(
 
 
 def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
-    """A promoted model as it is shown."""
     details = model.details
     return present(
         {
@@ -89,7 +88,6 @@ def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
 
 
 def base_model_document(model: BaseModel) -> dict[str, Any]:
-    """A base model that the operator named, as it is shown."""
     config = model.config()
     return present(
         {
@@ -127,7 +125,7 @@ async def list_models(
     token: PageToken = "",
     read_mask: ReadMask = "",
 ) -> Response:
-    """List the models of an account: its own with what it promoted, another one with what the operator named there."""
+    """Of the key's account, those that it promoted; of any account, those that the operator named there."""
 
     def find(connection: Connection) -> list[dict[str, Any]]:
         found = [base_model_document(model) for model in context.models.of_account(account_id)]
@@ -146,7 +144,6 @@ async def list_models(
 
 @router.get("/{model_id}")
 async def show_model(principal: Viewer, context: Context, account_id: AccountPath, model_id: ResourcePath) -> Response:
-    """Show a model."""
     name = f"accounts/{account_id}/models/{model_id}"
 
     def find(connection: Connection) -> dict[str, Any]:
@@ -165,7 +162,6 @@ async def show_model(principal: Viewer, context: Context, account_id: AccountPat
 async def remove_model(
     principal: Manager, context: Context, account_id: AccountPath, model_id: ResourcePath
 ) -> Response:
-    """Remove a promoted model with its files."""
     await run_in_threadpool(context.promotions.remove, own(principal, account_id), model_id)
     return ok({})
 
@@ -203,19 +199,17 @@ VERSION_MEMBERS = frozenset({f"snapshot.{member}" for member in _SNAPSHOT}) | {
 
 
 def shape_name(account_id: str, shape: str) -> str:
-    """What clients call a shape."""
     return f"accounts/{account_id}/trainingShapes/{shape}"
 
 
 def shape_document(account_id: str, shape: Shape) -> dict[str, Any]:
-    """A shape as it is shown: its latest version that can be launched, where there is one."""
+    """Shows the latest version that can be launched, where there is one."""
     latest = shape.latest
     about = {"name": shape_name(account_id, shape.name), "displayName": shape.name, "description": shape.description}
     return present({**about, **(_snapshot(latest) if latest is not None else {})})
 
 
 def version_document(account_id: str, shape: Shape, version: ShapeVersion) -> dict[str, Any]:
-    """A version of a shape as it is shown."""
     return present(
         {
             "name": f"{shape_name(account_id, shape.name)}/versions/{version.version}",
@@ -270,7 +264,6 @@ async def list_shapes(
     token: PageToken = "",
     read_mask: ReadMask = "",
 ) -> Response:
-    """List shapes."""
     own(principal, account_id, ANYBODYS)
     documents = [(shape.name, shape_document(account_id, shape)) for shape in context.shapes]
     return filtered(
@@ -280,7 +273,6 @@ async def list_shapes(
 
 @shape_router.get("/{shape}")
 async def show_shape(principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath) -> Response:
-    """Show a shape."""
     own(principal, account_id, ANYBODYS)
     return ok(shape_document(account_id, context.shapes.get(shape)))
 
@@ -296,7 +288,7 @@ async def list_versions(
     token: PageToken = "",
     read_mask: ReadMask = "",
 ) -> Response:
-    """List the versions of a shape, the latest first; `latest_validated=true` leaves one."""
+    """Latest first; the filter `latest_validated=true` leaves one."""
     own(principal, account_id, ANYBODYS)
     found = context.shapes.get(shape)
     documents = [(each.version, version_document(account_id, found, each)) for each in reversed(found.versions)]
@@ -315,7 +307,6 @@ async def list_versions(
 async def show_version(
     principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, version: ResourcePath
 ) -> Response:
-    """Show a version of a shape."""
     own(principal, account_id, ANYBODYS)
     found = context.shapes.get(shape)
     return ok(version_document(account_id, found, context.shapes.version(shape, version)))

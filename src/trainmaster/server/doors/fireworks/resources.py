@@ -100,19 +100,16 @@ Choice = Annotated[Line | None, AfterValidator(lambda value: None if value is No
 
 
 def moment(seconds: float | None) -> str | None:
-    """A time as protocol buffers write it."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
-    """A duration as protocol buffers write it."""
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def present(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without the members that are not set."""
     return {name: value for name, value in document.items() if value is not None}
 
 
@@ -140,15 +137,13 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One condition."""
-
     field: str
     """As resources show it, with dots between its parts."""
     operator: str
     value: str
 
     def holds(self, document: Mapping[str, Any]) -> bool:
-        """Whether it holds for a resource as it is shown; a member that is not set equals an empty text."""
+        """A member that is not set equals an empty text."""
         there: Any = document
         for part in self.field.split("."):
             there = there.get(part) if isinstance(there, Mapping) else None
@@ -217,7 +212,7 @@ def read_order(text: str, known: Mapping[str, str], default: str) -> str:
 
 
 def masked(document: dict[str, Any], read_mask: str) -> dict[str, Any]:
-    """The members of a resource that a mask names; all of them for an empty one or `*`."""
+    """All members for an empty mask or `*`."""
     names = {_camel(part.strip().partition(".")[0]) for part in read_mask.split(",") if part.strip()}
     if not names or "*" in names:
         return document
@@ -243,22 +238,14 @@ T = TypeVar("T")
 
 
 def own(principal: Principal, account_id: str, *others: str) -> Scope:
-    """The scope of the account that an address names, which must be that of the key.
-
-    Raises:
-        NotFoundError: it is another one, of which nobody is told whether it is there.
-    """
+    """The scope of an account; NotFoundError unless it is the key's own, or one of `others`."""
     if account_id != principal.account_id and account_id not in others:
         raise NotFoundError(f"there is no account {account_id}, or it is not that of your key")
     return principal.scope
 
 
 def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:
-    """A trainer job by what clients call it: its handle or, without one, its id. One that was deleted is found too.
-
-    Raises:
-        JobNotFoundError: there is none.
-    """
+    """A trainer job by its handle or its id; deleted ones, too. Raises JobNotFoundError where there is none."""
     try:
         job = jobs.by_handle(connection, scope, name)
     except JobNotFoundError:
@@ -269,22 +256,16 @@ def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:
 
 
 def page_size(asked: int, default: int = DEFAULT_PAGE_SIZE) -> int:
-    """How many entries a page has."""
     return min(asked, MAX_PAGE_SIZE) or default
 
 
 def unknown_token() -> SpecError:
-    """What to say of a token that a list does not have."""
     message = "is not a token of this list (any more); begin anew"
     return SpecError([Problem(field="pageToken", message=message)])
 
 
 def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[list[T], str | None]:
-    """A page of a list that is at hand, by the ids of its entries; and the token of the next one.
-
-    Raises:
-        SpecError: the token is none of this list.
-    """
+    """A page of `entries` and the token of the next one. Raises SpecError where the token is unknown."""
     start = 0
     if token:
         ids = [entry_id for entry_id, _ in entries]
@@ -306,17 +287,7 @@ def filtered(
     token: str,
     mask: str,
 ) -> Response:
-    """The answer to a list that is at hand, with the ids of its entries: those that fit, a page of them.
-
-    Args:
-        name: of the list.
-        documents: the entries as they are shown.
-        members: what an entry may show.
-        condition: the filter.
-        asked: how many entries a page is to have.
-        token: where the page begins.
-        mask: the members to show.
-    """
+    """The response to a list of `documents` with their ids; `members` are those that a document may have."""
     conditions = read_filter(condition, members)
     fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
     entries, following = page_of(fitting, page_size(asked), token)
@@ -324,5 +295,4 @@ def filtered(
 
 
 def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:
-    """The answer to a list."""
     return ok({name: list(entries), **({"nextPageToken": next_token} if next_token else {})})

@@ -112,13 +112,11 @@ class FireworksDoor:
         return await self._jobs.get((scope.account, name))
 
     async def current(self, job: Job) -> Job:
-        """The job, as it is now."""
         key = (job.account_id, job.handle or job.job_id)
         self._jobs.forget(key)
         return await self._jobs.get(key)
 
     async def answers(self, job: Job) -> bool:
-        """Whether the trainer of a job answers that it is healthy."""
         trainer = trainer_of(job)
         if trainer is None:
             return False
@@ -160,7 +158,6 @@ class FireworksDoor:
         return await self._context.read(find)
 
     async def explain_loss(self, job: Job, model_id: str = "") -> str:
-        """What to tell a client of a trainer that has ended: how it ended, and what is left."""
         scope = Scope(job.account_id)
         saved = await self._context.read(
             lambda connection: checkpoints.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
@@ -212,7 +209,6 @@ router = APIRouter(route_class=_BareRoute, include_in_schema=False, tags=["firew
 @router.api_route(PREFIX + "/{account_id}/{job_id}/api/v1/{operation:path}", methods=["GET", "POST", "PUT", "DELETE"])
 @guard
 async def serve(request: Request) -> Response:
-    """Pass a request on to the trainer that its path names."""
     operation = str(request.path_params["operation"])
     reads = request.method in SAFE_METHODS or operation == FUTURE
     principal = require(request, KeyScope.VIEW if reads else KeyScope.MANAGE)
@@ -257,7 +253,6 @@ async def _pass_on(
 
 
 async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
-    """The outcome of some work: of the trainer that has it or, when that has ended, that it is lost."""
     body = await read_body(request, MAX_SMALL_BYTES)
     request_id = text_of(body, "request_id")
     if (failure := failure_of(request_id)) is not None:

@@ -68,7 +68,6 @@ _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
 
 
 def absent(path: str) -> TrainmasterError:
-    """The error for a path at which there is no route."""
     if found := _BELOW_ACCOUNT.match(path):
         return UnknownRouteError(COLLECTIONS.get(found[1]))
     why = next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), None)
@@ -80,14 +79,13 @@ router = APIRouter(include_in_schema=False, tags=["fireworks"])
 
 @router.get("/v1/accounts/{account_id}/deployments")
 async def list_deployments(principal: Viewer, account_id: AccountPath) -> Response:
-    """Not found, as one of them is not: clients ask for a deployment before they make it."""
+    """404, as for one deployment: clients look for a deployment before they create it."""
     own(principal, account_id)
     raise UnknownRouteError(DEPLOYED)
 
 
 @router.post("/v1/accounts/{account_id}/deployments")
 async def create(request: Request, principal: Manager, context: Context, account_id: AccountPath) -> Response:
-    """Refuse a deployment, and cancel the trainer that was made for it."""
     scope = own(principal, account_id)
     document = parse_json(await read_body(request))
     name = document.get("hotLoadTrainerJob") if isinstance(document, dict) else None
@@ -109,12 +107,11 @@ async def hot_load_status(principal: Viewer) -> Response:  # noqa: ARG001
 
 @router.post("/hot_load/v1/models/hot_load")
 async def hot_load(principal: Manager) -> Response:  # noqa: ARG001
-    """Refuse to load weights into a deployment."""
     raise RefusedError(DEPLOYED)
 
 
 async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | None:
-    """The name of the trainer, if it was cancelled."""
+    """The name of the trainer; None if it was not cancelled."""
 
     def find(connection: Connection) -> Job | None:
         job = trainer_job(connection, scope, name)

@@ -36,8 +36,6 @@ NOTIFY_AGAIN_AT_MOST_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Saved weights, and the run that saved them."""
-
     run: TinkerRun
     checkpoint: Checkpoint
 
@@ -109,8 +107,6 @@ class TinkerDoor:
         return found
 
     async def explain_loss(self, how_it_ended: str, account_id: str, model_id: str) -> str:
-        """What to tell a client that asks for a model whose trainer has ended."""
-
         def question(connection: Connection) -> str | None:
             scope = Scope(account_id)
             try:
@@ -137,7 +133,6 @@ class TinkerDoor:
         return await run_in_threadpool(question)
 
     async def _end_session(self, session_id: str) -> None:
-        """Abandon what a session waits for, and tell its trainers that it is over."""
         known = await self.sessions.end(session_id)
         await self.creations.abandon(session_id, known.account_id)
         self._notify_trainers(session_id, known)
@@ -193,7 +188,6 @@ class TinkerDoor:
 
 
 def path_of(checkpoint: Checkpoint) -> str:
-    """What clients call a checkpoint."""
     model_id = str(checkpoint.attributes.get("model_id"))
     return str(WeightsPath(run=model_id, place=PLACE_OF_KIND[checkpoint.kind], name=checkpoint.name))
 

@@ -70,7 +70,6 @@ class Creations:
         return task
 
     def close(self) -> None:
-        """Stop following; the rows say where to go on."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -141,7 +140,6 @@ class Creations:
         return await asyncio.shield(look)
 
     async def _ask(self, trainer: Trainer, job: Job, run: TinkerRun) -> TinkerRun:
-        """Have a trainer create the model."""
         ack = await self._post(trainer, "create_model", _request(run, job))
         if "request_id" not in ack:
             return _failed(run, _message(ack), Category.SERVER)

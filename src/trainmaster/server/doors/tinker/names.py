@@ -18,8 +18,6 @@ _CREATED = "create_model:"
 
 
 class RunState(StrEnum):
-    """How far a model is."""
-
     PENDING = "pending"  # its trainer is being started, or creates it
     CREATED = "created"  # its trainer has it, as long as that attempt lives
     FAILED = "failed"  # it was never created
@@ -98,7 +96,6 @@ class TinkerSampler:
 
 
 def creation_id(model_id: str) -> str:
-    """The id of the future of a create_model."""
     return f"{_CREATED}{model_id}"
 
 

@@ -39,7 +39,7 @@ _WEIGHTS = CHECKPOINTS.select.where(
 
 
 def open_session(connection: Connection, scope: Scope, session: TinkerSession) -> TinkerSession:
-    """Keep a session, unless the same request made one before: then that one."""
+    """The session; an earlier one, where the same request created it before."""
     scope.require(session.account_id)
     if session.idempotency_key is not None:
         query = _SESSIONS.where(
@@ -53,11 +53,7 @@ def open_session(connection: Connection, scope: Scope, session: TinkerSession) -
 
 
 def get_session(connection: Connection, scope: Scope, session_id: str) -> TinkerSession:
-    """One session.
-
-    Raises:
-        NotFoundError: there is none in scope.
-    """
+    """Raises NotFoundError where there is none in scope."""
     query = scope.limit(_SESSIONS.where(_sessions.c.session_id == session_id), _sessions.c.account_id)
     if (row := connection.execute(query).one_or_none()) is None:
         raise NotFoundError(f"there is no session {session_id}")
@@ -67,7 +63,7 @@ def get_session(connection: Connection, scope: Scope, session_id: str) -> Tinker
 def sessions(
     connection: Connection, scope: Scope, *, limit: int, offset: int = 0, before: tuple[float, str] | None = None
 ) -> list[TinkerSession]:
-    """Some sessions, the newest first; `before` is the age and the id of the last that was seen."""
+    """Newest first, from behind `before`: a creation time and an id."""
     order = (_sessions.c.created_at.desc(), _sessions.c.session_id.desc())
     query = scope.limit(_SESSIONS, _sessions.c.account_id).order_by(*order).limit(limit).offset(offset)
     if before is not None:
@@ -78,11 +74,7 @@ def sessions(
 def finish_session(
     connection: Connection, scope: Scope, session_id: str, *, at: float, finish: Mapping[str, Any]
 ) -> None:
-    """Record that a client is done with its session, and give up its models that are not made; its first word stands.
-
-    Raises:
-        NotFoundError: there is no such session in scope.
-    """
+    """Finish a session, and abandon its pending runs; the first reason stays. NotFoundError where there is none."""
     session = get_session(connection, scope, session_id)
     if session.finished_at is None:
         connection.execute(_change(session).values(finished_at=at, finish=dumps(finish)))
@@ -92,7 +84,7 @@ def finish_session(
 def end_silent(
     connection: Connection, scope: Scope, *, before: float, at: float, finish: Mapping[str, Any], limit: int = 100
 ) -> list[str]:
-    """Finish sessions whose clients were last heard of before a time; which these are."""
+    """Finish sessions whose last heartbeat is older than `before`; their ids."""
     scope.require_everything()
     silent = (
         select(_sessions.c.session_id)
@@ -106,24 +98,19 @@ def end_silent(
 
 
 def last_finished(connection: Connection, scope: Scope, *, limit: int = 100) -> list[str]:
-    """The sessions that were finished last."""
     scope.require_everything()
     finished = select(_sessions.c.session_id).where(_sessions.c.finished_at.is_not(None))
     return list(connection.execute(finished.order_by(_sessions.c.finished_at.desc()).limit(limit)).scalars())
 
 
 def move_session(connection: Connection, scope: Scope, session_id: str, project_id: str) -> None:
-    """Put a session into a project.
-
-    Raises:
-        NotFoundError: there is no such session in scope.
-    """
+    """Raises NotFoundError where there is no such session in scope."""
     session = get_session(connection, scope, session_id)
     connection.execute(_change(session).values(project_id=project_id))
 
 
 def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:
-    """Keep a run, unless its model was asked for before: then that one."""
+    """The run; an earlier one, where its model was asked for before."""
     scope.require(run.account_id)
     query = _RUNS.where(_runs.c.model_id == run.model_id, _runs.c.account_id == run.account_id)
     if (row := connection.execute(query).one_or_none()) is not None:
@@ -133,11 +120,7 @@ def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:
 
 
 def get_run(connection: Connection, scope: Scope, model_id: str) -> TinkerRun:
-    """One run.
-
-    Raises:
-        NotFoundError: there is none in scope.
-    """
+    """Raises NotFoundError where there is none in scope."""
     query = scope.limit(_RUNS.where(_runs.c.model_id == model_id), _runs.c.account_id)
     if (row := connection.execute(query).one_or_none()) is None:
         raise NotFoundError(f"there is no training run {model_id}")
@@ -147,7 +130,7 @@ def get_run(connection: Connection, scope: Scope, model_id: str) -> TinkerRun:
 def runs(
     connection: Connection, scope: Scope, *, limit: int, offset: int = 0, project_id: str | None = None
 ) -> tuple[list[TinkerRun], int]:
-    """Some of the runs that began, the newest first, and how many there are."""
+    """A page of the runs whose models were created, newest first, and how many there are."""
 
     def those(query: Select[Any]) -> Select[Any]:
         query = scope.limit(query.where(_runs.c.state == RunState.CREATED), _runs.c.account_id)
@@ -163,13 +146,12 @@ def runs(
 
 
 def runs_of_session(connection: Connection, scope: Scope, session_id: str) -> list[TinkerRun]:
-    """The runs of a session, the oldest first."""
+    """Oldest first."""
     query = _RUNS.where(_runs.c.session_id == session_id).order_by(_runs.c.created_at, _runs.c.model_id)
     return [_run(row) for row in connection.execute(scope.limit(query, _runs.c.account_id))]
 
 
 def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
-    """Keep how far a run is, and with whom."""
     scope.require(run.account_id)
     values = {name: getattr(run, name) for name in ("state", "job_id", "attempt", "error", "category")}
     changed = update(_runs).where(_runs.c.model_id == run.model_id, _runs.c.account_id == run.account_id)
@@ -207,7 +189,6 @@ def abandon_pending(connection: Connection, scope: Scope, session_id: str) -> li
 def note_use(
     connection: Connection, scope: Scope, *, sessions_heard: Mapping[str, float], runs_used: Mapping[str, float]
 ) -> None:
-    """Keep when clients were last heard of, and when something was last asked of their runs."""
     scope.require_everything()
     for session_id, at in sessions_heard.items():
         connection.execute(update(_sessions).where(_sessions.c.session_id == session_id).values(heartbeat_at=at))
@@ -216,21 +197,21 @@ def note_use(
 
 
 def add_sampler(connection: Connection, scope: Scope, sampler: TinkerSampler) -> None:
-    """Keep a sampler; one that is there already stays as it is."""
+    """An existing one stays as it is."""
     scope.require(sampler.account_id)
     if find_sampler(connection, Scope(sampler.account_id), sampler.sampler_id) is None:
         connection.execute(insert(_samplers), asdict(sampler))
 
 
 def find_sampler(connection: Connection, scope: Scope, sampler_id: str) -> TinkerSampler | None:
-    """One sampler; None when there is none in scope that was asked for by name."""
+    """None where there is none in scope with this id that was asked for by name."""
     query = scope.limit(_SAMPLERS.where(_samplers.c.sampler_id == sampler_id), _samplers.c.account_id)
     row = connection.execute(query).one_or_none()
     return None if row is None else TinkerSampler(**row._mapping)
 
 
 def samplers_of_session(connection: Connection, scope: Scope, session_id: str) -> list[TinkerSampler]:
-    """The samplers of a session, the oldest first."""
+    """Oldest first."""
     query = _SAMPLERS.where(_samplers.c.session_id == session_id).order_by(
         _samplers.c.created_at, _samplers.c.sampler_id
     )
@@ -261,7 +242,7 @@ def weights(
 def weights_of_run(
     connection: Connection, scope: Scope, run: TinkerRun, path: WeightsPath | None = None
 ) -> list[Checkpoint]:
-    """What a run saved, the newest first; under one path, or under any."""
+    """Newest first."""
     if run.job_id is None:
         return []
     saved = weights(connection, scope, job_id=run.job_id, path=path)
@@ -284,17 +265,9 @@ class Leftover:
 def leftovers(
     connection: Connection, scope: Scope, *, before: float, after: str = "", limit: int = 500
 ) -> tuple[list[Leftover], str | None]:
-    """What is left of some sessions that ended before a time.
+    """What can be deleted of sessions that ended before `before`; looks at `limit` of them, behind the id `after`.
 
-    Args:
-        connection: to the database.
-        scope: everything.
-        before: the time.
-        after: the id of the last session that was looked at.
-        limit: how many sessions are looked at.
-
-    Returns:
-        Those of which something can go, and the id of the last that was looked at; None when there are no more.
+    The second value is the `after` of the next call; None when there are no more sessions.
     """
     scope.require_everything()
     ended = (
@@ -335,7 +308,6 @@ def leftovers(
 
 
 def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
-    """Remove what is left of a session."""
     scope.require(gone.account_id)
 
     def remove(table: Table, condition: ColumnElement[bool]) -> None:
@@ -349,7 +321,7 @@ def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
 
 
 def _models_with_weights(connection: Connection, job_ids: set[str]) -> set[tuple[str, str]]:
-    """The runs of some jobs that saved something which is still there: their accounts and ids."""
+    """The account and the id of each run of these jobs whose weights are still there."""
     saved = select(_checkpoints.c.account_id, _checkpoints.c.attributes).where(
         _checkpoints.c.status == COMMITTED, _checkpoints.c.kind != ""
     )

@@ -34,8 +34,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class By(StrEnum):
-    """Who answers."""
-
     SERVER = "server"
     TRAINER = "trainer"
     REFUSED = "refused"
@@ -44,8 +42,6 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorRoute:
-    """One route of the door."""
-
     method: str
     path: str
     by: By
@@ -62,8 +58,6 @@ ROUTES: list[DoorRoute] = []
 def answer(
     method: str, path: str, scope: KeyScope, *, by: By = By.SERVER, note: str = ""
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare the endpoint of a route."""
-
     def declare(endpoint: Endpoint) -> Endpoint:
         handler = _handler(endpoint, scope)
         ROUTES.append(DoorRoute(method=method, path=path, by=by, note=note, scope=scope, handler=handler))
@@ -73,7 +67,6 @@ def answer(
 
 
 def router() -> APIRouter:
-    """All routes, as the application takes them."""
     made = APIRouter(prefix=PREFIX, include_in_schema=False)  # the protocol is described by its clients
     for route in ROUTES:
         made.add_api_route(route.path, route.handler, methods=[route.method], name=f"tinker {route.path}")
@@ -101,20 +94,12 @@ def _handler(endpoint: Endpoint, scope: KeyScope) -> Handler:
 
 
 async def read(request: Request, model: type[ModelT]) -> ModelT:
-    """A small request.
-
-    Raises:
-        SpecError: it has a wrong shape or value.
-    """
+    """Raises SpecError where the body has a wrong shape or value."""
     return parse(model, await read_document(request))
 
 
 async def read_document(request: Request) -> dict[str, Any]:
-    """The object in a small request; empty where there is no body.
-
-    Raises:
-        SpecError: the body is something else.
-    """
+    """The object in a small body; empty where there is no body. Raises SpecError where it is something else."""
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body) if body.strip() else {}
     if not isinstance(document, dict):
@@ -123,11 +108,7 @@ async def read_document(request: Request) -> dict[str, Any]:
 
 
 def page_of(request: Request, default: int) -> tuple[int, int]:
-    """The limit and the offset of a list.
-
-    Raises:
-        SpecError: one is no number, or out of bounds.
-    """
+    """The limit and the offset of a list. Raises SpecError where one is no number, or out of bounds."""
     found = []
     for name, usual, low, high in (("limit", default, 1, MAX_PAGE), ("offset", 0, 0, 2**31 - 1)):
         given = request.query_params.get(name, str(usual))

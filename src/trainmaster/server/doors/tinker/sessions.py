@@ -59,12 +59,7 @@ class Sessions:
         self._runs: dict[str, TinkerRun] = {}
 
     async def require(self, scope: Scope, session_id: str) -> KnownSession:
-        """A session that goes on.
-
-        Raises:
-            NotFoundError: there is none in scope.
-            SessionEndedError: it is finished.
-        """
+        """Raises NotFoundError where there is none in scope, and SessionEndedError where it is finished."""
         known = await self._sessions.get(session_id)
         if not scope.admits(known.account_id):
             raise NotFoundError(f"there is no session {session_id}")
@@ -73,11 +68,7 @@ class Sessions:
         return known
 
     async def run(self, scope: Scope, model_id: str) -> TinkerRun:
-        """The run of a model.
-
-        Raises:
-            NotFoundError: there is none in scope.
-        """
+        """Raises NotFoundError where there is none in scope."""
         run = self._runs.get(model_id)
         if run is None:
             run = await self._context.read(lambda connection: records.get_run(connection, _EVERYTHING, model_id))
@@ -99,7 +90,6 @@ class Sessions:
         return (await self._sessions.get(session_id)).finished
 
     async def is_finished(self, session_id: str) -> bool:
-        """Asks the database."""
         return (await self._read(session_id)).finished
 
     def joined(self, session_id: str, trainer: Trainer | None) -> None:
@@ -149,12 +139,10 @@ class Heartbeats:
             self._task.cancel()
 
     def heard(self, session_id: str) -> None:
-        """A session's client sent a heartbeat."""
         self._sessions[session_id] = self._context.clock()
         self.start()
 
     def used(self, model_id: str) -> None:
-        """A model was used."""
         self._runs[model_id] = self._context.clock()
         self.start()
 

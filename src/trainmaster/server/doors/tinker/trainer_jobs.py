@@ -68,8 +68,6 @@ class TrainerCancelledError(TrainerFailedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """How far the trainer of a model is."""
-
     job: Job | None
     ready: bool = False
     started: bool = False

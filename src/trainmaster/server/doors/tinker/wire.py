@@ -27,14 +27,10 @@ TtlSeconds = Annotated[int, Field(ge=3600, le=10 * 366 * 86400, strict=True)]
 
 
 class Sent(BaseModel):
-    """A part of a request."""
-
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True, protected_namespaces=())
 
 
 class CreateSession(Sent):
-    """A new session."""
-
     tags: Annotated[list[Text], Field(max_length=1024)] = []
     user_metadata: Metadata | None = None
     sdk_version: Text = ""
@@ -43,54 +39,40 @@ class CreateSession(Sent):
 
 
 class OfSession(Sent):
-    """Something about a session."""
-
     session_id: Id
 
 
 class FinishReason(Sent):
-    """Why a client is done."""
-
     type: Literal["success", "errored", "interrupted"] = "success"
 
 
 class FinishSession(Sent):
-    """A client is done with its session."""
-
     reason: FinishReason = FinishReason()
     detail: Text | None = None
 
 
 class AssignProject(Sent):
-    """Where a session belongs."""
-
     project_id: Id
 
 
 class SearchCursor(Sent):
-    """Where the last page of a search ended."""
-
     last_created_at: datetime
     last_session_id: Text
 
 
 class SearchOwner(Sent):
-    """Whose sessions are searched; a key sees its account's, whatever it asks for."""
+    """A key sees the sessions of its account, whatever it asks for."""
 
     type: Literal["own", "accessible", "user"] = "own"
     owner_urns: list[Text] = []
 
 
 class SearchStatus(Sent):
-    """A status that a session may have."""
-
     type: Literal["active", "cancelled", "failed", "client_finished"]
     reasons: list[Text] | None = None
 
 
 class SearchSessions(Sent):
-    """Which sessions to find."""
-
     session_id: Text | None = None
     project_ids: list[Text] | None = None
     user_metadata: Metadata = {}
@@ -102,7 +84,7 @@ class SearchSessions(Sent):
 
 
 class CreateModel(Sent):
-    """A new model; the rest of it is its trainer's to understand."""
+    """The trainer reads the other fields."""
 
     session_id: Id
     model_seq_id: Number
@@ -110,8 +92,6 @@ class CreateModel(Sent):
 
 
 class CreateSamplingSession(Sent):
-    """A new sampling session, of a base model or of saved weights."""
-
     session_id: Id
     sampling_session_seq_id: Number
     base_model: Text | None = None
@@ -119,30 +99,22 @@ class CreateSamplingSession(Sent):
 
 
 class OfModel(Sent):
-    """Something about a model."""
-
     model_id: Id
 
 
 class OfWeights(Sent):
-    """Something about saved weights."""
-
     tinker_path: Text
 
 
 class SetTtl(Sent):
-    """How long saved weights are kept from now on; null: for ever."""
-
     ttl_seconds: TtlSeconds | None = None
 
 
 def instant(at: float) -> str:
-    """A time, as clients read it."""
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def checkpoint_resource(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Saved weights."""
     expires = checkpoint.expires_at
     return {
         "checkpoint_id": f"{PLACE_OF_KIND[checkpoint.kind]}/{checkpoint.name}",
@@ -157,7 +129,7 @@ def checkpoint_resource(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def run_resource(run: TinkerRun, saved: Iterable[Checkpoint]) -> dict[str, Any]:
-    """A training run, with what it saved last; `saved` has the newest first."""
+    """`saved` has the newest first."""
     last: dict[str, dict[str, Any]] = {}
     for checkpoint in saved:
         last.setdefault(checkpoint.kind, checkpoint_resource(checkpoint))
@@ -176,7 +148,6 @@ def run_resource(run: TinkerRun, saved: Iterable[Checkpoint]) -> dict[str, Any]:
 
 
 def session_resource(session: TinkerSession, saved: Iterable[Checkpoint], *, now: float) -> dict[str, Any]:
-    """A session, as a search finds it."""
     sizes = [checkpoint.size_bytes for checkpoint in saved]
     status: dict[str, Any] | None = {"type": "active"} if session.is_active(now) else None
     if session.finished_at is not None:
@@ -195,5 +166,5 @@ def session_resource(session: TinkerSession, saved: Iterable[Checkpoint], *, now
 
 
 def texts(metadata: object) -> dict[str, str] | None:
-    """What users attached to something; clients read texts alone."""
+    """Clients expect texts."""
     return {str(name): str(value) for name, value in metadata.items()} if isinstance(metadata, dict) else None

@@ -45,7 +45,7 @@ _MOST_DIGITS = 12
 
 
 def url_of(request: Request, sealer: Sealer, account_id: str, checkpoint: Checkpoint, rest: str, expires: int) -> str:
-    """The signed URL of a checkpoint's archive or of one of its files, at the host that the client asked."""
+    """At the host that the client asked."""
     path = f"{SIGNED_PATHS}{checkpoint.job_id}/{checkpoint.checkpoint_id}/{rest}"
     query = {
         "account": account_id,
@@ -57,11 +57,7 @@ def url_of(request: Request, sealer: Sealer, account_id: str, checkpoint: Checkp
 
 
 def require_signed(request: Request, sealer: Sealer, now: float) -> str:
-    """The account whose weights a signed address leads to.
-
-    Raises:
-        ForbiddenError: its signature is wrong, or it has expired.
-    """
+    """The account of a signed URL. Raises ForbiddenError where the signature is wrong, or has expired."""
     account_id, expires, signature = (
         request.query_params.get(name, "") for name in ("account", "expires", "signature")
     )
@@ -90,7 +86,6 @@ router = APIRouter(prefix=SIGNED_PATHS.rstrip("/"), include_in_schema=False)
 
 @answer("GET", f"{_ONE}/archive", KeyScope.VIEW, note="a signed URL of a tar file, good for an hour")
 async def archive(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """The URL of an archive of saved weights."""
     checkpoint, account_id = await _readable(request, door, principal)
     expires = int(door.context.clock()) + GOOD_FOR_S
     url = url_of(request, door.context.vault.sealer, account_id, checkpoint, ARCHIVE, expires)
@@ -99,7 +94,6 @@ async def archive(request: Request, door: TinkerDoor, principal: Principal) -> R
 
 @answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, note="a signed URL of each file, good for an hour")
 async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """The URLs of the files of saved weights."""
     checkpoint, account_id = await _readable(request, door, principal)
     place = await _place(door.context, Scope(account_id), checkpoint.job_id, checkpoint.checkpoint_id)
     expires = int(door.context.clock()) + GOOD_FOR_S
@@ -119,7 +113,7 @@ async def external_weights_urls(request: Request, door: TinkerDoor, principal: P
 @router.get("/{job_id}/{checkpoint_id}/archive")
 @guard
 async def download_archive(request: Request, job_id: str, checkpoint_id: str) -> Response:
-    """All files of a checkpoint as a tar file, written as it is read; nothing of it is kept in memory."""
+    """The tar file is written while it is sent."""
     context = context_of(request)
     account_id = require_signed(request, context.vault.sealer, context.clock())
     place = await _place(context, Scope(account_id), job_id, checkpoint_id)
@@ -134,7 +128,6 @@ async def download_archive(request: Request, job_id: str, checkpoint_id: str) ->
 @router.get("/{job_id}/{checkpoint_id}/files/{name:path}")
 @guard
 async def download_file(request: Request, job_id: str, checkpoint_id: str, name: str) -> Response:
-    """One file of a checkpoint, or a part of it with `Range`."""
     context = context_of(request)
     account_id = require_signed(request, context.vault.sealer, context.clock())
     place = await _place(context, Scope(account_id), job_id, checkpoint_id)
@@ -148,7 +141,7 @@ async def download_file(request: Request, job_id: str, checkpoint_id: str, name:
 
 
 async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
-    """The checkpoint that an address names, if it is the account's own or public; and whose it is."""
+    """The checkpoint that a path names, if it is the account's own or public; and whose it is."""
     run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
     found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
     checkpoint = found.checkpoint
@@ -171,7 +164,6 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
 
 
 def _all_files(place: Place) -> list[Artifact]:
-    """The files of a checkpoint. Its job can put any number of them there."""
     found = list(itertools.islice(files(place), MAX_FILES + 1))
     if len(found) > MAX_FILES:
         raise RefusedError(

@@ -40,7 +40,7 @@ from trainmaster.server.http.auth import Principal
 
 @answer("POST", "/create_model", KeyScope.MANAGE, note="starts a trainer for the base model where none runs")
 async def create_model(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Have a model made; a request that comes again is the same one."""
+    """A repeated request gets the same model."""
     document = await read_document(request)
     wanted = parse(CreateModel, document)
     await door.sessions.require(principal.scope, wanted.session_id)
@@ -63,7 +63,6 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
 
 @answer("POST", "/get_info", KeyScope.VIEW)
 async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What a model is, whether its trainer runs or not."""
     wanted = await read(request, OfModel)
     run = await door.sessions.run(principal.scope, wanted.model_id)
     return ok(
@@ -81,7 +80,6 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
 
 @answer("POST", "/weights_info", KeyScope.VIEW, note="of one's own weights, and of public ones")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What a model has to be like to load saved weights."""
     wanted = await read(request, OfWeights)
     found = await door.weights(principal.scope, wanted.tinker_path)
     attributes = found.checkpoint.attributes
@@ -101,7 +99,6 @@ _ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
 
 @answer("GET", "/training_runs", KeyScope.VIEW)
 async def list_training_runs(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """The account's runs, the newest first."""
     limit, offset = page_of(request, _RUNS_PAGE)
     project_id = request.query_params.get("project_id")
 
@@ -121,7 +118,6 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
 
 @answer("GET", "/training_runs/{run_id}", KeyScope.VIEW)
 async def get_training_run(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """One run."""
     run_id = str(request.path_params["run_id"])
 
     def question(connection: Connection) -> dict[str, Any]:
@@ -133,7 +129,6 @@ async def get_training_run(request: Request, door: TinkerDoor, principal: Princi
 
 @answer("GET", "/training_runs/{run_id}/checkpoints", KeyScope.VIEW)
 async def list_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What a run saved, the newest first."""
     run_id = str(request.path_params["run_id"])
 
     def question(connection: Connection) -> dict[str, Any]:
@@ -146,7 +141,6 @@ async def list_checkpoints(request: Request, door: TinkerDoor, principal: Princi
 
 @answer("GET", "/checkpoints", KeyScope.VIEW)
 async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What all runs of the account saved, the newest first."""
     limit, offset = page_of(request, _CHECKPOINTS_PAGE)
     saved = await door.context.read(lambda connection: records.weights(connection, principal.scope))
     return ok(
@@ -159,7 +153,6 @@ async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: P
 
 @answer("GET", "/billing/usage/checkpoints/current", KeyScope.VIEW, note="without costs")
 async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """What all that runs saved takes on the disk."""
     wanted = request.query_params.get("project_id")
 
     def question(connection: Connection) -> list[tuple[str, int]]:
@@ -189,25 +182,22 @@ async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Princi
 
 @answer("DELETE", _ONE, KeyScope.MANAGE)
 async def delete_checkpoint(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Delete saved weights: at once from all lists, and soon from the disk."""
+    """Gone at once from all lists, and soon from the disk."""
     return await _command(request, door, principal, checkpoints.delete)
 
 
 @answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="every account of the server can load it then")
 async def publish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Let others load saved weights."""
     return await _command(request, door, principal, checkpoints.publish, public=True)
 
 
 @answer("DELETE", f"{_ONE}/publish", KeyScope.MANAGE)
 async def unpublish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Let others load saved weights no more."""
     return await _command(request, door, principal, checkpoints.publish, public=False)
 
 
 @answer("PUT", f"{_ONE}/ttl", KeyScope.MANAGE)
 async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Say when saved weights go by themselves."""
     wanted = await read(request, SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
     return await _command(request, door, principal, checkpoints.expire_at, at=at)
@@ -216,7 +206,7 @@ async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> R
 async def _command(
     request: Request, door: TinkerDoor, principal: Principal, command: Callable[..., Future[Outcome]], **options: Any
 ) -> Response:
-    """Carry a command on saved weights out; their job may have been deleted since."""
+    """The job of the weights may have been deleted."""
     checkpoint = (await _own(request, door, principal)).checkpoint
     done = command(
         door.context.commands,
@@ -232,7 +222,7 @@ async def _command(
 
 
 async def _own(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
-    """The weights that an address names; others' are not there, public or not."""
+    """Weights of others are not found, public or not."""
     run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
     found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
     if not principal.scope.admits(found.run.account_id):

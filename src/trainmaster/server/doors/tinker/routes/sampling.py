@@ -94,7 +94,6 @@ async def asample(request: Request, door: TinkerDoor, principal: Principal) -> R
 
 @answer("POST", "/retrieve_futures", KeyScope.VIEW, by=By.TRAINER)
 async def retrieve_futures(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Which samples of a sampling session are done."""
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body)
     target = document.get("target") if isinstance(document, dict) else None
@@ -121,7 +120,6 @@ async def _trainer(door: TinkerDoor, principal: Principal, sampler_id: str) -> T
 
 
 async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode: Mode, deadline: float) -> Job:
-    """The job of a trainer that answers, once there is one."""
     started: str | None = None
     while True:
         try:
@@ -149,11 +147,7 @@ async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode
 
 
 def _made(response: Response) -> str:
-    """The id of the sampling session that a trainer made.
-
-    Raises:
-        BrokenOffError: its answer has none.
-    """
+    """The id of the new sampling session. Raises BrokenOffError where the response has none."""
     try:
         return str(json.loads(bytes(response.body))["sampling_session_id"])
     except (AttributeError, ValueError, TypeError, KeyError, RecursionError):

@@ -40,7 +40,7 @@ _LONGEST_KEY = 256
 
 @answer("POST", "/create_session", KeyScope.MANAGE)
 async def create_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A new session; a request that comes again with its idempotency key gets the same one."""
+    """A repeated request with the same idempotency key gets the same session."""
     wanted = await read(request, CreateSession)
     now = round(door.context.clock(), 6)  # as exact as the times are by which a search goes on
     session = TinkerSession(
@@ -61,7 +61,6 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
 
 @answer("POST", "/session_heartbeat", KeyScope.VIEW, note="counts as use of the jobs that the session's models are in")
 async def session_heartbeat(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A client is there, and with it a use for its trainers."""
     wanted = await read(request, OfSession)
     session = await door.sessions.require(principal.scope, wanted.session_id)
     door.heartbeats.heard(wanted.session_id)
@@ -72,7 +71,7 @@ async def session_heartbeat(request: Request, door: TinkerDoor, principal: Princ
 
 @answer("POST", "/sessions/{session_id}/finish", KeyScope.MANAGE)
 async def finish_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """A client is done: its trainers let go of its models. Saying so twice is no error."""
+    """May be repeated."""
     wanted = await read(request, FinishSession)
     session_id = str(request.path_params["session_id"])
     finish = {"reason": {"type": wanted.reason.type}, "detail": wanted.detail}
@@ -88,7 +87,6 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
 
 @answer("GET", "/sessions", KeyScope.VIEW)
 async def list_sessions(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """The ids of the account's sessions, the newest first."""
     limit, offset = page_of(request, _LIST_PAGE)
     found = await door.context.read(
         lambda connection: records.sessions(connection, principal.scope, limit=limit, offset=offset)
@@ -98,7 +96,6 @@ async def list_sessions(request: Request, door: TinkerDoor, principal: Principal
 
 @answer("GET", "/sessions/{session_id}", KeyScope.VIEW, note="samplers that were saved without a name are not listed")
 async def get_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """One session, with its runs and samplers."""
     session_id = str(request.path_params["session_id"])
 
     def question(connection: Connection) -> dict[str, Any]:
@@ -119,7 +116,6 @@ async def get_session(request: Request, door: TinkerDoor, principal: Principal) 
 
 @answer("PUT", "/sessions/{session_id}/project", KeyScope.MANAGE, note="a project is a name that sessions share")
 async def assign_project(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """Move a session into a project."""
     wanted = await read(request, AssignProject)
     session_id = str(request.path_params["session_id"])
 
@@ -132,7 +128,6 @@ async def assign_project(request: Request, door: TinkerDoor, principal: Principa
 
 @answer("POST", "/sessions/search", KeyScope.VIEW)
 async def search_sessions(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    """The account's sessions that fit, the newest first."""
     wanted = await read(request, SearchSessions)
     now = door.context.clock()
 
@@ -194,33 +189,29 @@ MAX_TELEMETRY_BYTES = 8 << 20
 
 @answer("GET", "/healthz", KeyScope.VIEW)
 async def healthz(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """The server is there; trainers are started when they are needed."""
     return ok({"status": "ok"})
 
 
 @answer("POST", "/client/config", KeyScope.VIEW, note="the client's own defaults")
 async def client_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """What a client's defaults are changed to: nothing. What is not built here is off by default."""
+    """The client keeps its defaults: what is not supported here is off by default."""
     return ok({})
 
 
 @answer("POST", "/client/dynamic_config", KeyScope.VIEW, note="samples that nobody waits for are cancelled")
 async def client_dynamic_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """What a client's defaults are changed to while it runs."""
     return ok({"sample_cancel_enabled": True})
 
 
 @answer("POST", "/telemetry", KeyScope.VIEW, note="taken, and not kept")
 async def telemetry(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """Take what clients say of themselves; they would send it again and again."""
+    """Accepted and dropped: clients would send it again and again."""
     await read_body(request, MAX_TELEMETRY_BYTES)
     return ok({"status": "accepted"})
 
 
 @answer("GET", "/get_server_capabilities", KeyScope.VIEW, note="the names that the operator gave with --model-alias")
 async def get_server_capabilities(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """The base models that can be asked for; without those that no trainer can hold."""
-
     def look() -> list[dict[str, Any]]:
         return [
             {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
@@ -234,7 +225,6 @@ async def get_server_capabilities(request: Request, door: TinkerDoor, principal:
 
 @answer("GET", "/auth/apikey/me", KeyScope.VIEW)
 async def own_key(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """Whose key it is that came with the request."""
     return ok(
         {
             # Clients want a number; the end of the id is one.
