@@ -41,7 +41,7 @@ from trainmaster.engine.types import PassResult, SampledSequence, SampleResult, 
 from trainmaster.protocol import environment
 from trainmaster.trainer_service import channel, schema, wire
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
-from trainmaster.trainer_service.messages import Ready, Reply, Request
+from trainmaster.trainer_service.messages import EngineReady, Reply, Request
 
 PASSES = 208
 PASS_TARGETS = 275_000
@@ -164,7 +164,7 @@ class _NullEngine:
         self.done: list[int] = []
         self._due: list[tuple[float, int, Request]] = []
         self._count = itertools.count()
-        end.send(Ready(capabilities={"supported_models": []}))
+        end.send(EngineReady(capabilities={"supported_models": []}))
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

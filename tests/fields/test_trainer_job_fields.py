@@ -18,7 +18,7 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.trainer_request import by_hand
 from trainmaster.server.doors.fireworks.job_documents import CreateJobBody, TrainingConfigBody
-from trainmaster.server.doors.fireworks.resources import Body
+from trainmaster.server.doors.fireworks.resources import FireworksBody
 
 REFUSED = "refused"
 FIELDS = fields_of("trainer_job")
@@ -39,7 +39,7 @@ def outcome(document: dict[str, Any]) -> Any:
     return record, json.dumps(asdict(compile_job(request).launch))
 
 
-def members(body: type[Body]) -> set[str]:
+def members(body: type[FireworksBody]) -> set[str]:
     """What a body may have, but for other bodies."""
     return {to_camel(name) for name in (*body.model_fields, *body.refused)} - {"trainingConfig"}
 

@@ -16,7 +16,7 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.process import Service, ServiceControl
+from trainmaster.trainer_service.process import ServiceControl, TrainerService
 
 
 class RealEngine:
@@ -35,13 +35,13 @@ class RealEngine:
         )
         self.engine = Engine(tiny)
         self._channel = channel
-        self._service = Service(
+        self._service = TrainerService(
             Configuration(base_model=BASE_MODEL, model_path=tiny, lora_rank=8),
             engine=self.engine,
             sampler=Sampler(self.engine.base, tiny),
             channel=channel,
             reporter=reporter,
-            wishes=ServiceControl(reporter),
+            control=ServiceControl(reporter),
         )
         self._thread = threading.Thread(target=self._service.run, name="real-engine")
 

@@ -20,7 +20,7 @@ import numpy as np
 from trainmaster.engine.types import EngineError, PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
-from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, Status, Stop
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request, Status
 
 BASE_MODEL = "stub/model"
 CAPABILITIES = {
@@ -67,7 +67,7 @@ class StubEngine:
 
     def start(self, *, ready: bool = True, checkpoints: tuple[Mapping[str, Any], ...] = ()) -> StubEngine:
         if ready:
-            self.channel.send(Ready(capabilities=CAPABILITIES, checkpoints=checkpoints))
+            self.channel.send(EngineReady(capabilities=CAPABILITIES, checkpoints=checkpoints))
         self._thread = threading.Thread(target=self._run, name="stub-engine", daemon=True)
         self._thread.start()
         return self
@@ -78,7 +78,7 @@ class StubEngine:
 
     def stop(self, reason: str) -> None:
         """End in order."""
-        self.channel.send(Stop(reason=reason))
+        self.channel.send(EngineStopped(reason=reason))
         self.die()
 
     def die(self) -> None:

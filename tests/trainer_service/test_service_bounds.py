@@ -21,7 +21,7 @@ from starlette.requests import Request
 from trainmaster.trainer_service import messages, wire
 from trainmaster.trainer_service.front.futures import Futures
 from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
-from trainmaster.trainer_service.front.link import Link, Saved
+from trainmaster.trainer_service.front.link import Link, SavedCheckpoints
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.messages import Request as EngineRequest
 
@@ -189,7 +189,7 @@ def test_operation_whose_fields_find_no_room_on_their_way_ends_with_an_error(mon
 
     async def front() -> str:
         futures = Futures(keep_s=60, keep_bytes=1 << 20, clock=lambda: 0.0)
-        link = Link(futures, Saved())
+        link = Link(futures, SavedCheckpoints())
         link.connect(near)
         future = futures.open("r", owner="m")
         link.send(EngineRequest(request_id="r", op="optim_step", fields={"a": "b" * (INLINE_BYTES + 1)}))

@@ -14,7 +14,16 @@ import pytest
 
 from trainmaster.trainer_service import channel
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, FrontChannel
-from trainmaster.trainer_service.messages import INLINE_BYTES, Message, Ready, Reply, Request, SharedBody, Status, Stop
+from trainmaster.trainer_service.messages import (
+    INLINE_BYTES,
+    EngineReady,
+    EngineStopped,
+    Message,
+    Reply,
+    Request,
+    SharedBody,
+    Status,
+)
 
 SIZES = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 5 << 20]
 FULL = {"loss": float("inf"), "text": 'a "quoted" \u2028 line', "deep": {"list": [1, None, True]}}
@@ -140,11 +149,11 @@ def test_request_reaches_the_engine_whole(ends: tuple[socket.socket, socket.sock
 @pytest.mark.parametrize("size", SIZES)
 def test_reply_reaches_the_front_whole(ends: tuple[socket.socket, socket.socket], size: int) -> None:
     said: list[Message] = [
-        Ready(capabilities={"supported_models": []}, checkpoints=({"path": "a"}, {"path": "b"})),
+        EngineReady(capabilities={"supported_models": []}, checkpoints=({"path": "a"}, {"path": "b"})),
         Reply(request_id="r", body=os.urandom(size), info={"path": "x"}),
         Reply(request_id="q", fields=FULL, error="no", category="user"),
         Status(queue_state="paused_capacity", reason="busy"),
-        Stop(reason="paused", checkpoints=({"path": "c"},)),
+        EngineStopped(reason="paused", checkpoints=({"path": "c"},)),
     ]
     engine = EngineChannel(ends[0])
 
@@ -267,10 +276,10 @@ def test_front_hears_the_last_word_of_an_engine_that_ends(ends: tuple[socket.soc
         heard = Heard()
         opened = heard.open(ends[1])
         engine = EngineChannel(ends[0])
-        engine.send(Stop(reason="paused"))
+        engine.send(EngineStopped(reason="paused"))
         engine.close()
         await until(lambda: heard.closed)
-        assert heard.messages == [Stop(reason="paused")]
+        assert heard.messages == [EngineStopped(reason="paused")]
         opened.send(Request(request_id="late", op="optim_step"))
         assert heard.closed == 1
 

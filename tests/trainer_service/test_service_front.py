@@ -22,7 +22,7 @@ from stub_engine import BASE_MODEL, CAPABILITIES
 
 from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.trainer_service import schema
-from trainmaster.trainer_service.messages import Ready
+from trainmaster.trainer_service.messages import EngineReady
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_front_waits_for_the_engine_and_says_so() -> None:
         response = front.http.post("retrieve_future", json={"request_id": "job-1:1:m:1"})
         assert response.status_code == 503
         assert front.http.post("session_heartbeat", json={"session_id": "x"}).status_code == 410
-        threading.Timer(0.1, front.engine.say, [Ready(capabilities=CAPABILITIES)]).start()
+        threading.Timer(0.1, front.engine.say, [EngineReady(capabilities=CAPABILITIES)]).start()
         wait_for(lambda: _status(front.http, "healthz") == 200)
         assert "metrics" in Client(front).result(Client(front).optim_step(1))
 
@@ -263,7 +263,7 @@ def test_front_waits_for_the_engine_and_says_so() -> None:
 def test_request_that_comes_early_is_held_until_the_engine_is_ready() -> None:
     with RunningFront(hold_s=20, ready=False) as front:
         wait_for(lambda: _status(front.http, "healthz") == 503)
-        threading.Timer(0.5, front.engine.say, [Ready(capabilities=CAPABILITIES)]).start()
+        threading.Timer(0.5, front.engine.say, [EngineReady(capabilities=CAPABILITIES)]).start()
         assert front.http.post("create_session", json={}).status_code == 200
 
 
@@ -345,7 +345,7 @@ def test_front_stays_for_those_who_have_not_heard_yet() -> None:
     with RunningFront(hold_s=20, last_answers_s=30, delays={"step_s": 60.0}) as front:
         client = Client(front)
         ack = client.optim_step(1)
-        front.engine.channel.send(Ready(capabilities=CAPABILITIES))
+        front.engine.channel.send(EngineReady(capabilities=CAPABILITIES))
         front.engine.die()
         time.sleep(1)
         assert front.process.poll() is None

@@ -21,8 +21,8 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service import channel
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
-from trainmaster.trainer_service.process import Service, ServiceControl
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Reply, Request
+from trainmaster.trainer_service.process import ServiceControl, TrainerService
 from trainmaster.trainer_service.reports import FatalError
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 
@@ -49,13 +49,13 @@ class Loop:
         )
         self.front = channel.EngineChannel(far)
         self._channel = channel.EngineChannel(near)
-        self.service = Service(
+        self.service = TrainerService(
             Configuration(base_model=BASE_MODEL, model_path=tiny, lora_rank=8),
             engine=self.engine,
             sampler=sampler,
             channel=self._channel,
             reporter=reporter,
-            wishes=ServiceControl(reporter),
+            control=ServiceControl(reporter),
         )
         self.raised: Exception | None = None
         self._thread = threading.Thread(target=self._run)
@@ -63,7 +63,7 @@ class Loop:
 
     def start(self) -> Loop:
         self._thread.start()
-        assert isinstance(self.front.receive(PATIENCE_S), Ready)
+        assert isinstance(self.front.receive(PATIENCE_S), EngineReady)
         return self
 
     def ask(self, op: str, model_id: str = "", body: Any = None, **fields: Any) -> str:
@@ -90,7 +90,7 @@ class Loop:
         (self.directory / "control.json").write_text(
             json.dumps({"version": 1, "seq": 1, "stop": StopCause.CANCEL, "save": False, "grace_s": 5.0})
         )
-        while not isinstance(self.front.receive(PATIENCE_S), Stop):
+        while not isinstance(self.front.receive(PATIENCE_S), EngineStopped):
             pass
 
     def ended(self) -> Exception | None:

@@ -17,19 +17,19 @@ from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.front import models
 from trainmaster.trainer_service.front import requests as front_requests
 from trainmaster.trainer_service.front.app import REQUESTS_A_ROUND, Paced
-from trainmaster.trainer_service.front.intake import Received, RefusedError
-from trainmaster.trainer_service.front.models import Order, Placement
+from trainmaster.trainer_service.front.intake import Received, RequestRefusedError
+from trainmaster.trainer_service.front.models import Arrival, OperationOrder
 from trainmaster.trainer_service.messages import INLINE_BYTES
 
 
 @given(st.integers(1, 40).flatmap(lambda count: st.permutations([*range(1, count + 1)] * 2)))
 def test_any_arrival_leaves_in_sequence_and_once(arrivals: list[int]) -> None:
-    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
+    order: OperationOrder[int] = OperationOrder(max_waiting=100, max_waiting_bytes=100)
     left: list[int] = []
     seen = set()
     for seq_id in arrivals:
         placement = order.place(seq_id, b"%d" % seq_id, seq_id, size=1, room=True)
-        assert placement is (Placement.REPEAT if seq_id in seen else Placement.NEW)
+        assert placement is (Arrival.REPEAT if seq_id in seen else Arrival.NEW)
         seen.add(seq_id)
         left += order.leave()
         assert left == list(range(1, order.next_seq_id))
@@ -39,7 +39,7 @@ def test_any_arrival_leaves_in_sequence_and_once(arrivals: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 30), max_size=60))
 def test_nothing_passes_a_gap(arrivals: list[int]) -> None:
-    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
+    order: OperationOrder[int] = OperationOrder(max_waiting=100, max_waiting_bytes=100)
     left: list[int] = []
     for seq_id in arrivals:
         order.place(seq_id, b"", seq_id, size=1, room=True)
@@ -53,14 +53,14 @@ def test_nothing_passes_a_gap(arrivals: list[int]) -> None:
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 60)), max_size=60))
 def test_what_waits_is_bounded_and_what_it_waits_for_is_not(arrivals: list[tuple[int, int]]) -> None:
     """Whoever is sent away comes again until everything is in: no bound may keep that from happening."""
-    order: Order[int] = Order(max_waiting=3, max_waiting_bytes=100)
+    order: OperationOrder[int] = OperationOrder(max_waiting=3, max_waiting_bytes=100)
     sizes: dict[int, int] = {}
     left: list[int] = []
     for seq_id, size in [*arrivals, *((seq_id, 200) for seq_id in range(1, 13))]:
         size = sizes.get(seq_id, size)
         due = seq_id == order.next_seq_id
         placement = order.place(seq_id, b"", seq_id, size=size, room=size <= 80)
-        if placement is Placement.FULL:
+        if placement is Arrival.FULL:
             assert not due
             assert order.waiting == 3 or order.waiting_bytes + size > 100 or size > 80
         else:
@@ -73,12 +73,12 @@ def test_what_waits_is_bounded_and_what_it_waits_for_is_not(arrivals: list[tuple
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> None:
-    order: Order[str] = Order(max_waiting=100, max_waiting_bytes=100)
+    order: OperationOrder[str] = OperationOrder(max_waiting=100, max_waiting_bytes=100)
     seq_id = 1 if gone else 2
     order.place(seq_id, b"first", "first", size=1, room=True)
     left = list(order.leave())
-    assert order.place(seq_id, b"other", "other", size=1, room=True) is Placement.CONFLICT
-    assert order.place(seq_id, b"first", "again", size=1, room=True) is Placement.REPEAT
+    assert order.place(seq_id, b"other", "other", size=1, room=True) is Arrival.CONFLICT
+    assert order.place(seq_id, b"first", "again", size=1, room=True) is Arrival.REPEAT
     order.place(1, b"one", "one", size=1, room=True)
     left += order.leave()
     assert left[-1] == "first"
@@ -87,14 +87,14 @@ def test_another_operation_under_the_same_number_is_a_conflict(gone: bool) -> No
 
 def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "REMEMBERED", 10)
-    order: Order[int] = Order(max_waiting=100, max_waiting_bytes=100)
+    order: OperationOrder[int] = OperationOrder(max_waiting=100, max_waiting_bytes=100)
     for seq_id in range(1, 101):
         order.place(seq_id, b"a", seq_id, size=1, room=True)
         list(order.leave())
     assert len(order._digests) == 10
-    assert order.place(100, b"b", 100, size=1, room=True) is Placement.CONFLICT
+    assert order.place(100, b"b", 100, size=1, room=True) is Arrival.CONFLICT
     # Too long ago to be compared; it is not done again all the same.
-    assert order.place(3, b"b", 3, size=1, room=True) is Placement.REPEAT
+    assert order.place(3, b"b", 3, size=1, room=True) is Arrival.REPEAT
 
 
 def test_burst_begins_in_order_and_a_few_at_a_time() -> None:
@@ -232,7 +232,7 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
 
 
 def test_compressed_garbage_is_refused() -> None:
-    with pytest.raises(RefusedError, match="zstd"):
+    with pytest.raises(RequestRefusedError, match="zstd"):
         peek_compressed(b"not compressed")
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.doors import bodies
-from trainmaster.server.doors.bodies import Body, text_field
+from trainmaster.server.doors.bodies import IncomingBody, text_field
 from trainmaster.server.http import requests
 from trainmaster.server.http.errors import RateLimitedError, StalledError
 
@@ -25,7 +25,7 @@ NAME = b"sess-a:train:0"
 MESSAGE = b"\x0a" + bytes([len(NAME)]) + NAME
 
 
-def body_of(pieces: Iterable[bytes], account_id: str = "acme", **headers: str) -> Body:
+def body_of(pieces: Iterable[bytes], account_id: str = "acme", **headers: str) -> IncomingBody:
     left = iter(pieces)
 
     async def receive() -> Any:
@@ -33,10 +33,10 @@ def body_of(pieces: Iterable[bytes], account_id: str = "acme", **headers: str) -
         return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
     told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Body(Request({"type": "http", "method": "POST", "headers": told}, receive), account_id)
+    return IncomingBody(Request({"type": "http", "method": "POST", "headers": told}, receive), account_id)
 
 
-def compressed(pieces: Iterable[bytes]) -> Body:
+def compressed(pieces: Iterable[bytes]) -> IncomingBody:
     return body_of(pieces, content_type="application/x-protobuf", content_encoding="zstd")
 
 
@@ -86,7 +86,7 @@ def test_large_json_is_not_decoded_in_search_of_a_name(monkeypatch: pytest.Monke
         asyncio.run(text_field(body_of([json.dumps(asked).encode()]), "model_id"))
 
 
-def large(account_id: str, seen: list[int] | None = None) -> Body:
+def large(account_id: str, seen: list[int] | None = None) -> IncomingBody:
     """Of two megabytes; its model is named at its end."""
 
     def pieces() -> Iterator[bytes]:
@@ -138,7 +138,7 @@ def test_body_of_which_no_more_comes_is_given_up(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(60)
 
     async def wait() -> None:
-        async with Body(Request({"type": "http", "method": "POST", "headers": []}, receive), "acme") as body:
+        async with IncomingBody(Request({"type": "http", "method": "POST", "headers": []}, receive), "acme") as body:
             await text_field(body, "model_id")
 
     with pytest.raises(StalledError):

@@ -18,7 +18,7 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.trainer_requests import SERVICE_FILE
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, pair
-from trainmaster.trainer_service.configuration import Configuration, ConfigurationError
+from trainmaster.trainer_service.configuration import Configuration, ServiceConfigurationError
 from trainmaster.trainer_service.messages import allow_many_descriptors
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main() -> NoReturn:
         raise SystemExit(f"this is a step of a job, and runs in no other place: {error} is not set") from None
     try:
         configuration = Configuration.read(inputs / SERVICE_FILE)
-    except ConfigurationError as error:
+    except ServiceConfigurationError as error:
         report.fail(Reason.BAD_INPUT, str(error))
     if report.rank() == 0:
         _lead(configuration)
@@ -60,7 +60,7 @@ def _lead(configuration: Configuration) -> NoReturn:
     front, channel = _start_front(configuration)
     # Only now: seconds of imports.
     from trainmaster.engine.sampler import Sampler
-    from trainmaster.trainer_service.process import Service, ServiceControl
+    from trainmaster.trainer_service.process import ServiceControl, TrainerService
     from trainmaster.trainer_service.reports import FatalError
 
     engine = _engine(configuration)
@@ -70,10 +70,10 @@ def _lead(configuration: Configuration) -> NoReturn:
         context_length=engine.max_context_length,
         tempered_logprobs=configuration.tempered_logprobs,
     )
-    wishes = ServiceControl(report.reporter)
-    with wishes.signals():
-        service = Service(
-            configuration, engine=engine, sampler=sampler, channel=channel, reporter=report.reporter, wishes=wishes
+    control = ServiceControl(report.reporter)
+    with control.signals():
+        service = TrainerService(
+            configuration, engine=engine, sampler=sampler, channel=channel, reporter=report.reporter, control=control
         )
         try:
             service.run()

@@ -23,19 +23,19 @@ from typing import Any, Final
 
 from trainmaster.trainer_service.messages import (
     INLINE_BYTES,
+    EngineReady,
+    EngineStopped,
     Message,
-    Ready,
     Reply,
     Request,
     SharedBody,
     Status,
-    Stop,
     mapped,
 )
 
 _log = logging.getLogger(__name__)
 
-_TYPES: Final = {cls.__name__: cls for cls in (Request, Reply, Ready, Status, Stop)}
+_TYPES: Final = {cls.__name__: cls for cls in (Request, Reply, EngineReady, Status, EngineStopped)}
 _DATAGRAM_BYTES = 4 * INLINE_BYTES
 """Room for a header and a body, each below INLINE_BYTES, with the descriptors beside them."""
 _MAX_FDS = 2

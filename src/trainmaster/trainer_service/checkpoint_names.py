@@ -24,47 +24,51 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
 _NUMBER = re.compile(r"[0-9]+")
 
 
-class Kind(StrEnum):
+class CheckpointKind(StrEnum):
     TRAINING = "training"
     SAMPLER = "sampler"
     EXTERNAL = "external"
     """To be downloaded, in the form that Tinker's own tools read; may be encrypted."""
 
 
-_DIRECTORIES = {Kind.TRAINING: "weights", Kind.SAMPLER: "sampler", Kind.EXTERNAL: "external"}
+_DIRECTORIES = {
+    CheckpointKind.TRAINING: "weights",
+    CheckpointKind.SAMPLER: "sampler",
+    CheckpointKind.EXTERNAL: "external",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    kind: Kind
+class CheckpointLabel:
+    kind: CheckpointKind
     name: str
     owner: str = ""
     """The model that the name belongs to; empty: the job."""
 
     @staticmethod
-    def of(kind: Kind, name: object, *, model_id: str, door: str) -> Label:
+    def of(kind: CheckpointKind, name: object, *, model_id: str, door: str) -> CheckpointLabel:
         """The label of a save by a model of a door. Raises EngineError where this is no name."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise EngineError(
                 f"{name!r} cannot be the name of a checkpoint: that is up to 128 letters, digits, dots, dashes and "
                 "underscores, the first a letter or a digit"
             )
-        if door != TINKER and kind is Kind.TRAINING and not _DNS_LABEL.fullmatch(name):
+        if door != TINKER and kind is CheckpointKind.TRAINING and not _DNS_LABEL.fullmatch(name):
             raise EngineError(
                 f"{name!r} cannot be the name of a state: clients load only names of up to 63 lower-case letters, "
                 "digits and '-', the first and the last a letter or a digit"
             )
-        return Label(kind=kind, name=name, owner=model_id if door == TINKER else "")
+        return CheckpointLabel(kind=kind, name=name, owner=model_id if door == TINKER else "")
 
     @staticmethod
-    def read(path: object, kind: Kind) -> Label:
+    def read(path: object, kind: CheckpointKind) -> CheckpointLabel:
         """The label in a path; `kind` is that of a bare name. Raises EngineError where the path has no label."""
         if isinstance(path, str):
             if found := WeightsPath.parse(path):
                 if _OWNER.fullmatch(found.run) and _NAME.fullmatch(found.name):
-                    return Label(kind=Kind(found.kind), name=found.name, owner=found.run)
+                    return CheckpointLabel(kind=CheckpointKind(found.kind), name=found.name, owner=found.run)
             elif _NAME.fullmatch(path):
-                return Label(kind=kind, name=path)
+                return CheckpointLabel(kind=kind, name=path)
         raise EngineError(f"{path!r} leads to no checkpoint that this trainer knows")
 
     @property
@@ -79,7 +83,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CommittedCheckpoint:
     root: Root
     rel_path: str
     manifest: Manifest
@@ -89,29 +93,29 @@ class Found:
         return self.root.locate(self.rel_path)
 
 
-class Shelf:
+class NamedCheckpoints:
     def __init__(self, root: Root) -> None:
         self.root = root
 
-    def versions(self, label: Label) -> list[str]:
+    def versions(self, label: CheckpointLabel) -> list[str]:
         """Committed ones, the newest last."""
         return self.root.committed(label.directory)
 
-    def new_place(self, label: Label) -> str:
+    def new_place(self, label: CheckpointLabel) -> str:
         numbers = [int(last) for path in self.versions(label) if _NUMBER.fullmatch(last := path.rpartition("/")[2])]
         return f"{label.directory}/{max(numbers, default=0) + 1}"
 
-    def find(self, label: Label) -> Found:
+    def find(self, label: CheckpointLabel) -> CommittedCheckpoint:
         """The newest of a name. Raises EngineError where there is none."""
         for rel_path in reversed(self.versions(label)):
             manifest = self.root.manifest(rel_path)
             if manifest is not None:
-                return Found(root=self.root, rel_path=rel_path, manifest=manifest)
+                return CommittedCheckpoint(root=self.root, rel_path=rel_path, manifest=manifest)
         beside = {each["path"] for each in self.listing() if each["kind"] == label.kind}
         said = f"there are {', '.join(sorted(beside)[-10:])}" if beside else "there are none yet"
         raise EngineError(f"there is no {label.kind} checkpoint {label.path!r} in this job; {said}")
 
-    def open(self, where: str) -> Found:
+    def open(self, where: str) -> CommittedCheckpoint:
         """The checkpoint at a path or URI, of any job. Raises EngineError where nothing is committed there."""
         try:
             root, rel_path = open_checkpoint(where)
@@ -120,7 +124,7 @@ class Shelf:
             raise EngineError(str(error)) from error
         if manifest is None:
             raise EngineError("the checkpoint that the path leads to is gone")
-        return Found(root=root, rel_path=rel_path, manifest=manifest)
+        return CommittedCheckpoint(root=root, rel_path=rel_path, manifest=manifest)
 
     def listing(self) -> list[dict[str, Any]]:
         """Oldest first."""
@@ -130,7 +134,7 @@ class Shelf:
                 manifest = self.root.manifest(rel_path)
             except CorruptCheckpointError:
                 continue
-            if manifest is not None and manifest.name and manifest.kind in tuple(Kind):
+            if manifest is not None and manifest.name and manifest.kind in tuple(CheckpointKind):
                 listed.append(description(manifest))
         return listed
 
@@ -139,5 +143,5 @@ def description(manifest: Manifest) -> dict[str, Any]:
     attributes: Mapping[str, Any] = manifest.attributes
     names = ("model_id", "door", "base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")
     owner = attributes.get("model_id", "") if attributes.get("door") == TINKER else ""
-    label = Label(kind=Kind(manifest.kind), name=manifest.name, owner=owner)
+    label = CheckpointLabel(kind=CheckpointKind(manifest.kind), name=manifest.name, owner=owner)
     return {"path": label.path, "kind": manifest.kind, **{name: attributes.get(name) for name in names}}

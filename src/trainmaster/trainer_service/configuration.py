@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from trainmaster.protocol.trainer_requests import Mode
 
 
-class ConfigurationError(ValueError):
+class ServiceConfigurationError(ValueError):
     """The document is not one that this service can be started with; the message says what is wrong."""
 
 
@@ -59,7 +59,7 @@ class Configuration(BaseModel):
         try:
             return Configuration.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
+            raise ServiceConfigurationError(f"{path}: {error}") from error
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, each['loc'])) or 'document'}: {each['msg']}" for each in error.errors())
-            raise ConfigurationError(f"{path}: {'; '.join(problems)}") from error
+            raise ServiceConfigurationError(f"{path}: {'; '.join(problems)}") from error

@@ -1,6 +1,7 @@
 """What the front and the engine process say to each other: plain values, and bodies as the client sent them.
 
-Front to engine: `Request`. Engine to front: `Ready` once, `Reply` for each request, `Status` now and then, `Stop` last.
+Front to engine: `Request`. Engine to front: `EngineReady` once, `Reply` for each request, `Status` now and then,
+`EngineStopped` last.
 
 The operations of a `Request`, what `fields` and `body` hold, and what a `Reply` to it holds:
 
@@ -45,9 +46,6 @@ TRAINING_OPS = frozenset(
 )
 """What has a place in the order of its model."""
 
-UNANSWERED_OPS = frozenset({"cancel", "end_session"})
-"""What gets no reply."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -83,11 +81,11 @@ class Reply:
     """Whose fault `error` is: `user` or `server`."""
     info: Mapping[str, Any] | None = None
     """For the front alone. Of a model that was made: `base_model`, `tokenizer_id`, `is_lora`, `lora_rank`.
-    Of weights that were saved: see `Ready.checkpoints`."""
+    Of weights that were saved: see `EngineReady.checkpoints`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class EngineReady:
     """The first message of the engine: it takes requests."""
 
     capabilities: Mapping[str, Any]
@@ -105,15 +103,15 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class EngineStopped:
     """The engine ends in order, and does nothing of what waits."""
 
     reason: str
     checkpoints: tuple[Mapping[str, Any], ...] = ()
-    """What it saved of its models before, as in `Ready`."""
+    """What it saved of its models before, as in `EngineReady`."""
 
 
-Message = Request | Reply | Ready | Status | Stop
+Message = Request | Reply | EngineReady | Status | EngineStopped
 
 
 INLINE_BYTES = 65_536

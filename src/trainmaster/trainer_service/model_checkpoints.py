@@ -32,8 +32,13 @@ from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, Shelf
-from trainmaster.trainer_service.models import Model, metadata, whole
+from trainmaster.trainer_service.checkpoint_names import (
+    CheckpointKind,
+    CheckpointLabel,
+    CommittedCheckpoint,
+    NamedCheckpoints,
+)
+from trainmaster.trainer_service.models import LoadedModel, metadata, whole
 
 MIN_TTL_S = 3600
 """As the public clients document it."""
@@ -43,15 +48,15 @@ LEFT_BEHIND_TTL_S = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    label: Label
+class SavePlan:
+    label: CheckpointLabel
     step: int
     attributes: Mapping[str, Any]
 
 
 Export = Callable[[Path], None]
 """Writes the weights that a sampler checkpoint holds, in another thread than the one that trains."""
-Done = Callable[[Found | Exception], None]
+Done = Callable[[CommittedCheckpoint | Exception], None]
 """Called by `poll` when a save has ended: with the checkpoint, or with what went wrong."""
 
 
@@ -60,10 +65,10 @@ class Saving:
         self._reporter = reporter
         self._base_model = base_model
         self._root = reporter.checkpoint_root()
-        self.shelf = Shelf(self._root)
+        self.shelf = NamedCheckpoints(self._root)
         self._saver = Saver(self._root, reporter=reporter)
         self._exporter = ThreadPoolExecutor(1, thread_name_prefix="export")
-        self._under_way: tuple[Plan, Callable[[], bool], Callable[[], Found], Done] | None = None
+        self._under_way: tuple[SavePlan, Callable[[], bool], Callable[[], CommittedCheckpoint], Done] | None = None
 
     @property
     def busy(self) -> bool:
@@ -71,8 +76,15 @@ class Saving:
         return self._under_way is not None
 
     def plan(
-        self, model: Model, label: Label, fields: Mapping[str, Any], *, step: int, overwrite: bool, **attributes: Any
-    ) -> Plan:
+        self,
+        model: LoadedModel,
+        label: CheckpointLabel,
+        fields: Mapping[str, Any],
+        *,
+        step: int,
+        overwrite: bool,
+        **attributes: Any,
+    ) -> SavePlan:
         """Raises EngineError where the name is taken and must not be replaced, or a field of the request is wrong."""
         before = self.shelf.versions(label)
         if before and not overwrite:
@@ -100,9 +112,9 @@ class Saving:
         if before:
             # Those go when this one is committed.
             said["replaces"] = [manifest.checkpoint_id for path in before if (manifest := self._root.manifest(path))]
-        return Plan(label=label, step=step, attributes=said)
+        return SavePlan(label=label, step=step, attributes=said)
 
-    def begin_training(self, plan: Plan, tree: Any, done: Done) -> None:
+    def begin_training(self, plan: SavePlan, tree: Any, done: Done) -> None:
         """When this returns, the tree may change."""
         self._require_idle()
         self._saver.save(
@@ -114,14 +126,16 @@ class Saving:
             attributes=plan.attributes,
         )
 
-        def result() -> Found:
+        def result() -> CommittedCheckpoint:
             saved = self._saver.wait()
             assert saved is not None
-            return Found(root=self._root, rel_path=saved.rel_path, manifest=saved.manifest)
+            return CommittedCheckpoint(root=self._root, rel_path=saved.rel_path, manifest=saved.manifest)
 
         self._under_way = (plan, lambda: not self._saver.busy, result, done)
 
-    def begin_export(self, plan: Plan, export: Export, done: Done, *, base: Found | None = None) -> None:
+    def begin_export(
+        self, plan: SavePlan, export: Export, done: Done, *, base: CommittedCheckpoint | None = None
+    ) -> None:
         """With a `base`, the checkpoint is a delta to it."""
         self._require_idle()
         manifest = replace(
@@ -130,7 +144,7 @@ class Saving:
             name=plan.label.name,
             attributes=dict(plan.attributes),
         )
-        future: Future[Found] = self._exporter.submit(self._export, plan, manifest, export, base)
+        future: Future[CommittedCheckpoint] = self._exporter.submit(self._export, plan, manifest, export, base)
         self._under_way = (plan, future.done, future.result, done)
 
     def poll(self, *, wait: bool = False) -> None:
@@ -149,18 +163,18 @@ class Saving:
         self._remove_replaced(plan, found)
         done(found)
 
-    def find(self, path: object, source: str, kind: Kind) -> Found:
+    def find(self, path: object, source: str, kind: CheckpointKind) -> CommittedCheckpoint:
         """The checkpoint at `source`, or else the one of this job. Raises EngineError where there is none."""
         with _reading(str(path)):
-            return self.shelf.open(source) if source else self.shelf.find(Label.read(path, kind))
+            return self.shelf.open(source) if source else self.shelf.find(CheckpointLabel.read(path, kind))
 
-    def read_tree(self, found: Found) -> Any:
+    def read_tree(self, found: CommittedCheckpoint) -> Any:
         """Raises EngineError where it cannot be read, or is not what was committed."""
         with _reading(found.where), Saver(found.root, reporter=self._reporter) as saver:
             return saver.load(found.rel_path).tree
 
     @contextlib.contextmanager
-    def exported(self, found: Found) -> Iterator[Path]:
+    def exported(self, found: CommittedCheckpoint) -> Iterator[Path]:
         """The files of a sampler checkpoint, of a delta, too. Raises EngineError where they cannot be read."""
         with contextlib.ExitStack() as scope:
             with _reading(found.where):
@@ -178,7 +192,9 @@ class Saving:
         self._exporter.shutdown()
         self._saver.close()
 
-    def _export(self, plan: Plan, manifest: Manifest, export: Export, base: Found | None) -> Found:
+    def _export(
+        self, plan: SavePlan, manifest: Manifest, export: Export, base: CommittedCheckpoint | None
+    ) -> CommittedCheckpoint:
         place = self.shelf.new_place(plan.label)
         began = time.monotonic()
         drafted = self._root.draft(place, job_id=manifest.job_id, attempt=manifest.attempt)
@@ -189,11 +205,11 @@ class Saving:
                 self._export_delta(draft, export, base)
             check = self._reporter.require_ownership
             rel_path, sealed = commit_beside(self._root, draft, place, manifest, check_owner=check)
-        found = Found(root=self._root, rel_path=rel_path, manifest=sealed)
+        found = CommittedCheckpoint(root=self._root, rel_path=rel_path, manifest=sealed)
         self._reporter.committed(sealed, found.where, took_s=time.monotonic() - began)
         return found
 
-    def _export_delta(self, draft: Path, export: Export, base: Found) -> None:
+    def _export_delta(self, draft: Path, export: Export, base: CommittedCheckpoint) -> None:
         whole_export = draft / "whole"
         whole_export.mkdir()
         export(whole_export)
@@ -202,7 +218,7 @@ class Saving:
             export_files.write_delta(whole_export, directory, draft, of=of)
         rmtree(whole_export)
 
-    def _remove_replaced(self, plan: Plan, found: Found) -> None:
+    def _remove_replaced(self, plan: SavePlan, found: CommittedCheckpoint) -> None:
         for rel_path in self.shelf.versions(plan.label):
             if rel_path == found.rel_path:
                 break
@@ -216,18 +232,18 @@ class Saving:
             raise RuntimeError("a save is under way already")
 
 
-def interrupted_name(model: Model, step: int) -> str:
+def interrupted_name(model: LoadedModel, step: int) -> str:
     """The name of a save that nobody named: a DNS label, valid for either door."""
     stem = "".join(letter if letter.isalnum() else "-" for letter in model.model_id.lower() if letter.isascii())
     end = f"-step-{step}"
     return f"{stem[-(63 - len(end)) :].strip('-')}{end}"
 
 
-def label_for(kind: Kind, model: Model, name: object) -> Label:
-    return Label.of(kind, name, model_id=model.model_id, door=model.door)
+def label_for(kind: CheckpointKind, model: LoadedModel, name: object) -> CheckpointLabel:
+    return CheckpointLabel.of(kind, name, model_id=model.model_id, door=model.door)
 
 
-def may_replace(model: Model, fields: Mapping[str, Any]) -> bool:
+def may_replace(model: LoadedModel, fields: Mapping[str, Any]) -> bool:
     """Clients of the Fireworks door always may."""
     return bool(fields.get("overwrite")) or model.door != TINKER
 

@@ -14,7 +14,12 @@ from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
 from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import Found, Kind, Label, description
+from trainmaster.trainer_service.checkpoint_names import (
+    CheckpointKind,
+    CheckpointLabel,
+    CommittedCheckpoint,
+    description,
+)
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import (
@@ -26,9 +31,16 @@ from trainmaster.trainer_service.model_checkpoints import (
     load_export,
     may_replace,
 )
-from trainmaster.trainer_service.models import Model, Models, adam_options, choice, decision_calibration, flag
+from trainmaster.trainer_service.models import (
+    LoadedModel,
+    LoadedModels,
+    adam_options,
+    choice,
+    decision_calibration,
+    flag,
+)
 from trainmaster.trainer_service.reports import Gauges, reply_to_failure
-from trainmaster.trainer_service.sampling import Sampling
+from trainmaster.trainer_service.sampling import SamplingSessions
 from trainmaster.trainer_service.wire import decode_pass, encode_pass_result
 
 PASSES = frozenset({"forward", "forward_backward"})
@@ -49,13 +61,13 @@ DECISION = "decision.json"
 """In a sampler checkpoint: the temperatures that its user found for decisions, which whoever serves it applies."""
 
 
-class Training:
+class ModelOperations:
     def __init__(
         self,
         configuration: Configuration,
         engine: Engine,
         saving: Saving,
-        sampling: Sampling,
+        sampling: SamplingSessions,
         gauges: Gauges,
         reply: Callable[[Reply], None],
     ) -> None:
@@ -65,7 +77,7 @@ class Training:
         self._sampling = sampling
         self._gauges = gauges
         self._reply = reply
-        self.models = Models(configuration, engine)
+        self.models = LoadedModels(configuration, engine)
 
     def must_wait(self, request: Request) -> bool:
         return request.op in _STORED and self._saving.busy
@@ -101,15 +113,15 @@ class Training:
         for reply in replies:
             self._reply(reply)
 
-    def save_all(self) -> list[Found]:
+    def save_all(self) -> list[CommittedCheckpoint]:
         """Save every trained model, one after the other; the committed checkpoints."""
-        saved: list[Found] = []
+        saved: list[CommittedCheckpoint] = []
         self._saving.poll(wait=True)
         for model in self.models:
             if model.trained is Trained.NOTHING or self._configuration.mode is Mode.FORWARD_ONLY:
                 continue
 
-            def done(outcome: Found | Exception, model: Model = model) -> None:
+            def done(outcome: CommittedCheckpoint | Exception, model: LoadedModel = model) -> None:
                 if isinstance(outcome, Exception):
                     self._gauges.note(f"{model.model_id} could not be saved: {outcome}")
                 else:
@@ -161,7 +173,7 @@ class Training:
         if model is None or model_id not in self._engine.models or not model.unsaved:
             return self._unload_model(request)
 
-        def done(outcome: Found | Exception) -> None:
+        def done(outcome: CommittedCheckpoint | Exception) -> None:
             if isinstance(outcome, Exception):
                 self._gauges.note(f"{model_id}, whose client is gone, could not be saved, and stays: {outcome}")
             else:
@@ -200,19 +212,21 @@ class Training:
             overwrite=may_replace(model, request.fields),
         )
 
-    def _label(self, model: Model, name: object = None) -> Label:
+    def _label(self, model: LoadedModel, name: object = None) -> CheckpointLabel:
         """`name` None: one is derived from the model."""
         return label_for(
-            Kind.TRAINING, model, interrupted_name(model, self.models.steps(model.model_id)) if name is None else name
+            CheckpointKind.TRAINING,
+            model,
+            interrupted_name(model, self.models.steps(model.model_id)) if name is None else name,
         )
 
     def _begin_save(
-        self, model: Model, label: Label, fields: Mapping[str, Any], done: Done, *, overwrite: bool
+        self, model: LoadedModel, label: CheckpointLabel, fields: Mapping[str, Any], done: Done, *, overwrite: bool
     ) -> None:
         step, changes = self.models.steps(model.model_id), model.changes
         plan = self._saving.plan(model, label, fields, step=step, overwrite=overwrite)
 
-        def ended(outcome: Found | Exception) -> None:
+        def ended(outcome: CommittedCheckpoint | Exception) -> None:
             if not isinstance(outcome, Exception):
                 model.saved_path, model.saved_changes = label.path, changes
             done(outcome)
@@ -243,13 +257,13 @@ class Training:
         # An adapter is a difference already.
         kind = "delta" if asked == "delta" and model.trained is Trained.ALL else "merged" if merged else "base"
         base = self._base_of_delta(model) if kind == "delta" else None
-        label = label_for(Kind.SAMPLER, model, fields["path"])
+        label = label_for(CheckpointKind.SAMPLER, model, fields["path"])
         calibration = decision_calibration(fields)
         about = {"sampler_kind": kind, **({"base_checkpoint": base.manifest.checkpoint_id} if base else {})}
         plan = self._saving.plan(model, label, fields, step=step, overwrite=may_replace(model, fields), **about)
         snapshot = self._engine.snapshot(model.model_id)
 
-        def done(outcome: Found | Exception) -> None:
+        def done(outcome: CommittedCheckpoint | Exception) -> None:
             if not isinstance(outcome, Exception) and kind == "base" and model.trained is Trained.ALL:
                 model.whole_export = outcome.where
             self._answer_save(request, outcome)
@@ -269,7 +283,7 @@ class Training:
             raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
         fields = request.fields
         recipients = export_files.read_recipients(fields.get("age_encryption_recipients"))
-        label = label_for(Kind.EXTERNAL, model, fields.get("path"))
+        label = label_for(CheckpointKind.EXTERNAL, model, fields.get("path"))
         step = self.models.steps(model.model_id)
         plan = self._saving.plan(model, label, fields, step=step, overwrite=False)
         snapshot = self._engine.snapshot(model.model_id)
@@ -281,24 +295,24 @@ class Training:
 
         self._saving.begin_export(plan, export, lambda outcome: self._answer_save(request, outcome))
 
-    def _base_of_delta(self, model: Model) -> Found:
+    def _base_of_delta(self, model: LoadedModel) -> CommittedCheckpoint:
         if model.whole_export is None:
             raise EngineError("checkpoint_type: a delta needs a base before it: save one with checkpoint_type base")
         return self._saving.shelf.open(model.whole_export)
 
     def _load_weights(self, request: Request) -> Reply:
         path = request.fields.get("path")
-        self._load(request, path, Kind.TRAINING, optimizer=flag(request.fields, "optimizer", default=False))
+        self._load(request, path, CheckpointKind.TRAINING, optimizer=flag(request.fields, "optimizer", default=False))
         fields = {"path": path, "model_id": request.model_id, "type": "load_weights"}
         return Reply(request_id=request.request_id, fields=fields)
 
     def _load_adapter(self, request: Request) -> Reply:
         path = request.fields.get("adapter_path")
-        self._load(request, path, Kind.SAMPLER, optimizer=False)
+        self._load(request, path, CheckpointKind.SAMPLER, optimizer=False)
         fields = {"model_id": request.model_id, "adapter_path": path, "type": "load_adapter"}
         return Reply(request_id=request.request_id, fields=fields)
 
-    def _load(self, request: Request, path: object, kind: Kind, *, optimizer: bool) -> None:
+    def _load(self, request: Request, path: object, kind: CheckpointKind, *, optimizer: bool) -> None:
         model = self.models.get(request.model_id)
         if model.trained is Trained.NOTHING:
             raise EngineError(f"{model.model_id} is the base model itself (base_only), and takes no other weights")
@@ -308,7 +322,7 @@ class Training:
             raise EngineError(
                 f"{path} was trained from {base_model}; this trainer holds {self._configuration.base_model}"
             )
-        if found.manifest.kind != Kind.TRAINING:
+        if found.manifest.kind != CheckpointKind.TRAINING:
             if optimizer:
                 raise EngineError(f"{path} was saved without an optimizer: load its weights alone")
             with self._saving.exported(found) as directory, _changing(model):
@@ -319,7 +333,7 @@ class Training:
                 self._engine.load_state(model.model_id, tree, optimizer=optimizer)
         model.loaded, model.broken = True, None
 
-    def _answer_save(self, request: Request, outcome: Found | Exception) -> None:
+    def _answer_save(self, request: Request, outcome: CommittedCheckpoint | Exception) -> None:
         if isinstance(outcome, Exception):
             self._reply(reply_to_failure(request.request_id, outcome))
             return
@@ -329,21 +343,21 @@ class Training:
         )
 
 
-_OPERATIONS: Mapping[str, Callable[[Training, Request], Reply | None]] = {
-    "create_model": Training._create_model,
-    "unload_model": Training._unload_model,
-    "leave_model": Training._leave_model,
-    "optim_step": Training._optim_step,
-    "save_weights": Training._save_weights,
-    "save_weights_for_sampler": Training._save_weights_for_sampler,
-    "save_weights_external": Training._save_weights_external,
-    "load_weights": Training._load_weights,
-    "load_adapter": Training._load_adapter,
+_OPERATIONS: Mapping[str, Callable[[ModelOperations, Request], Reply | None]] = {
+    "create_model": ModelOperations._create_model,
+    "unload_model": ModelOperations._unload_model,
+    "leave_model": ModelOperations._leave_model,
+    "optim_step": ModelOperations._optim_step,
+    "save_weights": ModelOperations._save_weights,
+    "save_weights_for_sampler": ModelOperations._save_weights_for_sampler,
+    "save_weights_external": ModelOperations._save_weights_external,
+    "load_weights": ModelOperations._load_weights,
+    "load_adapter": ModelOperations._load_adapter,
 }
 
 
 @contextlib.contextmanager
-def _changing(*models: Model) -> Iterator[None]:
+def _changing(*models: LoadedModel) -> Iterator[None]:
     """Mark models as broken when an operation on them fails half-way."""
     for model in models:
         model.changes += 1
@@ -356,7 +370,7 @@ def _changing(*models: Model) -> Iterator[None]:
         raise
 
 
-def _require_sound(model: Model) -> None:
+def _require_sound(model: LoadedModel) -> None:
     if model.broken:
         last = f"; it was saved last as {model.saved_path}" if model.saved_path else ""
         raise EngineError(

@@ -136,7 +136,7 @@ NO_TRAINING = "this trainer only runs models forward (forward_only): train on an
 
 
 @dataclass(slots=True, kw_only=True)
-class Model:
+class LoadedModel:
     model_id: str
     session_id: str
     door: str
@@ -161,19 +161,19 @@ class Model:
         return self.changes > self.saved_changes and not self.broken
 
 
-class Models:
+class LoadedModels:
     def __init__(self, configuration: Configuration, engine: Engine) -> None:
         self._configuration = configuration
         self._engine = engine
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, LoadedModel] = {}
 
     def __len__(self) -> int:
         return len(self._models)
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[LoadedModel]:
         return iter(list(self._models.values()))
 
-    def create(self, model_id: str, fields: Mapping[str, Any], *, door: str) -> Model:
+    def create(self, model_id: str, fields: Mapping[str, Any], *, door: str) -> LoadedModel:
         """Raises EngineError where this trainer does not hold that base model, or makes no such model."""
         configuration = self._configuration
         base_model = fields.get("base_model")
@@ -189,7 +189,7 @@ class Models:
         lora = self._lora(fields)
         trained = self._trained(fields, lora)
         self._require_room(trained)
-        model = Model(
+        model = LoadedModel(
             model_id=model_id,
             session_id=str(fields.get("session_id") or model_id.partition(":train:")[0]),
             door=door,
@@ -201,7 +201,7 @@ class Models:
         self._models[model_id] = model
         return model
 
-    def get(self, model_id: str) -> Model:
+    def get(self, model_id: str) -> LoadedModel:
         """Raises EngineError where there is none, or none any more."""
         try:
             model = self._models[model_id]
@@ -212,7 +212,7 @@ class Models:
             raise EngineError(f"{model_id} was given up: make a new model from saved weights", Blame.SERVER)
         return model
 
-    def require_trained(self, model_id: str) -> Model:
+    def require_trained(self, model_id: str) -> LoadedModel:
         """Raises EngineError where there is none, or it is not for training."""
         model = self.get(model_id)
         if self._configuration.mode is Mode.FORWARD_ONLY:

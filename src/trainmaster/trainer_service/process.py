@@ -18,18 +18,18 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.attempt import LOOK_EVERY_S
-from trainmaster.jobs.attempt import Stop as StopWish
+from trainmaster.jobs.attempt import Stop as StopRequest
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service.channel import EngineChannel
-from trainmaster.trainer_service.checkpoint_names import Found, description
+from trainmaster.trainer_service.checkpoint_names import CommittedCheckpoint, description
 from trainmaster.trainer_service.configuration import Configuration
-from trainmaster.trainer_service.messages import Ready, Reply, Request, Stop
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Reply, Request
 from trainmaster.trainer_service.model_checkpoints import Saving
-from trainmaster.trainer_service.model_operations import PASSES, Training
+from trainmaster.trainer_service.model_operations import PASSES, ModelOperations
 from trainmaster.trainer_service.reports import Gauges, reply_to_failure
-from trainmaster.trainer_service.sampling import Sampling
+from trainmaster.trainer_service.sampling import SamplingSessions
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -41,13 +41,13 @@ class ServiceControl:
         self._reporter = reporter
         self._signalled = False
 
-    def stop(self) -> StopWish | None:
+    def stop(self) -> StopRequest | None:
         if self._signalled and self._reporter.stop_requested() is None:
             # Whoever sends a signal for the server has said why just before.
             time.sleep(2 * LOOK_EVERY_S)
         stop = self._reporter.stop_requested()
         if stop is None and self._signalled:
-            return StopWish(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
+            return StopRequest(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
         return stop
 
     def take_save(self) -> bool:
@@ -79,7 +79,7 @@ LEAST_SAMPLING_S = 0.02
 """What samples get after work that took no time."""
 
 
-class Service:
+class TrainerService:
     def __init__(
         self,
         configuration: Configuration,
@@ -88,33 +88,37 @@ class Service:
         sampler: Sampler,
         channel: EngineChannel,
         reporter: Reporter,
-        wishes: ServiceControl,
+        control: ServiceControl,
     ) -> None:
         self._configuration = configuration
         self._engine = engine
         self._channel = channel
         self._reporter = reporter
-        self._wishes = wishes
+        self._control = control
         self._gauges = Gauges(reporter)
         self._saving = Saving(reporter, base_model=configuration.base_model)
-        self._sampling = Sampling(configuration, engine, sampler, self._saving, channel.send)
-        self._training = Training(configuration, engine, self._saving, self._sampling, self._gauges, channel.send)
+        self._sampling = SamplingSessions(configuration, engine, sampler, self._saving, channel.send)
+        self._training = ModelOperations(
+            configuration, engine, self._saving, self._sampling, self._gauges, channel.send
+        )
         self._queues: dict[str, deque[Request]] = {}
 
-    def run(self) -> StopWish:
+    def run(self) -> StopRequest:
         """Serve until a stop is asked for, and do what it asks; which it was.
 
         Raises:
             ChannelClosedError: the front is gone.
             FatalError: the engine cannot go on.
         """
-        self._channel.send(Ready(capabilities=self._capabilities(), checkpoints=tuple(self._saving.shelf.listing())))
+        self._channel.send(
+            EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.shelf.listing()))
+        )
         self._reporter.phase("training")
         while True:
-            if (stop := self._wishes.stop()) is not None:
+            if (stop := self._control.stop()) is not None:
                 self._stop(stop)
                 return stop
-            if self._wishes.take_save():
+            if self._control.take_save():
                 self._training.save_all()
             self._take(0.0 if self._has_work() else SAVING_S if self._saving.busy else IDLE_S)
             self._sample(self._train())
@@ -187,7 +191,7 @@ class Service:
                 return
             self._take(0.0)
 
-    def _stop(self, stop: StopWish) -> None:
+    def _stop(self, stop: StopRequest) -> None:
         self._saving.poll(wait=True)
         saved = (
             {found.manifest.attributes["model_id"]: found for found in self._training.save_all()} if stop.save else {}
@@ -200,7 +204,7 @@ class Service:
         self._sampling.refuse_all(f"the trainer was stopped ({stop.cause}): sample again when it runs")
         self._saving.close()
         about = tuple(description(found.manifest) for found in saved.values())
-        self._channel.send(Stop(reason=f"the trainer was stopped ({stop.cause})", checkpoints=about))
+        self._channel.send(EngineStopped(reason=f"the trainer was stopped ({stop.cause})", checkpoints=about))
 
     def _capabilities(self) -> Mapping[str, Any]:
         configuration = self._configuration
@@ -217,7 +221,7 @@ class Service:
         }
 
 
-def _stopped(request: Request, stop: StopWish, saved: Found | None) -> Reply:
+def _stopped(request: Request, stop: StopRequest, saved: CommittedCheckpoint | None) -> Reply:
     message = f"the trainer was stopped ({stop.cause}) before this was done"
     if saved is not None:
         path = description(saved.manifest)["path"]

@@ -11,7 +11,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.engine.trained_model import Snapshot
 from trainmaster.engine.types import EngineError, SampledSequence
-from trainmaster.trainer_service.checkpoint_names import Found, Kind
+from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CommittedCheckpoint
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import Saving, exported_snapshot
@@ -24,13 +24,13 @@ KEEP_WHOLE = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class _Session:
+class _SamplingSession:
     snapshot: Snapshot | None
-    source: Found | None = None
+    source: CommittedCheckpoint | None = None
     """Where the weights can be read again; None: nowhere."""
 
 
-class Sampling:
+class SamplingSessions:
     def __init__(
         self,
         configuration: Configuration,
@@ -44,7 +44,7 @@ class Sampling:
         self._sampler = sampler
         self._saving = saving
         self._reply = reply
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, _SamplingSession] = OrderedDict()
         self._waiting: set[str] = set()
 
     @property
@@ -53,20 +53,20 @@ class Sampling:
 
     def open(self, session_id: str, snapshot: Snapshot) -> None:
         """Begin a session on weights that were not saved."""
-        self._put(session_id, _Session(snapshot=snapshot))
+        self._put(session_id, _SamplingSession(snapshot=snapshot))
 
     def create(self, request: Request) -> Mapping[str, Any]:
         """Begin a session on the base model or a checkpoint. Raises EngineError where there is none."""
         fields = request.fields
         session_id = str(fields["sampling_session_id"])
         if (path := fields.get("model_path")) is not None:
-            found = self._saving.find(path, request.source, Kind.SAMPLER)
-            self._put(session_id, _Session(snapshot=self._load(found), source=found))
+            found = self._saving.find(path, request.source, CheckpointKind.SAMPLER)
+            self._put(session_id, _SamplingSession(snapshot=self._load(found), source=found))
         else:
             name = fields.get("base_model")
             if name is not None and name not in self._configuration.names:
                 raise EngineError(f"this trainer holds {self._configuration.base_model}, and not {name!r}")
-            self._put(session_id, _Session(snapshot=self._engine.snapshot(None)))
+            self._put(session_id, _SamplingSession(snapshot=self._engine.snapshot(None)))
         return {"sampling_session_id": session_id, "type": "create_sampling_session"}
 
     def submit(self, request: Request) -> None:
@@ -131,7 +131,7 @@ class Sampling:
             self._trim()
         return session.snapshot
 
-    def _put(self, session_id: str, session: _Session) -> None:
+    def _put(self, session_id: str, session: _SamplingSession) -> None:
         self._sessions[session_id] = session
         self._sessions.move_to_end(session_id)
         self._trim()
@@ -151,12 +151,12 @@ class Sampling:
                 if session.source is None:
                     del self._sessions[session_id]
 
-    def _load(self, found: Found) -> Snapshot:
+    def _load(self, found: CommittedCheckpoint) -> Snapshot:
         for session in self._sessions.values():
             known = session.source
             if session.snapshot is not None and known is not None and known.manifest == found.manifest:
                 return session.snapshot
-        if found.manifest.kind == Kind.TRAINING:
+        if found.manifest.kind == CheckpointKind.TRAINING:
             return self._engine.snapshot_from(self._saving.read_tree(found))
         with self._saving.exported(found) as directory:
             return exported_snapshot(self._engine, directory)

@@ -46,7 +46,7 @@ _NOT_PLAIN = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(slots=True, eq=False)
-class Body:
+class IncomingBody:
     """The body of a request: what came so far, and the rest on demand. It is released at the exit of its block."""
 
     request: Request
@@ -134,11 +134,11 @@ class Body:
         self.pieces.clear()
 
 
-_held: set[Body] = set()
+_held: set[IncomingBody] = set()
 """Those that are held whole: each takes memory until its request is over."""
 
 
-async def text_field(body: Body, name: str) -> str:
+async def text_field(body: IncomingBody, name: str) -> str:
     """The id in a member of a JSON body, or the model's id of a protobuf body.
 
     Raises:
@@ -168,7 +168,7 @@ def is_plain(text: str) -> bool:
     return _NOT_PLAIN.search(text) is None
 
 
-async def _protobuf_text(body: Body, name: str) -> object:
+async def _protobuf_text(body: IncomingBody, name: str) -> object:
     encoding = body.request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
         raise SpecError([Problem(field="Content-Encoding", message=f"'{encoding}' is not taken here; 'zstd' is")])
@@ -206,7 +206,7 @@ def _inflated(head: bytes) -> bytes:
         return b""
 
 
-async def _json_text(body: Body, name: str) -> object:
+async def _json_text(body: IncomingBody, name: str) -> object:
     while body.size < END_BYTES and await body.more():
         pass
     if not body.complete and (found := peek_json_head(body.head(END_BYTES)).get(name)) is not None:

@@ -27,10 +27,10 @@ from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.gateway import Activity
 from trainmaster.server.http.proxy import (
     BrokenOffError,
-    Connection,
     Connections,
     Headers,
     RequestBody,
+    ServiceConnection,
     ServiceResponse,
     StreamedResponse,
     forwarded_headers,
@@ -210,7 +210,7 @@ class Trainers:
                 return response
             return StreamedResponse(answer, use.pop_all(), trainer.job_id)
 
-    async def _open(self, trainer: Trainer, pool: Connections) -> Connection:
+    async def _open(self, trainer: Trainer, pool: Connections) -> ServiceConnection:
         try:
             return await pool.open(trainer, *await self._address(trainer))
         except BrokenOffError:

@@ -66,7 +66,7 @@ class BrokenOffError(ConnectionError):
 
 
 @dataclass(slots=True)
-class Connection:
+class ServiceConnection:
     """A connection to a service."""
 
     key: Hashable
@@ -145,7 +145,7 @@ class _ResponseParser:
 class ServiceResponse:
     """The head of a service's response; its body is read from here, once."""
 
-    connection: Connection
+    connection: ServiceConnection
     pool: Connections
     patience_s: float | None
     _parsed: _ResponseParser
@@ -222,9 +222,9 @@ class Connections:
     """Connections to services, idle and in use. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._idle: dict[Hashable, list[Connection]] = {}
+        self._idle: dict[Hashable, list[ServiceConnection]] = {}
 
-    def kept(self, key: Hashable) -> Connection | None:
+    def kept(self, key: Hashable) -> ServiceConnection | None:
         """An idle connection to the same process as before."""
         idle = self._idle.get(key, [])
         while idle:
@@ -235,7 +235,7 @@ class Connections:
         self._idle.pop(key, None)
         return None
 
-    async def open(self, key: Hashable, address: str, token: str, uid: int | None = None) -> Connection:
+    async def open(self, key: Hashable, address: str, token: str, uid: int | None = None) -> ServiceConnection:
         """Connect to a service; `token` is the secret of its ranks, and `uid` the user that they run as.
 
         Raises:
@@ -248,7 +248,7 @@ class Connections:
             )
         except OSError as error:
             raise BrokenOffError(f"the service does not answer: {error or type(error).__name__}") from None
-        connection = Connection(key=key, token=token.encode(), reader=reader, writer=writer)
+        connection = ServiceConnection(key=key, token=token.encode(), reader=reader, writer=writer)
         peer, own = (writer.get_extra_info(name) for name in ("peername", "sockname"))
         stranger = stranger_at(peer[:2], own[:2], uid) if peer and own else None
         if stranger is not None:
@@ -256,7 +256,7 @@ class Connections:
             raise BrokenOffError(f"the service does not answer: its port is taken by uid {stranger}")
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ServiceConnection) -> None:
         """Keep a connection whose last response was read to its end."""
         idle = self._idle.setdefault(connection.key, [])
         if len(idle) >= MAX_IDLE:
@@ -286,7 +286,7 @@ class Connections:
 
     async def exchange(
         self,
-        connection: Connection,
+        connection: ServiceConnection,
         method: str,
         target: bytes,
         headers: Headers,

@@ -18,7 +18,8 @@ import uvicorn
 from trainmaster.protocol import environment
 from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service.front.app import make_app
-from trainmaster.trainer_service.front.state import Front, Settings
+from trainmaster.trainer_service.front.intake import FrontSettings
+from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import allow_many_descriptors
 
 _KEEP_ALIVE_S = 120
@@ -30,18 +31,18 @@ def main() -> int:
     parser.add_argument("--channel", type=int, required=True, help="the descriptor of the socket to the engine")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default=os.environ.get(environment.SERVICE_HOST, "127.0.0.1"))
-    limits = [field for field in fields(Settings) if field.name != "trainer"]
+    limits = [field for field in fields(FrontSettings) if field.name != "trainer"]
     for limit in limits:
         parser.add_argument(f"--{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default)
     options = parser.parse_args()
     trainer = Trainer(os.environ[environment.JOB_ID], int(os.environ[environment.ATTEMPT]))
-    settings = Settings(trainer=trainer, **{limit.name: getattr(options, limit.name) for limit in limits})
+    settings = FrontSettings(trainer=trainer, **{limit.name: getattr(options, limit.name) for limit in limits})
     token_file = os.environ.get(environment.TOKEN_FILE)
     token = Path(token_file).read_text().strip() if token_file else ""
     return serve(settings, socket.socket(fileno=options.channel), host=options.host, port=options.port, token=token)
 
 
-def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token: str = "") -> int:
+def serve(settings: FrontSettings, end: socket.socket, *, host: str, port: int, token: str = "") -> int:
     """Serve until the engine is gone; 0 when it ended in order."""
     # Half of them for bodies; every sample that waits is a connection.
     descriptors = allow_many_descriptors()
@@ -51,7 +52,7 @@ def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token
     def stop() -> None:
         server.should_exit = True
 
-    server = _Server(
+    server = _FrontServer(
         uvicorn.Config(
             make_app(front, end, stop=stop, token=token),
             host=host,
@@ -71,7 +72,7 @@ def serve(settings: Settings, end: socket.socket, *, host: str, port: int, token
     return 0 if front.link.in_order else 1
 
 
-class _Server(uvicorn.Server):
+class _FrontServer(uvicorn.Server):
     """Ends with the engine, and not by a signal: signals that the whole job gets are for the engine."""
 
     @contextlib.contextmanager

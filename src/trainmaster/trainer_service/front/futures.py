@@ -25,14 +25,14 @@ _ENTRY_BYTES = 2048
 """What a future takes beside its result."""
 
 
-class Form(Enum):
+class ResultForm(Enum):
     FIELDS = "fields"
     PASS = "pass"
     SAMPLE = "sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     fields: Mapping[str, Any] | None = None
     body: bytes | memoryview | None = None
     error: str = ""
@@ -45,7 +45,12 @@ class Future:
     __slots__ = ("digest", "fetched", "finished_s", "form", "outcome", "owner", "request_id", "then", "waiters")
 
     def __init__(
-        self, request_id: str, owner: str, form: Form, digest: bytes, then: Callable[[Outcome], None] | None
+        self,
+        request_id: str,
+        owner: str,
+        form: ResultForm,
+        digest: bytes,
+        then: Callable[[RequestOutcome], None] | None,
     ) -> None:
         self.request_id = request_id
         self.digest = digest
@@ -54,7 +59,7 @@ class Future:
         """The model or the sampling session."""
         self.form = form
         self.then = then
-        self.outcome: Outcome | None = None
+        self.outcome: RequestOutcome | None = None
         self.finished_s = 0.0
         self.fetched = False
         self.waiters: Waiters = set()
@@ -84,9 +89,9 @@ class Futures:
         request_id: str,
         *,
         owner: str,
-        form: Form = Form.FIELDS,
+        form: ResultForm = ResultForm.FIELDS,
         digest: bytes = b"",
-        then: Callable[[Outcome], None] | None = None,
+        then: Callable[[RequestOutcome], None] | None = None,
     ) -> Future:
         """`then` is called with the outcome before anybody else sees it."""
         self.forget(request_id)
@@ -96,7 +101,7 @@ class Futures:
     def get(self, request_id: str) -> Future | None:
         return self._futures.get(request_id)
 
-    def finish(self, request_id: str, outcome: Outcome) -> None:
+    def finish(self, request_id: str, outcome: RequestOutcome) -> None:
         """The first outcome counts."""
         future = self._futures.get(request_id)
         if future is None or future.outcome is not None:
@@ -115,7 +120,7 @@ class Futures:
     def of(self, owner: str) -> list[Future]:
         return [future for future in self._futures.values() if future.owner == owner]
 
-    async def wait(self, future: Future, hold_s: float) -> Outcome | None:
+    async def wait(self, future: Future, hold_s: float) -> RequestOutcome | None:
         """None when there is no outcome after `hold_s`."""
         if future.outcome is None:
             await self.hold(future.waiters, hold_s)

@@ -1,4 +1,4 @@
-"""How requests are taken in or refused: small bodies go into memory, large ones into what the engine will map."""
+"""How requests are accepted or refused: the front's limits, and bodies, of which the engine maps large ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,44 @@ from typing import Any
 
 from starlette.requests import Request
 
+from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
+from trainmaster.trainer_service.wire import MAX_BODY_BYTES
 
 
-class RefusedError(Exception):
+@dataclass(frozen=True, kw_only=True)
+class FrontSettings:
+    trainer: Trainer
+    hold_s: float = 20.0
+    """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
+    at once."""
+    keep_results_s: float = 600.0
+    keep_fetched_bytes: int = 256 << 20
+    memory_bytes: int = 1 << 30
+    """Of request bodies; large ones that come when there is more go to disk."""
+    max_held: int = 16_384
+    """Request bodies: those that come, that wait, and that the engine works on. Each large one is a descriptor of this
+    process or of the engine, and a map there, of which it may have 65,530."""
+    max_held_bytes: int = 8 << 30
+    """Of them, in memory and on disk. Who sends more is asked to come back."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_waiting: int = 4096
+    """Of the operations of one model, for an earlier one that has not come. Who sends more is asked to come back;
+    they wait until it comes, their model is unloaded, or their session ends."""
+    max_waiting_bytes: int = 1 << 30
+    """Of what came with them; those of all models are half of `max_held`, with half of `max_held_bytes`, at most, so
+    that there is room for what they wait for."""
+    session_expires_s: float = 1800.0
+    """Clients beat every 10 s, and complain after two minutes; a laptop may sleep a little longer."""
+    save_again_s: float = 60.0
+    """After which what a client that is gone left unsaved is to be saved once more, where it could not be."""
+    max_pending_samples: int = 4096
+    max_pending_sample_bytes: int = 256 << 20
+    last_answers_s: float = 5.0
+    """How long the front outlives the engine, for those who have not heard yet."""
+
+
+class RequestRefusedError(Exception):
     """Told through a future where there is one, and with status 400 elsewhere."""
 
     def __init__(self, error: str, category: str = "user") -> None:

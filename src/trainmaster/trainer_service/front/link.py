@@ -9,15 +9,15 @@ from typing import Any
 
 from trainmaster.protocol.trainer_requests import is_model_id
 from trainmaster.trainer_service.channel import FrontChannel
-from trainmaster.trainer_service.front.futures import Future, Futures, Outcome
-from trainmaster.trainer_service.messages import Message, Ready, Reply, Request, SharedBody, Status, Stop
+from trainmaster.trainer_service.front.futures import Future, Futures, RequestOutcome
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request, SharedBody, Status
 
 _INFO = ("base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")
 """What a client asks for before it makes a model from saved weights."""
 
 
-class Saved:
-    """Checkpoints by their path, oldest first; see `messages.Ready.checkpoints`."""
+class SavedCheckpoints:
+    """Checkpoints by their path, oldest first; see `messages.EngineReady.checkpoints`."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, Mapping[str, Any]] = {}
@@ -54,7 +54,7 @@ class Saved:
 class Link:
     """The connection to the engine. Belongs to one event loop."""
 
-    def __init__(self, futures: Futures, saved: Saved) -> None:
+    def __init__(self, futures: Futures, saved: SavedCheckpoints) -> None:
         self._futures = futures
         self._saved = saved
         self._channel: FrontChannel | None = None
@@ -85,12 +85,12 @@ class Link:
             except OSError as error:
                 # Large fields are shared only here, and what they need was short. Its place in the order is used up.
                 reason = f"the trainer had no room for this request: {error.strerror}"
-                self._futures.finish(request.request_id, Outcome(error=reason))
+                self._futures.finish(request.request_id, RequestOutcome(error=reason))
 
     def lose(self, future: Future) -> None:
         self._lost.append(future)
         error = f"The trainer has stopped: {self.gone}. {self._saved.advice(future.owner)}".rstrip()
-        self._futures.finish(future.request_id, Outcome(error=error))
+        self._futures.finish(future.request_id, RequestOutcome(error=error))
 
     def unheard(self) -> bool:
         """Whether a client has yet to fetch the outcome of a request that failed with the engine."""
@@ -105,7 +105,7 @@ class Link:
             case Reply():
                 if message.info and message.info.get("path"):
                     self._saved.add([message.info])
-                outcome = Outcome(
+                outcome = RequestOutcome(
                     fields=message.fields,
                     body=message.body,
                     error=message.error,
@@ -113,13 +113,13 @@ class Link:
                     info=message.info,
                 )
                 self._futures.finish(message.request_id, outcome)
-            case Ready():
+            case EngineReady():
                 self.capabilities = message.capabilities
                 self._saved.add(message.checkpoints)
                 self.ready.set()
             case Status():
                 self.status = message
-            case Stop():
+            case EngineStopped():
                 self._saved.add(message.checkpoints)
                 self.in_order = True
                 self._end(message.reason)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
-from trainmaster.protocol.trainer_requests import Trainer, model_id_of
-from trainmaster.trainer_service.front.futures import Form, Futures, Outcome, is_count
-from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
-from trainmaster.trainer_service.front.link import Link, Saved
+from trainmaster.protocol.trainer_requests import model_id_of
+from trainmaster.trainer_service.front.futures import Futures, RequestOutcome, ResultForm, is_count
+from trainmaster.trainer_service.front.intake import BusyError, FrontSettings, Intake, size_of_fields
+from trainmaster.trainer_service.front.link import Link, SavedCheckpoints
 from trainmaster.trainer_service.messages import Request, SharedBody
 
 # The order of one model's operations: they come in any order and more than once, and leave in sequence, each once.
@@ -28,7 +28,7 @@ REMEMBERED = 16_384
 """How many operations back a repeat is compared with the first; clients repeat within minutes."""
 
 
-class Placement(Enum):
+class Arrival(Enum):
     NEW = auto()
     REPEAT = auto()
     """It was here before; it is not done again."""
@@ -38,7 +38,7 @@ class Placement(Enum):
     """So many wait for an earlier one that no more are taken in."""
 
 
-class Order(Generic[Item]):
+class OperationOrder(Generic[Item]):
     """A model's operations: they come in any order and repeatedly, and leave by `seq_id` from 1 on, each once."""
 
     def __init__(self, *, max_waiting: int, max_waiting_bytes: int) -> None:
@@ -53,7 +53,7 @@ class Order(Generic[Item]):
     def knows(self, seq_id: int) -> bool:
         return seq_id < self.next_seq_id or seq_id in self._waiting
 
-    def place(self, seq_id: int, digest: bytes, item: Item, *, size: int, room: bool) -> Placement:
+    def place(self, seq_id: int, digest: bytes, item: Item, *, size: int, room: bool) -> Arrival:
         """Take an operation in, unless it is here or was here; `digest` tells it from others.
 
         The one that all others wait for is always taken in. Another one takes `size` bytes, and is taken in where
@@ -61,13 +61,13 @@ class Order(Generic[Item]):
         """
         if self.knows(seq_id):
             known = self._digests.get(seq_id, digest)
-            return Placement.REPEAT if known == digest else Placement.CONFLICT
+            return Arrival.REPEAT if known == digest else Arrival.CONFLICT
         if seq_id > self.next_seq_id and not (room and self._has_room(size)):
-            return Placement.FULL
+            return Arrival.FULL
         self._waiting[seq_id] = (item, size)
         self.waiting_bytes += size
         self._digests[seq_id] = digest
-        return Placement.NEW
+        return Arrival.NEW
 
     def leave(self) -> Iterator[Item]:
         """Those whose turn it is."""
@@ -95,13 +95,13 @@ class Order(Generic[Item]):
 
 _REMEMBERED = 10_000
 """How many models that are gone are remembered by name."""
-_FORMS = {"forward": Form.PASS, "forward_backward": Form.PASS}
+_FORMS = {"forward": ResultForm.PASS, "forward_backward": ResultForm.PASS}
 
 Ack = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Operation:
+class QueuedOperation:
     request: Request
     digest: bytes
     size: int
@@ -115,45 +115,32 @@ class Operation:
 
 
 @dataclass(slots=True, kw_only=True)
-class Model:
+class FrontModel:
     model_id: str
     session_id: str
     fields: Mapping[str, Any]
     """As the client asked for it."""
-    order: Order[Operation]
+    order: OperationOrder[QueuedOperation]
     info: Mapping[str, Any] = field(default_factory=dict)
     """As the engine made it; empty until then."""
 
 
-class Training:
+class FrontModels:
     def __init__(
-        self,
-        *,
-        trainer: Trainer,
-        link: Link,
-        futures: Futures,
-        intake: Intake,
-        saved: Saved,
-        max_waiting: int,
-        max_waiting_bytes: int,
-        max_waiting_in_all: int,
-        max_waiting_bytes_in_all: int,
+        self, settings: FrontSettings, link: Link, futures: Futures, intake: Intake, saved: SavedCheckpoints
     ) -> None:
-        self._max_waiting = max_waiting
-        self._max_waiting_bytes = max_waiting_bytes
-        self._max_waiting_in_all = max_waiting_in_all
-        self._max_waiting_bytes_in_all = max_waiting_bytes_in_all
-        self._trainer = trainer
+        self._settings = settings
+        self._trainer = settings.trainer
         self._link = link
         self._futures = futures
         self._intake = intake
         self._saved = saved
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, FrontModel] = {}
         self._gone: dict[str, str] = {}
         self._leaving: set[str] = set()
         """Models that are gone for their clients, and that the engine has not saved yet."""
 
-    def get(self, model_id: str) -> Model | None:
+    def get(self, model_id: str) -> FrontModel | None:
         return self._models.get(model_id)
 
     def create(self, fields: Mapping[str, Any], *, door: str, source: str, refusal: str) -> Ack:
@@ -170,11 +157,13 @@ class Training:
         self._intake.hold(size)
         self._futures.open(request_id, owner=model_id, then=lambda done: self._made(model_id, done, size))
         if refusal:
-            self._futures.finish(request_id, Outcome(error=refusal))
+            self._futures.finish(request_id, RequestOutcome(error=refusal))
             return ack
         self._gone.pop(model_id, None)
-        order: Order[Operation] = Order(max_waiting=self._max_waiting, max_waiting_bytes=self._max_waiting_bytes)
-        self._models[model_id] = Model(model_id=model_id, session_id=session_id, fields=fields, order=order)
+        order: OperationOrder[QueuedOperation] = OperationOrder(
+            max_waiting=self._settings.max_waiting, max_waiting_bytes=self._settings.max_waiting_bytes
+        )
+        self._models[model_id] = FrontModel(model_id=model_id, session_id=session_id, fields=fields, order=order)
         self._link.send(
             Request(
                 request_id=request_id, op="create_model", model_id=model_id, fields=fields, door=door, source=source
@@ -182,7 +171,7 @@ class Training:
         )
         return ack
 
-    def accept(self, operation: Operation) -> Ack:
+    def accept(self, operation: QueuedOperation) -> Ack:
         """Raises BusyError where too many wait for an earlier one, or for the engine; the client sends it again."""
         request = operation.request
         ack = {"request_id": request.request_id, "model_id": request.model_id}
@@ -201,18 +190,18 @@ class Training:
         except BusyError:
             self._drop(operation)
             raise
-        if placement is Placement.NEW:
+        if placement is Arrival.NEW:
             self._open(operation)
             for due in model.order.leave():
                 self._release(due)
             return ack
         self._drop(operation)
-        if placement is Placement.FULL:
+        if placement is Arrival.FULL:
             raise BusyError(
                 f"{model.order.waiting} operations of {model.model_id} wait for the one with the seq_id "
                 f"{model.order.next_seq_id}, which has not come yet, and there is no room for more"
             )
-        if placement is Placement.CONFLICT:
+        if placement is Arrival.CONFLICT:
             return self.refuse(
                 f"another operation of {request.model_id} had the seq_id {request.seq_id} before: it stands, "
                 "and this one is not done",
@@ -262,10 +251,10 @@ class Training:
         """Answer with a future that has failed already."""
         request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
         self._futures.open(request_id, owner=owner)
-        self._futures.finish(request_id, Outcome(error=error, category=category))
+        self._futures.finish(request_id, RequestOutcome(error=error, category=category))
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
 
-    def lost(self, model_id: str) -> Outcome:
+    def lost(self, model_id: str) -> RequestOutcome:
         """The outcome for requests to a model that is not here."""
         why = self._gone.get(model_id) or (
             f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
@@ -274,7 +263,7 @@ class Training:
             advice = "Its state is being saved: ask again in a moment to hear under which name."
         else:
             advice = self._saved.advice(model_id)
-        return Outcome(error=f"{model_id} {why}. {advice}".rstrip())
+        return RequestOutcome(error=f"{model_id} {why}. {advice}".rstrip())
 
     def why_waiting(self, model_id: str) -> str:
         """Which earlier operation is missing; empty: none."""
@@ -283,7 +272,7 @@ class Training:
             return ""
         return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not come yet"
 
-    def _place(self, model: Model, operation: Operation) -> Placement:
+    def _place(self, model: FrontModel, operation: QueuedOperation) -> Arrival:
         seq_id = operation.request.seq_id
         if not model.order.knows(seq_id):
             # Also of the one that others wait for. It gets in when it comes again: what waits takes half of the room at
@@ -291,38 +280,38 @@ class Training:
             self._intake.require_room()
         orders = [each.order for each in self._models.values()]
         room = (
-            sum(order.waiting for order in orders) < self._max_waiting_in_all
-            and sum(order.waiting_bytes for order in orders) + operation.size <= self._max_waiting_bytes_in_all
+            sum(order.waiting for order in orders) < self._settings.max_held // 2
+            and sum(order.waiting_bytes for order in orders) + operation.size <= self._settings.max_held_bytes // 2
         )
         return model.order.place(seq_id, operation.digest, operation, size=operation.size, room=room)
 
-    def _open(self, operation: Operation) -> None:
+    def _open(self, operation: QueuedOperation) -> None:
         request = operation.request
         size, done = operation.size, operation.done
 
-        def then(outcome: Outcome) -> None:
+        def then(outcome: RequestOutcome) -> None:
             self._intake.release(size)
             if done is not None and not outcome.error:
                 done()
 
         self._futures.open(
-            request.request_id, owner=request.model_id, form=_FORMS.get(request.op, Form.FIELDS), then=then
+            request.request_id, owner=request.model_id, form=_FORMS.get(request.op, ResultForm.FIELDS), then=then
         )
 
-    def _release(self, operation: Operation) -> None:
+    def _release(self, operation: QueuedOperation) -> None:
         if operation.refusal:
-            self._futures.finish(operation.request.request_id, Outcome(error=operation.refusal, category="user"))
+            self._futures.finish(operation.request.request_id, RequestOutcome(error=operation.refusal, category="user"))
             if operation.shared is not None:
                 operation.shared.close()
         else:
             self._link.send(operation.request, operation.shared)
 
-    def _drop(self, operation: Operation) -> None:
+    def _drop(self, operation: QueuedOperation) -> None:
         self._intake.release(operation.size)
         if operation.shared is not None:
             operation.shared.close()
 
-    def _made(self, model_id: str, outcome: Outcome, size: int) -> None:
+    def _made(self, model_id: str, outcome: RequestOutcome, size: int) -> None:
         self._intake.release(size)
         model = self._models.get(model_id)
         if outcome.error:
@@ -330,7 +319,7 @@ class Training:
         elif model is not None:
             model.info = outcome.info or {}
 
-    def _unloaded(self, model_id: str, outcome: Outcome) -> None:
+    def _unloaded(self, model_id: str, outcome: RequestOutcome) -> None:
         if not outcome.error:
             self._forget(model_id, "was unloaded")
 
@@ -345,7 +334,7 @@ class Training:
         self._futures.open(request_id, owner=model_id, then=lambda done: self._left(model_id, done))
         self._link.send(Request(request_id=request_id, op="leave_model", model_id=model_id))
 
-    def _left(self, model_id: str, outcome: Outcome) -> None:
+    def _left(self, model_id: str, outcome: RequestOutcome) -> None:
         if not outcome.error:
             self._leaving.discard(model_id)
 

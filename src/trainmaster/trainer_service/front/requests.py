@@ -28,8 +28,8 @@ from trainmaster.protocol.trainer_requests import (
     peek_protobuf,
 )
 from trainmaster.trainer_service import wire
-from trainmaster.trainer_service.front.futures import Form, Future, Outcome
-from trainmaster.trainer_service.front.intake import Received, RefusedError, room
+from trainmaster.trainer_service.front.futures import Future, RequestOutcome, ResultForm
+from trainmaster.trainer_service.front.intake import Received, RequestRefusedError, room
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.schema import shown
 
@@ -45,7 +45,7 @@ _MAX_DEPTH = 64
 """Of such a body: it is encoded and decoded again on its way to the engine, deep inside other calls."""
 _TOO_DEEP = f"the body goes more than {_MAX_DEPTH} levels deep"
 
-_AS_JSON = {Form.PASS: wire.pass_result_as_json, Form.SAMPLE: wire.sample_result_as_json}
+_AS_JSON = {ResultForm.PASS: wire.pass_result_as_json, ResultForm.SAMPLE: wire.sample_result_as_json}
 
 
 def front_of(request: Request) -> Front:
@@ -90,7 +90,7 @@ async def read_fields(request: Request, front: Front) -> dict[str, Any]:
     received = await front.intake.read(request)
     try:
         if received.size > _MAX_FIELDS_BYTES:
-            raise RefusedError(f"the body may have {_MAX_FIELDS_BYTES} bytes, and this one has more")
+            raise RequestRefusedError(f"the body may have {_MAX_FIELDS_BYTES} bytes, and this one has more")
         return _fields_of(received.read(0, received.size))
     finally:
         front.intake.drop(received)
@@ -101,17 +101,17 @@ def _fields_of(body: bytes) -> dict[str, Any]:
         return {}
     # Each value is the first in a bracket, or follows a comma.
     if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise RefusedError(f"the body may hold {_MAX_VALUES} values, and this one holds more")
+        raise RequestRefusedError(f"the body may hold {_MAX_VALUES} values, and this one holds more")
     try:
         fields = json.loads(body)
     except RecursionError:
-        raise RefusedError(_TOO_DEEP) from None
+        raise RequestRefusedError(_TOO_DEEP) from None
     except ValueError as error:
-        raise RefusedError(f"the body is not JSON: {error}") from error
+        raise RequestRefusedError(f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise RefusedError(f"the body must be a JSON object, not {shown(fields)}")
+        raise RequestRefusedError(f"the body must be a JSON object, not {shown(fields)}")
     if body.count(b"[") + body.count(b"{") > _MAX_DEPTH and is_deeper(fields, _MAX_DEPTH):
-        raise RefusedError(_TOO_DEEP)
+        raise RequestRefusedError(_TOO_DEEP)
     return fields
 
 
@@ -126,19 +126,21 @@ def peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]
             look = peek_protobuf if content_type == PROTOBUF else peek_json
             return look(received.read, received.size)
         if encoding != "zstd" or content_type != PROTOBUF:
-            raise RefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
+            raise RequestRefusedError(f"only protobuf may be compressed, and only with zstd, not with {encoding!r}")
         with room():
             compressed = memoryview(received.data) if received.shared is None else received.shared.map()
         with zstandard.ZstdDecompressor().stream_reader(compressed) as stream:
             head = stream.read(DECODED_BYTES)
         return peek_protobuf(lambda offset, count: head[offset : offset + count], len(head))
     except zstandard.ZstdError as error:
-        raise RefusedError(f"the body is not compressed with zstd: {error}") from error
+        raise RequestRefusedError(f"the body is not compressed with zstd: {error}") from error
     except PeekError as error:
-        raise RefusedError(str(error)) from error
+        raise RequestRefusedError(str(error)) from error
 
 
-async def result(future: Future, outcome: Outcome, *, accept: str, metadata_first: bool) -> tuple[Response, bool]:
+async def result(
+    future: Future, outcome: RequestOutcome, *, accept: str, metadata_first: bool
+) -> tuple[Response, bool]:
     """The response that tells a client an outcome, and whether that is all of it.
 
     A client that accepts protobuf and JSON gets protobuf: it is exact, and a fraction of the size.

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service.front import requests, work
-from trainmaster.trainer_service.front.intake import BusyError, RefusedError, StoppedError
+from trainmaster.trainer_service.front.intake import BusyError, RequestRefusedError, StoppedError
 from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
 from trainmaster.trainer_service.front.work import Handler
 from trainmaster.trainer_service.messages import TRAINING_OPS
@@ -211,7 +211,7 @@ URGENT = frozenset({f"{PREFIX}/session_heartbeat", HEALTH})
 
 EXCEPTION_HANDLERS = {
     HTTPException: _unknown,
-    RefusedError: _refused,
+    RequestRefusedError: _refused,
     BusyError: _busy,
     StoppedError: _stopped,
     ClientDisconnect: _left,

@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.protocol.trainer_requests import Trainer
-from trainmaster.trainer_service.front.futures import Form, Future, Futures, Outcome, Waiters, is_count, wake
+from trainmaster.trainer_service.front.futures import (
+    Future,
+    Futures,
+    RequestOutcome,
+    ResultForm,
+    Waiters,
+    is_count,
+    wake,
+)
 from trainmaster.trainer_service.front.intake import (
     BusyError,
+    FrontSettings,
     Intake,
     Received,
-    RefusedError,
+    RequestRefusedError,
     StoppedError,
     size_of_fields,
 )
@@ -42,22 +50,13 @@ class SamplingSession:
 
 
 class Samples:
-    def __init__(
-        self,
-        *,
-        trainer: Trainer,
-        link: Link,
-        futures: Futures,
-        intake: Intake,
-        max_pending: int,
-        max_pending_bytes: int,
-    ) -> None:
-        self._trainer = trainer
+    def __init__(self, settings: FrontSettings, link: Link, futures: Futures, intake: Intake) -> None:
+        self._trainer = settings.trainer
         self._link = link
         self._futures = futures
         self._intake = intake
-        self._max_pending = max_pending
-        self._max_pending_bytes = max_pending_bytes
+        self._max_pending = settings.max_pending_samples
+        self._max_pending_bytes = settings.max_pending_sample_bytes
         self._sessions: dict[str, SamplingSession] = {}
         self.pending = 0
         self.pending_bytes = 0
@@ -80,7 +79,7 @@ class Samples:
 
     async def open(
         self, session: SamplingSession, fields: Mapping[str, Any], *, door: str, source: str, hold_s: float
-    ) -> Outcome | None:
+    ) -> RequestOutcome | None:
         """Have the engine load the weights of a session, once.
 
         Returns:
@@ -110,18 +109,20 @@ class Samples:
         """Raises RefusedError where there can be no such sample, and BusyError where too many wait."""
         sampling_session_id, seq_id = peeked.get("sampling_session_id"), peeked.get("seq_id")
         if not isinstance(sampling_session_id, str) or not is_count(seq_id):
-            raise RefusedError("asample needs a sampling_session_id and a seq_id")
+            raise RequestRefusedError("asample needs a sampling_session_id and a seq_id")
         count = peeked.get("num_samples", 1)
         if not is_count(count) or not 1 <= count <= MAX_NUM_SAMPLES:
-            raise RefusedError(f"num_samples must be from 1 to {MAX_NUM_SAMPLES}, not {shown(count)}")
+            raise RequestRefusedError(f"num_samples must be from 1 to {MAX_NUM_SAMPLES}, not {shown(count)}")
         session = self._sessions.get(sampling_session_id)
         if session is None:
-            raise RefusedError(self._why_unknown(sampling_session_id), "server")
+            raise RequestRefusedError(self._why_unknown(sampling_session_id), "server")
         request_id = self._trainer.future_id(sampling_session_id, seq_id)
         ack = {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{index}" for index in range(count)]}
         if (known := self._futures.get(request_id)) is not None:
             if known.digest != received.digest:
-                raise RefusedError(f"another sample of {sampling_session_id} had the seq_id {seq_id} before: it stands")
+                raise RequestRefusedError(
+                    f"another sample of {sampling_session_id} had the seq_id {seq_id} before: it stands"
+                )
             self._intake.drop(received)
             return ack
         size, shared = received.size, received.shared
@@ -134,7 +135,7 @@ class Samples:
         self._futures.open(
             request_id,
             owner=sampling_session_id,
-            form=Form.SAMPLE,
+            form=ResultForm.SAMPLE,
             digest=received.digest,
             then=lambda _: self._ended(session, request_id, size, shared=shared is not None),
         )
@@ -148,7 +149,7 @@ class Samples:
     def cancel(self, request_id: str) -> bool:
         """False when there is nothing to cancel."""
         future = self._futures.get(request_id)
-        if future is None or future.form is not Form.SAMPLE or future.outcome is not None:
+        if future is None or future.form is not ResultForm.SAMPLE or future.outcome is not None:
             return False
         self._link.send(Request(request_id=f"{request_id}:cancel", op="cancel", fields={"request_id": request_id}))
         return True
@@ -160,7 +161,7 @@ class Samples:
         if session.feed is None:
             session.feed = []
             for known in self._futures.of(session.sampling_session_id):
-                if known.form is Form.SAMPLE and known.outcome is not None:
+                if known.form is ResultForm.SAMPLE and known.outcome is not None:
                     self._append(session, known.request_id)
         found = self._after(session, cursor, clone)
         if not found:

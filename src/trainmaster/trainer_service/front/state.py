@@ -10,32 +10,30 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service.front.futures import Futures
-from trainmaster.trainer_service.front.intake import Intake
-from trainmaster.trainer_service.front.link import Link, Saved
-from trainmaster.trainer_service.front.models import Training
+from trainmaster.trainer_service.front.intake import FrontSettings, Intake
+from trainmaster.trainer_service.front.link import Link, SavedCheckpoints
+from trainmaster.trainer_service.front.models import FrontModels
 from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
-from trainmaster.trainer_service.wire import MAX_BODY_BYTES
 
 _REMEMBERED = 10_000
 """How many keys of requests, and ids of ended sessions, are remembered."""
 
 
 @dataclass(slots=True)
-class _Session:
+class _LiveSession:
     seen_s: float
     expires: bool
 
 
-class Sessions:
+class FrontSessions:
     """A session starts with a request, lives by heartbeats, and ends once."""
 
     def __init__(self, *, expire_s: float, clock: Callable[[], float]) -> None:
         self._expire_s = expire_s
         self._clock = clock
-        self._live: dict[str, _Session] = {}
+        self._live: dict[str, _LiveSession] = {}
         self._ended: dict[str, str] = {}
         self._by_key: dict[str, str] = {}
 
@@ -44,7 +42,7 @@ class Sessions:
         if idempotency_key and (known := self._by_key.get(idempotency_key)) is not None:
             return known
         session_id = f"sess-{uuid.uuid4().hex}"
-        self._live[session_id] = _Session(self._clock(), expires=True)
+        self._live[session_id] = _LiveSession(self._clock(), expires=True)
         if idempotency_key:
             self._by_key[idempotency_key] = session_id
             if len(self._by_key) > _REMEMBERED:
@@ -54,7 +52,7 @@ class Sessions:
     def adopt(self, session_id: str) -> None:
         """Take in a session of the server, which says when it ends."""
         if session_id not in self._ended:
-            self._live.setdefault(session_id, _Session(self._clock(), expires=False))
+            self._live.setdefault(session_id, _LiveSession(self._clock(), expires=False))
 
     def touch(self, session_id: str) -> str:
         """Record a sign of life. Returns why there is no such session; empty when there is."""
@@ -89,49 +87,17 @@ _LINGER_S = 1.0
 connection that is refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    trainer: Trainer
-    hold_s: float = 20.0
-    """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
-    at once."""
-    keep_results_s: float = 600.0
-    keep_fetched_bytes: int = 256 << 20
-    memory_bytes: int = 1 << 30
-    """Of request bodies; large ones that come when there is more go to disk."""
-    max_held: int = 16_384
-    """Request bodies: those that come, that wait, and that the engine works on. Each large one is a descriptor of this
-    process or of the engine, and a map there, of which it may have 65,530."""
-    max_held_bytes: int = 8 << 30
-    """Of them, in memory and on disk. Who sends more is asked to come back."""
-    max_body_bytes: int = MAX_BODY_BYTES
-    max_waiting: int = 4096
-    """Of the operations of one model, for an earlier one that has not come. Who sends more is asked to come back;
-    they wait until it comes, their model is unloaded, or their session ends."""
-    max_waiting_bytes: int = 1 << 30
-    """Of what came with them; those of all models are half of `max_held`, with half of `max_held_bytes`, at most, so
-    that there is room for what they wait for."""
-    session_expires_s: float = 1800.0
-    """Clients beat every 10 s, and complain after two minutes; a laptop may sleep a little longer."""
-    save_again_s: float = 60.0
-    """After which what a client that is gone left unsaved is to be saved once more, where it could not be."""
-    max_pending_samples: int = 4096
-    max_pending_sample_bytes: int = 256 << 20
-    last_answers_s: float = 5.0
-    """How long the front outlives the engine, for those who have not heard yet."""
-
-
 class Front:
     """Everything between HTTP and the engine. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: FrontSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self._clock = clock
         self._save_again_at = 0.0
-        trainer = self.trainer = settings.trainer
-        self.saved = Saved()
+        self.trainer = settings.trainer
+        self.saved = SavedCheckpoints()
         self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
-        self.sessions = Sessions(expire_s=settings.session_expires_s, clock=clock)
+        self.sessions = FrontSessions(expire_s=settings.session_expires_s, clock=clock)
         self.intake = Intake(
             memory_bytes=settings.memory_bytes,
             max_held=settings.max_held,
@@ -139,25 +105,8 @@ class Front:
             max_body_bytes=settings.max_body_bytes,
         )
         self.link = Link(self.futures, self.saved)
-        self.training = Training(
-            trainer=trainer,
-            link=self.link,
-            futures=self.futures,
-            intake=self.intake,
-            saved=self.saved,
-            max_waiting=settings.max_waiting,
-            max_waiting_bytes=settings.max_waiting_bytes,
-            max_waiting_in_all=settings.max_held // 2,
-            max_waiting_bytes_in_all=settings.max_held_bytes // 2,
-        )
-        self.samples = Samples(
-            trainer=trainer,
-            link=self.link,
-            futures=self.futures,
-            intake=self.intake,
-            max_pending=settings.max_pending_samples,
-            max_pending_bytes=settings.max_pending_sample_bytes,
-        )
+        self.training = FrontModels(settings, self.link, self.futures, self.intake, self.saved)
+        self.samples = Samples(settings, self.link, self.futures, self.intake)
 
     def end_session(self, session_id: str, why: str, *, save: bool) -> None:
         """`save` what its models would lose, before they go."""

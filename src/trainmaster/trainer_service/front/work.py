@@ -13,8 +13,8 @@ from starlette.responses import Response
 from trainmaster.protocol.trainer_requests import JSON, TINKER, content_type_of, owner_of_future
 from trainmaster.trainer_service.front import requests
 from trainmaster.trainer_service.front.futures import Future, is_count
-from trainmaster.trainer_service.front.intake import BusyError, Received, RefusedError, size_of_fields
-from trainmaster.trainer_service.front.models import Ack, Operation, digest_of_fields
+from trainmaster.trainer_service.front.intake import BusyError, Received, RequestRefusedError, size_of_fields
+from trainmaster.trainer_service.front.models import Ack, QueuedOperation, digest_of_fields
 from trainmaster.trainer_service.front.requests import (
     door_of,
     encoding_of,
@@ -45,7 +45,7 @@ def _refused_by_future(**also: Any) -> Callable[[Handler], Handler]:
         async def answer(request: Request) -> Response:
             try:
                 return await handler(request)
-            except RefusedError as refused:
+            except RequestRefusedError as refused:
                 ack = front_of(request).training.refuse(str(refused), category=refused.category)
                 return requests.as_json({**ack, **also})
 
@@ -79,13 +79,13 @@ async def passes(request: Request) -> Response:
     too_large = "" if received.whole else f"a body may have {limit} bytes, and this one has more"
     try:
         model_id, seq_id = _place(requests.peek(received, content_type, encoding), received, op)
-    except RefusedError as refused:
+    except RequestRefusedError as refused:
         front.intake.drop(received)
-        raise RefusedError(too_large or str(refused)) from None
+        raise RequestRefusedError(too_large or str(refused)) from None
     except BusyError:
         front.intake.drop(received)
         raise
-    operation = Operation(
+    operation = QueuedOperation(
         request=EngineRequest(
             request_id=front.trainer.future_id(model_id, seq_id),
             op=op,
@@ -110,7 +110,7 @@ async def steps(request: Request) -> Response:
     op = operation_of(request)
     fields = await read_fields(request, front)
     if op == "load_weights" and "model_id" not in fields:
-        raise RefusedError("a model is not made by loading weights here: create_model, then load_weights")
+        raise RequestRefusedError("a model is not made by loading weights here: create_model, then load_weights")
     model_id, seq_id = _place(fields, None, op)
     digest, size = digest_of_fields(op, fields), size_of_fields(fields)
     told, done = fields, None
@@ -124,7 +124,7 @@ async def steps(request: Request) -> Response:
             base_model=str(model.fields.get("base_model")),
             model_path=None,
         )
-    operation = Operation(
+    operation = QueuedOperation(
         request=EngineRequest(
             request_id=front.trainer.future_id(model_id, seq_id),
             op=op,
@@ -149,14 +149,14 @@ async def unload_model(request: Request) -> Response:
     fields = await read_fields(request, front)
     model_id = fields.get("model_id")
     if not isinstance(model_id, str):
-        raise RefusedError("unload_model needs a model_id")
+        raise RequestRefusedError("unload_model needs a model_id")
     return requests.as_json(front.training.unload(model_id))
 
 
 @_refused_by_future()
 async def create_custom_loss(request: Request) -> Response:
     await read_fields(request, front_of(request))
-    raise RefusedError("losses of one's own are computed by the client here: use forward_backward_custom")
+    raise RequestRefusedError("losses of one's own are computed by the client here: use forward_backward_custom")
 
 
 async def create_sampling_session(request: Request) -> Response:
@@ -165,10 +165,10 @@ async def create_sampling_session(request: Request) -> Response:
     fields = await read_fields(request, front)
     session_id, number = fields.get("session_id"), fields.get("sampling_session_seq_id")
     if not isinstance(session_id, str) or not is_count(number):
-        raise RefusedError("create_sampling_session needs a session_id and a sampling_session_seq_id")
+        raise RequestRefusedError("create_sampling_session needs a session_id and a sampling_session_seq_id")
     for name in ("base_model", "model_path"):
         if not isinstance(fields.get(name), str | None):
-            raise RefusedError(f"{name} must be text, not {shown(fields[name])}")
+            raise RequestRefusedError(f"{name} must be text, not {shown(fields[name])}")
     if door_of(request) == TINKER:
         front.sessions.adopt(session_id)
     if refusal := front.sessions.touch(session_id):
@@ -195,7 +195,7 @@ async def asample(request: Request) -> Response:
         if (session := front.samples.get(str(peeked.get("sampling_session_id")))) is not None:
             front.sessions.touch(session.session_id)
         return requests.as_json(front.samples.accept(peeked, received, encoding=encoding))
-    except (RefusedError, BusyError):
+    except (RequestRefusedError, BusyError):
         front.intake.drop(received)
         raise
 
@@ -234,10 +234,10 @@ async def retrieve_futures(request: Request) -> Response:
     fields = await read_fields(request, front)
     target, cursor = fields.get("target"), fields.get("prev_cursor", 0)
     if not isinstance(target, dict) or target.get("type") != "sampling_session" or not is_count(cursor):
-        raise RefusedError("retrieve_futures needs a target of the type sampling_session, and a prev_cursor")
+        raise RequestRefusedError("retrieve_futures needs a target of the type sampling_session, and a prev_cursor")
     retrieved, clone = fields.get("retrieved_request_ids") or [], target.get("cloned_sampler_id") or 0
     if not isinstance(retrieved, list) or not is_count(clone):
-        raise RefusedError("retrieved_request_ids must be a list, and cloned_sampler_id a number")
+        raise RequestRefusedError("retrieved_request_ids must be a list, and cloned_sampler_id a number")
     sampling_session_id = target.get("sampling_session_id")
     session = front.samples.get(sampling_session_id) if isinstance(sampling_session_id, str) else None
     if session is None:
@@ -248,7 +248,7 @@ async def retrieve_futures(request: Request) -> Response:
     return requests.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
 
 
-def _accept(front: Front, operation: Operation) -> Ack:
+def _accept(front: Front, operation: QueuedOperation) -> Ack:
     if (model := front.training.get(operation.request.model_id)) is not None:
         front.sessions.touch(model.session_id)
     return front.training.accept(operation)
@@ -258,9 +258,13 @@ def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[
     """The model and the number of an operation. Raises RefusedError where the body does not say."""
     model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
     if received is not None and (model_id is None or seq_id is None) and received.shared is not None:
-        raise RefusedError(f"{op}: a large body must have its model_id and its seq_id at its beginning or at its end")
+        raise RequestRefusedError(
+            f"{op}: a large body must have its model_id and its seq_id at its beginning or at its end"
+        )
     if not isinstance(model_id, str) or not model_id or not is_count(seq_id) or not 1 <= seq_id <= _MAX_SEQ_ID:
-        raise RefusedError(f"{op} needs a model_id and a seq_id from 1 on, not {shown(model_id)} and {shown(seq_id)}")
+        raise RequestRefusedError(
+            f"{op} needs a model_id and a seq_id from 1 on, not {shown(model_id)} and {shown(seq_id)}"
+        )
     return model_id, seq_id
 
 

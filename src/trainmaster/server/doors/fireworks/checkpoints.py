@@ -21,8 +21,8 @@ from trainmaster.server.doors.fireworks.models import promoted_document
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
     AccountPath,
-    Body,
     Filter,
+    FireworksBody,
     PageSize,
     PageToken,
     ResourcePath,
@@ -75,7 +75,7 @@ _MODEL_NAME = Matches(
 _JOB_NAME = Matches(r"accounts/[^/]{1,63}/rlorTrainerJobs/[^/]{1,128}", "is like accounts/ACCOUNT/rlorTrainerJobs/JOB")
 
 
-class PromoteBody(Body):
+class PromoteBody(FireworksBody):
     output_model: Annotated[str, _MODEL_NAME]
     trainer_job_id: Annotated[str, _JOB_NAME]
     base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]

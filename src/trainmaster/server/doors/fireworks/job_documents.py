@@ -23,9 +23,9 @@ from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S
 from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, TrainerServiceSpec
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
-    Body,
     Choice,
     Duration,
+    FireworksBody,
     Line,
     MaybeLine,
     Number,
@@ -146,7 +146,7 @@ DisplayName = Annotated[Annotated[Line, Field(max_length=63)] | None, AfterValid
 """An empty one is as good as none."""
 
 
-class TrainingConfigBody(Body):
+class TrainingConfigBody(FireworksBody):
     base_model: Annotated[str, Field(min_length=1, max_length=1024), ONE_LINE]
     lora_rank: Annotated[Whole, Field(ge=0, le=MAX_LORA_RANK)] = 0
     learning_rate: Annotated[Number, Field(ge=0)] | None = None
@@ -177,7 +177,7 @@ class TrainingConfigBody(Body):
     }
 
 
-class CreateJobBody(Body):
+class CreateJobBody(FireworksBody):
     service_mode: bool = False
     training_config: TrainingConfigBody
     display_name: DisplayName = None

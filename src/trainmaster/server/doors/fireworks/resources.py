@@ -34,7 +34,7 @@ from trainmaster.server.store.scope import Scope
 _DURATION = re.compile(r"(\d{1,12})(\.\d{1,9})?s")
 
 
-class Body(BaseModel):
+class FireworksBody(BaseModel):
     """A body that clients send: members in camelCase or as the schema has them, unknown ones refused."""
 
     model_config = ConfigDict(

@@ -30,7 +30,7 @@ from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecErro
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.core.workloads.trainer_service import HEALTH
-from trainmaster.server.doors.bodies import Body, text_field
+from trainmaster.server.doors.bodies import IncomingBody, text_field
 from trainmaster.server.doors.fireworks.resources import own, trainer_job
 from trainmaster.server.doors.futures import (
     MAX_SMALL_BYTES,
@@ -218,14 +218,14 @@ async def serve(request: Request) -> Response:
     try:
         if operation == FUTURE:
             return await _future(request, door, job)
-        async with Body(request, scope.account) as body:
+        async with IncomingBody(request, scope.account) as body:
             return await _pass_on(request, door, job, operation, scope, body)
     except BrokenOffError as error:
         raise BadGatewayError(str(error)) from None
 
 
 async def _pass_on(
-    request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: Body
+    request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: IncomingBody
 ) -> Response:
     trainer = trainer_of(job)
     if trainer is None:
@@ -277,7 +277,7 @@ async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
     return failed(await door.explain_loss(job, owner_of_future(request_id)), Category.SERVER)
 
 
-async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> Response:
+async def _absent(door: FireworksDoor, job: Job, operation: str, body: IncomingBody) -> Response:
     """The answer in place of a trainer that is not there (yet)."""
     if operation in WORK:
         model_id = await _model_id(body)
@@ -303,7 +303,7 @@ async def _absent(door: FireworksDoor, job: Job, operation: str, body: Body) -> 
     raise RefusedError(f"the trainer is {job.status}; resume it to use it")
 
 
-async def _model_id(body: Body) -> str:
+async def _model_id(body: IncomingBody) -> str:
     """The model that a request is about; empty where it does not say, or where its beginning was passed on."""
     try:
         return await text_field(body, "model_id")

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError, Problem, RefusedError, SpecError
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.doors.bodies import Body
+from trainmaster.server.doors.bodies import IncomingBody
 from trainmaster.server.doors.futures import MAX_SMALL_BYTES, Category, accepted_failure, ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, door_of
 from trainmaster.server.http.auth import Principal, guard, require
@@ -149,6 +149,6 @@ async def trace_export(request: Request, door: TinkerDoor, principal: Principal)
 @answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=By.UNUSED, note=_NO_CUSTOM_LOSSES)
 async def create_custom_loss(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Refused through its future, where clients look for errors."""
-    async with Body(request, principal.account_id) as body:
+    async with IncomingBody(request, principal.account_id) as body:
         await body.drain()
     return accepted_failure(_NO_CUSTOM_LOSSES, Category.USER)

@@ -16,7 +16,7 @@ from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, owner_o
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.doors.bodies import Body, is_plain, plain_id, text_field
+from trainmaster.server.doors.bodies import IncomingBody, is_plain, plain_id, text_field
 from trainmaster.server.doors.futures import (
     MAX_SMALL_BYTES,
     REGISTERED_WITHIN_S,
@@ -60,7 +60,7 @@ _SMALL_OPERATIONS = {
 @answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
 @answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.25")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    async with Body(request, principal.account_id) as body:
+    async with IncomingBody(request, principal.account_id) as body:
         run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
         return await _pass_on(request, door, run, body)
 
@@ -136,22 +136,27 @@ async def cancel_future(request: Request, door: TinkerDoor, principal: Principal
 
 
 async def _pass_on(
-    request: Request, door: TinkerDoor, run: TinkerRun, body: Body | bytes, *, extra: dict[str, str] | None = None
+    request: Request,
+    door: TinkerDoor,
+    run: TinkerRun,
+    body: IncomingBody | bytes,
+    *,
+    extra: dict[str, str] | None = None,
 ) -> Response:
     """The response of the model's trainer; where there is none any more, a future that says so."""
     door.heartbeats.used(run.model_id)
     try:
         if run.trainer is None:
             return await _refuse(body, _why_not_created(run), Category.USER, run)
-        content = await body.content() if isinstance(body, Body) else body
+        content = await body.content() if isinstance(body, IncomingBody) else body
         return await door.trainers.pass_on(request, run.trainer, content, door=TINKER, extra=extra)
     except TrainerGoneError as gone:
         message = await door.explain_loss(gone.message, run.account_id, run.model_id)
         return await _refuse(body, message, Category.SERVER, run)
 
 
-async def _refuse(body: Body | bytes, message: str, category: Category, run: TinkerRun) -> Response:
-    if isinstance(body, Body):
+async def _refuse(body: IncomingBody | bytes, message: str, category: Category, run: TinkerRun) -> Response:
+    if isinstance(body, IncomingBody):
         await body.drain()
     return accepted_failure(message, category, model_id=run.model_id)
 

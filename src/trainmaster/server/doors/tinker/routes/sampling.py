@@ -16,7 +16,7 @@ from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.doors.bodies import Body, plain_id, text_field
+from trainmaster.server.doors.bodies import IncomingBody, plain_id, text_field
 from trainmaster.server.doors.futures import MAX_SMALL_BYTES, Category, accepted_failure, ok
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
@@ -82,7 +82,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
 
 @answer("POST", "/asample", KeyScope.MANAGE, by=By.TRAINER)
 async def asample(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    async with Body(request, principal.account_id) as body:
+    async with IncomingBody(request, principal.account_id) as body:
         sampler_id = await text_field(body, "sampling_session_id")
         trainer = await _trainer(door, principal, sampler_id)
         try:
