@@ -18,8 +18,6 @@ _ACCOUNT_ID = re.compile(ACCOUNT_ID_PATTERN.removeprefix("^").removesuffix("$"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """An account of the cluster."""
-
     account_id: str
     uid: int | None = None
     """The system user that runs its jobs on the server's machine; None: not set."""
@@ -27,7 +25,6 @@ class Account:
 
 
 def is_account_id(text: str) -> bool:
-    """Whether a text is a valid account id."""
     return _ACCOUNT_ID.fullmatch(text) is not None
 
 

@@ -173,7 +173,7 @@ def preempt(job: Job, *, now: float, message: str, grace_s: float | None = None)
 
 
 def make_room(job: Job, *, now: float, victims: Sequence[str]) -> Change | None:
-    """Record that others are preempted for a waiting job: what they leave is kept for it."""
+    """Record that others are preempted for a waiting job: what they give back is kept for it."""
     draft = Draft(job, now)
     draft.set(room_at=now if job.room_at is None else job.room_at)
     draft.note(
@@ -221,7 +221,7 @@ _ids = random.Random(secrets.token_bytes(32))
 
 
 def new_job_id() -> str:
-    """An id that nobody has: short enough to type, long enough (62 bits) to be alone."""
+    """Short enough to type, long enough (62 bits) to be unique."""
     return f"job-{''.join(_ids.choices(_ALPHABET, k=12))}"
 
 
@@ -284,7 +284,6 @@ def submit(
 
 
 def needs_of(request: SubmitJobRequest) -> Needs:
-    """What a request asks of each node."""
     resources = request.resource_config
     return Needs(
         node_count=resources.node_count,
@@ -301,7 +300,6 @@ def needs_of(request: SubmitJobRequest) -> Needs:
 
 
 def check_retry(job: Job, *, modify_resources: bool, new_resource_config: Mapping[str, Any] | None) -> None:
-    """Raise unless the job may be retried with these arguments."""
     check_allowed(job, Action.RETRY)
     if modify_resources and new_resource_config is None:
         raise SpecError([Problem(field="new_resource_config", message="required when modify_resources is true")])
@@ -325,7 +323,6 @@ def child_request(
 
 
 def in_queue(request: SubmitJobRequest, queue: str) -> SubmitJobRequest:
-    """The same request for another queue."""
     return request.model_copy(
         update={"scheduling_config": request.scheduling_config.model_copy(update={"queue": queue})}
     )

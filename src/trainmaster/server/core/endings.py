@@ -59,7 +59,7 @@ def refuse_launch(
 
 
 def tell_wait(job: Job, *, now: float, message: str) -> Change | None:
-    """Take in what a backend has to do before it can launch the current attempt."""
+    """Record what a backend has to do before it can launch the current attempt."""
     if job.status is not JobStatus.SCHEDULING or job.live.stop is not None or job.message == message:
         return None
     draft = Draft(job, now)
@@ -76,7 +76,7 @@ def name_attempt(job: Job, *, now: float, handle: str) -> Change | None:
 
 
 def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
-    """Take in that a node has ended: by its exit document, or because its worker is known to be gone."""
+    """Record that a node has ended: by its exit document, or because its worker is known to be gone."""
     attempt = draft.job.live
     if node in attempt.exits:
         return
@@ -246,5 +246,4 @@ def may_retry(job: Job) -> bool:
 
 
 def backoff_s(tries: int) -> float:
-    """How long to wait before another try."""
     return float(min(BACKOFF_S * 2 ** min(tries, 10), BACKOFF_MAX_S))

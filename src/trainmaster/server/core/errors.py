@@ -48,7 +48,6 @@ class TrainmasterError(Exception):
 
     @property
     def message(self) -> str:
-        """What to tell the user."""
         return str(self.args[0])
 
     @property
@@ -68,7 +67,6 @@ class SpecError(TrainmasterError):
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """The fields that are to blame."""
         return self._problems
 
 
@@ -83,12 +81,10 @@ class RefusedError(TrainmasterError):
 
     @classmethod
     def because(cls, problems: Sequence[Problem]) -> Self:
-        """Of fields that are to blame."""
         return cls(_first_of(problems), problems)
 
     @property
     def problems(self) -> Sequence[Problem]:
-        """The fields that are to blame, if any."""
         return self._problems
 
 

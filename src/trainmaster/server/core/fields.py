@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
     Strict,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
@@ -88,7 +89,6 @@ class Matches:
     says: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Check after the type's own checks."""
         matches = re.compile(self.pattern).fullmatch
 
         def check(value: str) -> str:
@@ -101,8 +101,50 @@ class Matches:
         return core_schema.no_info_after_validator_function(check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Show the pattern."""
         return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+
+class TaggedUnion:
+    """A field that holds one of several models, told apart by a field of each that is a literal.
+
+    Unlike with pydantic's discriminated union, models can be added later, and an error is at the field itself.
+    """
+
+    def __init__(self, tag: str, *models: type[Model]) -> None:
+        self._tag = tag
+        self.models: dict[str, type[Model]] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: type[Model]) -> None:
+        (name,) = get_args(model.model_fields[self._tag].annotation)
+        if name in self.models:
+            raise ValueError(f"{self._tag} {name!r} is registered already")
+        self.models[name] = model
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Without a serializer of its own the field is written by the class of the value it holds.
+        return core_schema.with_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        choices = {name: model.__pydantic_core_schema__ for name, model in self.models.items()}
+        return handler(core_schema.tagged_union_schema(choices, self._tag))
+
+    def _read(self, value: object, info: ValidationInfo) -> Model:
+        if isinstance(value, Model):
+            return value
+        if not isinstance(value, dict):
+            raise ValidationError.from_exception_data(self._tag, [InitErrorDetails(type="dict_type", input=value)])
+        name = value.get(self._tag)
+        if name is None:
+            refuse([Broken((self._tag,), f"required; choices: {', '.join(self.models)}")])
+        model = self.models.get(name) if isinstance(name, str) else None
+        if model is None:
+            expected = ", ".join(f"'{known}'" for known in self.models)
+            details = InitErrorDetails(type="literal_error", loc=(self._tag,), input=name, ctx={"expected": expected})
+            raise ValidationError.from_exception_data(self._tag, [details])
+        extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
+        return model.model_validate(value, extra=extra, context=info.context)
 
 
 def null_means(default: Any, kind: Any) -> BeforeValidator:

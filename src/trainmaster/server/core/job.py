@@ -61,13 +61,12 @@ class Attempt:
         return hmac.digest(self.token.encode(), b"rank", "sha256").hex()
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with changes."""
         return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a job is, as its rank 0 last said."""
+    """How far a job is, by the last report of its rank 0."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -83,7 +82,7 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """How long it takes from `step_at` on, by the job's own word or else by its pace; None when nobody knows."""
+        """The time left from `step_at` on, by the job's own estimate or else by its pace; None when unknown."""
         if self.eta_s is not None:
             return self.eta_s
         if self.step is None or self.first_step is None or self.step_at is None or self.first_at is None:
@@ -145,8 +144,6 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job and its current attempt."""
-
     # Who it is.
     account_id: str
     job_id: str
@@ -221,7 +218,6 @@ class Job:
     """The current attempt; None while there is none."""
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with changes."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -231,7 +227,6 @@ class Job:
 
     @property
     def is_service(self) -> bool:
-        """Serves until it is stopped."""
         return self.lifetime is Lifetime.SERVICE
 
     def in_backoff(self, now: float) -> bool:
@@ -253,18 +248,17 @@ class Job:
 
     @property
     def resumes_from_best(self) -> bool:
-        """Goes on from the best checkpoint, not from the latest."""
         wanted = (self.spec.get("output_config") or {}).get("checkpoint") or {}
         return bool(wanted.get("resume_from_best"))
 
     @property
     def waits_for_nodes(self) -> bool:
-        """May wait for nodes that are not there yet."""
+        """Whether it may wait for nodes that do not exist yet."""
         return bool((self.spec.get("scheduling_config") or {}).get("allow_waiting_for_nodes"))
 
     @property
     def live(self) -> Attempt:
-        """The current attempt of a job that has one."""
+        """The current attempt; ValueError when there is none."""
         if self.attempt is None:
             raise ValueError(f"job {self.job_id} is {self.status} and has no current attempt")
         return self.attempt
@@ -286,7 +280,7 @@ class Change:
 
 
 def merge(first: Change, second: Change) -> Change:
-    """Two changes of one job in a row, as one: several edges, one commit."""
+    """Two changes of one job in a row as one commit."""
     return Change(
         job=second.job.evolve(version=first.job.version),
         events=first.events + second.events,

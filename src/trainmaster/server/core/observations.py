@@ -34,14 +34,12 @@ _LONGEST_SAVE_S = 86_400.0
 
 
 def admit(job: Job, *, now: float) -> Change | None:
-    """Let a job into its queue."""
     draft = Draft(job, now)
     draft.move(Trigger.ADMIT)
     return draft.change()
 
 
 def reject(job: Job, *, now: float, message: str) -> Change | None:
-    """Refuse a job at admission."""
     draft = Draft(job, now)
     draft.move(Trigger.REJECT, reason=Reason.ADMISSION, message=message)
     return draft.change()
@@ -64,7 +62,7 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
 
 
 def observe(job: Job, sight: AttemptSight, *, now: float) -> Change | None:
-    """Take in what was seen of the current attempt; what is of an older one is ignored."""
+    """Apply what was seen of the current attempt; what is about an older one is ignored."""
     attempt = job.attempt
     if attempt is None or attempt.number != sight.attempt or job.status not in ACTIVE:
         return None
@@ -151,7 +149,7 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
 
 
 def _advance(draft: Draft) -> None:
-    """Take the edges that the workers' state by now allows."""
+    """Take the edges that the state of the workers allows by now."""
     attempt = draft.job.live
     everyone = frozenset(range(len(attempt.shares)))
     if draft.job.status is JobStatus.SCHEDULING and attempt.claimed >= everyone:
@@ -266,7 +264,7 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
 
 
 def _told_at(draft: Draft, record: Mapping[str, Any]) -> float:
-    """When a record says that it was written; by our clock where it does not say, or cannot be right."""
+    """When a record was written; by the server's clock where the record's time is missing or impossible."""
     at = reports.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
     return draft.now if at is None else at
 

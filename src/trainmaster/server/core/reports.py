@@ -44,8 +44,6 @@ class NodeSight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSight:
-    """What was seen of an attempt."""
-
     attempt: int
     nodes: Sequence[NodeSight]
     offsets: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +55,7 @@ class AttemptSight:
     """How many launches of the job in a row, this one among them, no worker claimed in time."""
 
     def without_reports(self, note: str) -> AttemptSight:
-        """The same, with a note in the place of everything that the attempt reported."""
+        """The same, with a note in place of everything that the attempt reported."""
         cut = [{"type": "reports_cut", "message": note}]
         nodes = [replace(node, records=cut if number == 0 else ()) for number, node in enumerate(self.nodes)]
         return replace(self, nodes=nodes, progress=None)
@@ -116,14 +114,14 @@ def exact_text(value: object, longest: int = MAX_PATH) -> str:
 
 
 def number(value: object, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float | None:
-    """A finite number within bounds; None when it is none."""
+    """A finite number within bounds, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if low <= value <= high else None
 
 
 def whole(value: object, low: int = 0, high: int = _MAX_WHOLE) -> int | None:
-    """A whole number within bounds; None when it is none."""
+    """A whole number within bounds, else None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -132,13 +130,13 @@ def whole(value: object, low: int = 0, high: int = _MAX_WHOLE) -> int | None:
 
 
 def moment(value: object, *, since: float, now: float) -> float | None:
-    """A time that somebody else's clock gave, held within what is possible; None when it is none."""
+    """A time by another clock, limited to what is possible; None when it is no time."""
     told = number(value)
     return None if told is None else min(max(told, since), now)
 
 
 def metrics(values: object) -> dict[str, float]:
-    """The first of the named numbers, as many as are kept."""
+    """The first named numbers, up to the limit."""
     found: dict[str, float] = {}
     for name, value in values.items() if isinstance(values, Mapping) else ():
         key, told = text(name, MAX_NAME), number(value)

@@ -70,8 +70,6 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine, as a backend reports it."""
-
     node_id: str
     backend: str
     hostname: str
@@ -97,13 +95,13 @@ class Node:
 
     @property
     def tags(self) -> frozenset[str]:
-        """Every capability, whoever told of it; where a node is can be required like one."""
+        """Every capability, reported or given; `region=` labels can be required, too."""
         regions = (label for label in self.labels + self.given_labels if label.startswith(REGION))
         return frozenset((*self.capabilities, *self.given_capabilities, *regions))
 
     @property
     def marks(self) -> frozenset[str]:
-        """Every label, whoever told of it."""
+        """Every label, reported or given."""
         return frozenset(self.labels + self.given_labels)
 
 
@@ -171,7 +169,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """What is left of a node."""
+    """What is free of a node."""
 
     gpus: frozenset[int] = field(default_factory=frozenset)
     cpu_cores: int = 0
@@ -180,7 +178,6 @@ class Free:
     slots: int = 0
 
     def without(self, share: Share) -> Free:
-        """What is left after a share was taken; never below nothing."""
         return Free(
             gpus=self.gpus - frozenset(share.gpus),
             cpu_cores=max(0, self.cpu_cores - share.cpu_cores),
@@ -191,7 +188,7 @@ class Free:
 
 
 def whole(node: Node) -> Free:
-    """All of a node."""
+    """An empty node."""
     return Free(
         gpus=frozenset(gpu.index for gpu in node.gpus if gpu.healthy),
         cpu_cores=node.cpu_cores,
@@ -219,7 +216,7 @@ def _words(name: str) -> list[str]:
 
 
 def needs_to_json(needs: Needs) -> dict[str, Any]:
-    """The plain form, without what is at its default."""
+    """Without what is at its default."""
     defaults = Needs()
     return {
         name: getattr(needs, name)
@@ -229,7 +226,7 @@ def needs_to_json(needs: Needs) -> dict[str, Any]:
 
 
 def needs_from_json(document: Mapping[str, Any]) -> Needs:
-    """The needs of a plain form; unknown keys are ignored."""
+    """Unknown keys are ignored."""
     known = {name: document[name] for name in Needs.__dataclass_fields__ if name in document}
     for name in ("capabilities", "affinity", "anti_affinity"):
         if name in known:
@@ -238,7 +235,6 @@ def needs_from_json(document: Mapping[str, Any]) -> Needs:
 
 
 def share_to_json(share: Share) -> dict[str, Any]:
-    """The plain form."""
     return {
         "node_id": share.node_id,
         "gpus": list(share.gpus),
@@ -249,7 +245,6 @@ def share_to_json(share: Share) -> dict[str, Any]:
 
 
 def share_from_json(document: Mapping[str, Any]) -> Share:
-    """The share of a plain form."""
     return Share(
         node_id=document["node_id"],
         gpus=tuple(document.get("gpus", ())),

@@ -124,7 +124,7 @@ def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint |
 def expired_checkpoints(
     job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
 ) -> list[Checkpoint]:
-    """The checkpoints of a job that have outlived it for long enough."""
+    """The checkpoints of a job that ended long enough ago."""
     if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
         return []
     kept = set(in_use)
@@ -135,7 +135,7 @@ def expired_checkpoints(
 
 
 def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], now: float) -> list[Checkpoint]:
-    """Those that were to go by themselves before now, and that nobody needs."""
+    """Checkpoints whose expiry has passed and that nobody uses."""
     return [
         checkpoint
         for checkpoint in checkpoints
@@ -147,7 +147,7 @@ def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection
 
 
 def without(checkpoints: Iterable[Checkpoint], gone: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Some checkpoints of a job without others of it. Found by id: a job may have tens of thousands."""
+    """Compares by id: a job may have tens of thousands."""
     names = {checkpoint.checkpoint_id for checkpoint in gone}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in names]
 
@@ -155,12 +155,10 @@ def without(checkpoints: Iterable[Checkpoint], gone: Iterable[Checkpoint]) -> li
 def expire_checkpoints(
     job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float
 ) -> Change | None:
-    """Remove checkpoints that have outlived their job."""
     return _without(job, doomed, others, actor=Actor.COORDINATOR, now=now)
 
 
 def expire_runs(job: Job, *, now: float) -> Change | None:
-    """Record that the run directories of a job that ended are removed."""
     draft = Draft(job, now)
     message = "its run directories were removed, with logs and metrics"
     draft.note("runs_removed", actor=Actor.COORDINATOR, message=message)
@@ -168,17 +166,15 @@ def expire_runs(job: Job, *, now: float) -> Change | None:
 
 
 def runs_expired(job: Job, keep: Keep, *, now: float) -> bool:
-    """Whether the run directories of a job have outlived it for long enough."""
     return bool(keep.runs_s) and ended_before(job, now - keep.runs_s)
 
 
 def deletion_expired(job: Job, keep: Keep, *, now: float) -> bool:
-    """Whether a job was deleted so long ago that its files go."""
+    """Whether a job was deleted long enough ago for its files to go."""
     return bool(keep.deleted_s) and job.deleted_at is not None and job.deleted_at < now - keep.deleted_s
 
 
 def ended_before(job: Job, moment: float) -> bool:
-    """Whether a job has ended, before a moment."""
     return job.status in TERMINAL and job.attempt is None and (job.finished_at or job.updated_at) < moment
 
 
@@ -228,7 +224,7 @@ def _without(
 
 
 def checkpoint_limit(job: Job) -> int | None:
-    """How many checkpoints a job keeps; None: all that it makes."""
+    """How many checkpoints a job keeps; None: all."""
     # A service saves what its users ask it to. Jobs that were stored before had the field without an effect.
     if job.is_service or job.spec_version < _PRUNED_SINCE:
         return None

@@ -62,7 +62,7 @@ class ShapeVersion(Model):
 
     @property
     def unusable(self) -> str | None:
-        """Why no trainer can run on it as it is; None when one can."""
+        """Why no trainer can run on it; None when one can."""
         split = {name: count for name, count in self.sharding if count > 1}
         if split:
             said = ", ".join(f"{name} {count}" for name, count in split.items())
@@ -97,7 +97,7 @@ class Shape(Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a client calls a shape, or a version of one."""
+    """The name of a shape, or of a version of one."""
 
     account_id: str
     shape: str
@@ -119,13 +119,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenShape:
-    """A version of a shape, to be launched."""
-
     shape: str
     version: ShapeVersion
 
     def name_for(self, account_id: str) -> str:
-        """How an account calls it."""
         return f"accounts/{account_id}/trainingShapes/{self.shape}/versions/{self.version.version}"
 
 
@@ -145,13 +142,10 @@ BUILT_IN = (
 
 
 class Shapes:
-    """All shapes of a server."""
-
     def __init__(self, written: Sequence[Shape] = ()) -> None:
         self._shapes: Mapping[str, Shape] = {shape.name: shape for shape in (*BUILT_IN, *written)}
 
     def __iter__(self) -> Iterator[Shape]:
-        """By name."""
         return iter(sorted(self._shapes.values(), key=lambda shape: shape.name))
 
     def get(self, name: str) -> Shape:

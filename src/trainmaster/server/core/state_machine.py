@@ -27,7 +27,7 @@ class Draft:
         self._ended: Attempt | None = None
 
     def edge(self, trigger: Trigger) -> Edge | None:
-        """The edge that a trigger would take from here, if it is legal."""
+        """The edge that a trigger would take from here; None when there is none."""
         edge = TRANSITIONS.get((self.job.status, trigger))
         if edge is None or (edge.service_only and not self.job.is_service):
             return None
@@ -65,11 +65,9 @@ class Draft:
         )
 
     def set(self, **changes: Any) -> None:
-        """Change fields of the job."""
         self.job = self.job.evolve(**changes)
 
     def set_attempt(self, **changes: Any) -> None:
-        """Change fields of the current attempt."""
         self.job = self.job.evolve(attempt=self.job.live.evolve(**changes))
 
     def note(
@@ -83,7 +81,7 @@ class Draft:
         reason: Reason | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record something that happened."""
+        """Record an event."""
         self._events.append(
             Event(
                 job_id=self.job.job_id,

@@ -103,7 +103,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Where a trigger leads, and what it means."""
+    """Where a trigger leads."""
 
     to: JobStatus
     actor: Actor
@@ -227,8 +227,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """One row of the table."""
-
     outcome: Outcome
     fault: Fault
     advice: str = ""
@@ -236,7 +234,6 @@ class Consequence:
     """For a service, which is resumed by its users instead of being retried; empty: the same."""
 
     def advice_for(self, *, service: bool) -> str:
-        """What to do about a job that ended so."""
         return (service and self.service_advice) or self.advice
 
 

@@ -27,8 +27,6 @@ _ACCELERATOR = re.compile(r"(?:NVIDIA|AMD)_([A-Z0-9]+)(?:_([0-9]+)GB)?", re.IGNO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedTrainer:
-    """A trainer, in the words of its client."""
-
     job_id: str
     base_model: str
     lora_rank: int = 0

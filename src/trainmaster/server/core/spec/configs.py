@@ -82,7 +82,6 @@ class CheckpointConfig(Model):
 
     @property
     def best_is_greater(self) -> bool:
-        """Whether a greater value of the metric is better."""
         if self.greater_is_better is not None:
             return self.greater_is_better
         return "loss" not in (self.metric_for_best_model or "").lower()

@@ -120,7 +120,7 @@ def _unused_in_training(request: SubmitJobRequest) -> Iterator[Problem]:
 
 
 def _unused_beside(request: SubmitJobRequest) -> Iterator[Problem]:
-    """What is set for a trainer, in a job whose workload is something else."""
+    """What is set for a trainer in a job whose workload is something else."""
     kind = request.workload.kind if request.workload is not None else ""
     for name, instead in _INSTEAD.items():
         if getattr(request, name) is not None:
@@ -149,7 +149,6 @@ def _unused_result(request: SubmitJobRequest, whose: str) -> Iterator[Problem]:
 
 
 def _unused_anywhere(request: SubmitJobRequest) -> Iterator[Problem]:
-    """What needs another field beside it."""
     resources, workload = request.resource_config, request.workload
     checkpoint = request.output_config.checkpoint
     if resources.gpu_count == 0:

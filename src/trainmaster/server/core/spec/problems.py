@@ -28,7 +28,6 @@ Location = Sequence[int | str]
 
 
 def problems_from(error: ValidationError, model: type[BaseModel], document: object) -> tuple[Problem, ...]:
-    """Every problem that a validation of `document` as `model` has found."""
     details = [detail for detail in error.errors(include_url=False) if not _follows(detail)]
     problems = [_problem(detail, model, document) for detail in details[:MAX_PROBLEMS]]
     if len(details) > MAX_PROBLEMS:

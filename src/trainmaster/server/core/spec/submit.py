@@ -98,12 +98,10 @@ class SubmitJobRequest(Model):
 
     @property
     def priority(self) -> int:
-        """The one effective priority."""
         return self.scheduling_config.priority
 
     @property
     def max_retries(self) -> int:
-        """The one effective cap on automatic new attempts."""
         return self.scheduling_config.max_retries
 
     @property
@@ -121,7 +119,6 @@ class SubmitJobRequest(Model):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node of a training."""
         return self.world_size // self.resource_config.node_count
 
     @cached_property

@@ -317,7 +317,6 @@ def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) 
 
 
 def hyperparameters_of(training_type: TrainingType) -> dict[str, Hyperparameter]:
-    """The hyperparameters that a training type has, by their names."""
     return {name: known for name, known in HYPERPARAMETERS.items() if training_type in known.types}
 
 

@@ -158,7 +158,7 @@ def fixed_part(path: str) -> str:
 
 
 def scheme_of(path: str) -> str | None:
-    """The scheme of a URI; None of a plain path."""
+    """None for a plain path."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", path)
     return found[1] if found else None
 
@@ -171,14 +171,13 @@ _EXAMPLES = "write it like train, train[:1000], train[10%:20%] or train+test"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a slice begins or ends: a row, or a percentage of all rows; a negative one counts from the end."""
+    """Where a slice begins or ends: a row, or a percentage of all rows; negative ones count from the end."""
 
     value: int
     percent: bool = False
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """A bound as it is written."""
         percent = text.endswith("%")
         value = int(text.removesuffix("%"))
         if percent and abs(value) > 100:
@@ -190,7 +189,6 @@ class Bound:
 
     @property
     def needs_count(self) -> bool:
-        """Whether its place depends on how many rows there are."""
         return self.percent or self.value < 0
 
     def place(self, count: int) -> int:
@@ -239,8 +237,6 @@ ALL_ROWS = Slice()
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One split, or some of its rows."""
-
     name: str
     rows: Slice = ALL_ROWS
 

@@ -34,8 +34,6 @@ class ValueKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameter:
-    """One hyperparameter."""
-
     name: str
     kind: ValueKind
     default: Value
@@ -52,7 +50,6 @@ class Hyperparameter:
     choices: tuple[str, ...] = ()
 
     def default_for(self, training_type: TrainingType) -> Value:
-        """The default where this type is trained."""
         return self.defaults.get(training_type, self.default)
 
     def read(self, text: str) -> Value:

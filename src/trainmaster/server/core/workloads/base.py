@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import (
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     Strict,
-    ValidationError,
-    ValidationInfo,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from trainmaster.protocol.launch import PACKAGES_FILE, BlobFile, Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.launch import PACKAGES_FILE, BlobFile, ContainerRequest, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,
-    STORED,
     AbsolutePath,
     Broken,
     Environment,
@@ -31,6 +24,7 @@ from trainmaster.server.core.fields import (
     Model,
     RelativePath,
     Sha256,
+    TaggedUnion,
     Text,
     refuse,
 )
@@ -43,7 +37,6 @@ from trainmaster.server.core.workloads.environment import (
     Requirements,
     VolumeSpec,
     packages_text,
-    wish_from,
 )
 from trainmaster.server.core.workloads.initializers import (
     INPUT_FILE,
@@ -181,7 +174,7 @@ class WorkloadSpec(Model):
             steps=steps,
             image=self.image,
             volumes=tuple(volume.compiled() for volume in self.volumes),
-            container=wish_from(self.container),
+            container=self.container.compiled() if self.container else ContainerRequest(),
             secrets={name: reference_to(variable_secret(name)) for name in variables},
             inputs=dict(inputs),
             prepared=prepared_paths(initializers) if initializers is not None else {},
@@ -223,12 +216,11 @@ class PackagedSpec(InitializedSpec):
 
 
 def initializers_of(workload: WorkloadSpec | None) -> Initializers | None:
-    """What is fetched before a workload runs, of whichever kind it is."""
     return workload.initializers if isinstance(workload, InitializedSpec) else None
 
 
 def directories_above(paths: Iterable[str]) -> set[str]:
-    """All directories that some plain relative paths lead through."""
+    """All directories that these relative paths lead through."""
     found: set[str] = set()
     for path in paths:
         above = path.rpartition("/")[0]
@@ -254,58 +246,26 @@ def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
 # The registered kinds, and the field that holds a spec of any of them. A kind that was registered is accepted in
 # requests, shown in the JSON schema and compiled, and nothing else has to change.
 
-_KINDS: dict[str, type[WorkloadSpec]] = {}
+_UNION = TaggedUnion("kind")
 
 
 def register(spec: type[WorkloadSpec]) -> None:
-    (kind,) = get_args(spec.model_fields["kind"].annotation)
-    if kind in _KINDS:
-        raise ValueError(f"workload kind {kind!r} is registered already")
-    _KINDS[kind] = spec
+    _UNION.add(spec)
 
 
 def unregister(kind: str) -> None:
-    del _KINDS[kind]
+    del _UNION.models[kind]
 
 
 def kinds() -> tuple[str, ...]:
     """The names of all registered kinds, sorted."""
-    return tuple(sorted(_KINDS))
+    return tuple(sorted(_UNION.models))
 
 
-def spec_for(kind: str) -> type[WorkloadSpec]:
-    """The spec of a kind; KeyError when none is registered."""
-    return _KINDS[kind]
+def spec_for(kind: str) -> type[Model]:
+    """KeyError when there is no such kind."""
+    return _UNION.models[kind]
 
 
-class _AnyKind:
-    """Reads the spec of whichever kind a document names."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # Without a serializer of its own the field is written by the class of the value it holds.
-        return core_schema.with_info_plain_validator_function(_read)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        choices = {kind: _KINDS[kind].__pydantic_core_schema__ for kind in kinds()}
-        return handler(core_schema.tagged_union_schema(choices, "kind"))
-
-
-def _read(value: object, info: ValidationInfo) -> WorkloadSpec:
-    if isinstance(value, WorkloadSpec):
-        return value
-    if not isinstance(value, dict):
-        raise ValidationError.from_exception_data("workload", [InitErrorDetails(type="dict_type", input=value)])
-    kind = value.get("kind")
-    if kind is None:
-        refuse([Broken(("kind",), f"required; choices: {', '.join(kinds())}")])
-    spec = _KINDS.get(kind) if isinstance(kind, str) else None
-    if spec is None:
-        expected = ", ".join(f"'{known}'" for known in kinds())
-        details = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
-        raise ValidationError.from_exception_data("workload", [details])
-    extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
-    return spec.model_validate(value, extra=extra, context=info.context)
-
-
-AnyWorkload = Annotated[WorkloadSpec, _AnyKind()]
+AnyWorkload = Annotated[WorkloadSpec, _UNION]
 """A workload of any registered kind, told apart by `kind`."""

@@ -57,7 +57,6 @@ class VolumeSpec(Model):
         return self.source if self.source.startswith("/") else None
 
     def compiled(self) -> Volume:
-        """As the backend is told."""
         return Volume(source=self.source, target=self.target, read_only=self.read_only)
 
 
@@ -81,18 +80,14 @@ class ContainerOptions(Model):
         default=None, description="The engine that it must be; the job fails where the server has another one."
     )
 
-
-def wish_from(spec: ContainerOptions | None) -> ContainerRequest:
-    """As the backend is told."""
-    if spec is None:
-        return ContainerRequest()
-    return ContainerRequest(
-        pull_policy=spec.pull_policy,
-        auto_remove=spec.auto_remove,
-        shm_mb=spec.shm_mb,
-        pids=spec.pids,
-        runtime=spec.runtime,
-    )
+    def compiled(self) -> ContainerRequest:
+        return ContainerRequest(
+            pull_policy=self.pull_policy,
+            auto_remove=self.auto_remove,
+            shm_mb=self.shm_mb,
+            pids=self.pids,
+            runtime=self.runtime,
+        )
 
 
 ENVIRONMENT = Step(
@@ -144,5 +139,4 @@ IndexUrls = Annotated[tuple[IndexUrl, ...], Field(max_length=16)]
 
 
 def packages_text(packages: Sequence[str], index_urls: Sequence[str]) -> str:
-    """The input file of the step."""
     return json.dumps({"packages": list(packages), "index_urls": list(index_urls)}, indent=2) + "\n"

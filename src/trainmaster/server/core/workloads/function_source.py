@@ -18,7 +18,6 @@ MEMORY_BYTES = 1 << 30
 
 
 def main() -> None:
-    """Check what is on standard input."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

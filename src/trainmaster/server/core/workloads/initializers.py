@@ -6,26 +6,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     SecretStr,
     Strict,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.secrets import reference_to
-from trainmaster.server.core.fields import STORED, Broken, Image, Matches, Model, Positive, Text, refuse
+from trainmaster.server.core.fields import STORED, Broken, Image, Matches, Model, Positive, TaggedUnion, Text, refuse
 from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.training.sources import hub_name
 
@@ -173,48 +169,22 @@ class S3ModelInitializer(S3Initializer):
     ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Objects to leave out.")
 
 
-class _ByType:
-    """Reads whichever of these classes a document's `type` names; an error is at the field itself."""
-
-    def __init__(self, *classes: type[InitializerSpec]) -> None:
-        self._classes = {get_args(each.model_fields["type"].annotation)[0]: each for each in classes}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(self._read)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        choices = {name: each.__pydantic_core_schema__ for name, each in self._classes.items()}
-        return handler(core_schema.tagged_union_schema(choices, "type"))
-
-    def _read(self, value: object, info: ValidationInfo) -> InitializerSpec:
-        if isinstance(value, InitializerSpec):
-            return value
-        if not isinstance(value, dict):
-            raise ValidationError.from_exception_data("initializer", [InitErrorDetails(type="dict_type", input=value)])
-        named = value.get("type")
-        if named is None:
-            refuse([Broken(("type",), f"required; choices: {', '.join(self._classes)}")])
-        found = self._classes.get(named) if isinstance(named, str) else None
-        if found is None:
-            expected = ", ".join(f"'{known}'" for known in self._classes)
-            details = InitErrorDetails(type="literal_error", loc=("type",), input=named, ctx={"expected": expected})
-            raise ValidationError.from_exception_data("initializer", [details])
-        extra: Literal["ignore", "forbid"] = "ignore" if info.context == STORED else "forbid"
-        return found.model_validate(value, extra=extra, context=info.context)
+_DATASETS = TaggedUnion("type", HubInitializer, S3Initializer, CacheInitializer)
+_MODELS = TaggedUnion("type", HubModelInitializer, S3ModelInitializer)
 
 
 class Initializers(Model):
     """What is fetched before the job's own processes start."""
 
-    dataset: Annotated[InitializerSpec, _ByType(HubInitializer, S3Initializer, CacheInitializer)] | None = Field(
+    dataset: Annotated[InitializerSpec, _DATASETS] | None = Field(
         default=None, description="Its directory is DATASET_PATH in the job's processes."
     )
-    model: Annotated[InitializerSpec, _ByType(HubModelInitializer, S3ModelInitializer)] | None = Field(
+    model: Annotated[InitializerSpec, _MODELS] | None = Field(
         default=None, description="Its directory is MODEL_PATH in the job's processes."
     )
 
     def named(self) -> Iterator[tuple[str, InitializerSpec]]:
-        """What there is, by its part: `dataset`, `model`; in the order of the steps."""
+        """The parts that are set (`dataset`, `model`), in the order of the steps."""
         for part in PARTS:
             if (spec := getattr(self, part)) is not None:
                 yield part, spec
@@ -243,7 +213,6 @@ def conceal(initializers: Initializers, document: dict[str, Any], shown: Callabl
 
 
 def secret_name(part: str, field: str) -> str:
-    """The name of the secret that holds the value of a field."""
     return f"{part}_initializer_{field}"
 
 
@@ -272,7 +241,6 @@ def _own_step(part: str, spec: InitializerSpec) -> Step:
 
 
 def _gang(spec: CacheInitializer) -> Gang:
-    """Who writes a table's shards; the step is their head."""
     return Gang(
         count=spec.num_data_nodes,
         argv=("-s", "-P", "-m", "trainmaster.training.tables.shard_writer"),
@@ -309,7 +277,6 @@ def _foreign_step(part: str, spec: InitializerSpec) -> Step:
 
 
 def _sealed(part: str, spec: InitializerSpec, variables: Mapping[str, str]) -> dict[str, str]:
-    """The references to a part's secrets, by the variables in which its step finds their values."""
     return {
         variable: reference_to(secret_name(part, field))
         for field, variable in variables.items()

@@ -60,7 +60,6 @@ class JobClassSpec(WorkloadSpec):
     )
 
     def name_for(self, job: JobConfigs) -> str:
-        """The third part of who it is."""
         return self.name if self.name is not None else job.name
 
     def check(self, job: JobConfigs) -> None:
@@ -82,7 +81,6 @@ class JobClassSpec(WorkloadSpec):
             raise SpecError(problems)
 
     def compile(self, job: JobConfigs) -> Launch:
-        """One step: the runner of job classes, told what to run."""
         resources = job.resource_config
         document = {
             "target": self.target,

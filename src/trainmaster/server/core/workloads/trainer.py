@@ -72,7 +72,6 @@ class TrainerSpec(WorkloadSpec):
         check_shipped(self, job)
 
     def compile(self, job: JobConfigs) -> Launch:
-        """Two steps: prepare model and data, then train."""
         spec = self.model_copy(update={"can_save": True}) if self.can_save is None else self
         return spec.launch(job, PREPARE, TRAIN, inputs=training_inputs(job), reports_phases=True)
 
@@ -83,7 +82,6 @@ def is_training(workload: WorkloadSpec | None) -> bool:
 
 
 def configs_of(job: JobConfigs) -> tuple[TrainingConfig, DataConfig]:
-    """The two configs that every training has."""
     if job.training_config is None or job.data_config is None:
         raise ValueError("a training has a training_config and a data_config")
     return job.training_config, job.data_config

@@ -35,7 +35,7 @@ class TrainerArgument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ReadArgument:
     """An argument that was understood."""
 
     option: TrainerArgument
@@ -43,8 +43,8 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong:
-    """An argument that was not."""
+class WrongArgument:
+    """An argument that was not understood."""
 
     index: int
     message: str
@@ -102,7 +102,7 @@ OPTIONS: tuple[TrainerArgument, ...] = (
 """Every argument that there is."""
 
 
-def read_arguments(arguments: Sequence[str]) -> Iterator[Said | Wrong]:
+def read_arguments(arguments: Sequence[str]) -> Iterator[ReadArgument | WrongArgument]:
     """What arguments say, each as `--name value` or `--name=value`."""
     known = {option.flag: option for option in OPTIONS}
     seen: set[str] = set()
@@ -113,22 +113,26 @@ def read_arguments(arguments: Sequence[str]) -> Iterator[Said | Wrong]:
         option = known.get(flag)
         position += 1
         if option is None:
-            yield Wrong(index=at, message=choice_message("argument", flag, known))
+            yield WrongArgument(index=at, message=choice_message("argument", flag, known))
             continue
         if option.read is not None and not equals and position < len(arguments):
             value, equals = arguments[position], "="
             position += 1
         if flag in seen:
-            yield Wrong(index=at, message=f"{flag} is there twice")
+            yield WrongArgument(index=at, message=f"{flag} is there twice")
         elif option.read is None:
-            yield Wrong(index=at, message=f"{flag} takes no value") if equals else Said(option=option, value=True)
+            yield (
+                WrongArgument(index=at, message=f"{flag} takes no value")
+                if equals
+                else ReadArgument(option=option, value=True)
+            )
         elif not equals:
-            yield Wrong(index=at, message=f"{flag} needs a value")
+            yield WrongArgument(index=at, message=f"{flag} needs a value")
         else:
             try:
-                yield Said(option=option, value=option.read(value))
+                yield ReadArgument(option=option, value=option.read(value))
             except ValueError as error:
-                yield Wrong(index=at, message=f"{flag} {error}")
+                yield WrongArgument(index=at, message=f"{flag} {error}")
         seen.add(flag)
 
 
@@ -178,12 +182,13 @@ class TrainerServiceSpec(Serving):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What `extra_args` say, by the names that the service has for it; what is wrong is left out."""
-        return {said.option.name: said.value for said in read_arguments(self.extra_args) if isinstance(said, Said)}
+        """The valid ones of `extra_args`, by their names in `service.json`."""
+        return {
+            read.option.name: read.value for read in read_arguments(self.extra_args) if isinstance(read, ReadArgument)
+        }
 
     @property
     def mode(self) -> Mode:
-        """What its models may do."""
         if self.forward_only or self.options.get("forward_only"):
             return Mode.FORWARD_ONLY
         return Mode.LORA if self.lora_rank else Mode.FULL
@@ -193,7 +198,7 @@ class TrainerServiceSpec(Serving):
         problems = [
             Problem(field=f"workload.extra_args[{wrong.index}]", message=wrong.message)
             for wrong in read_arguments(self.extra_args)
-            if isinstance(wrong, Wrong)
+            if isinstance(wrong, WrongArgument)
         ]
         if problems:
             raise RefusedError.because(problems)
@@ -203,7 +208,6 @@ class TrainerServiceSpec(Serving):
             raise SpecError([Problem(field="workload.ranks_per_node", message=message)])
 
     def compile(self, job: JobConfigs) -> Launch:
-        """One step in each rank; node 0 answers."""
         ranks = job.resource_config.gpus_per_node or self.ranks_per_node
         running = self.model_copy(update={"ranks_per_node": ranks, "can_save": self.can_save is not False})
         return running.launch(
