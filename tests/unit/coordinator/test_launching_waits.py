@@ -229,7 +229,7 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
 def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmaster.server.coordinator.pools.CLOSE_S", 0.2)
+    monkeypatch.setattr("trainmaster.server.coordinator.threads.CLOSE_S", 0.2)
     free, done, stopped = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     class Hanging(SlowBackend):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.coordinator.tenants import ROOT, Tenants, is_confined, runs_as
+from trainmaster.server.coordinator.launch import ROOT, Tenants, is_confined, runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings

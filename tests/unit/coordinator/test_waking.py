@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from trainmaster.server.coordinator.wakeups import Alarm
+from trainmaster.server.coordinator.threads import Alarm
 
 
 def test_hint_does_not_wait_for_a_database_that_hangs() -> None:

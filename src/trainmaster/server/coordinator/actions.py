@@ -23,7 +23,7 @@ from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Standing, attempt_request, compiled_launch
-from trainmaster.server.coordinator.pools import Act, ActPools
+from trainmaster.server.coordinator.threads import Act, ActPools
 from trainmaster.server.coordinator.watch import last_beat, look
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches

@@ -29,8 +29,8 @@ from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import CONTAINER, LOCAL, ContainerRequest, Launch
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.coordinator.capacity import Capacity
+from trainmaster.server.coordinator.launch import HERE, Tenants
 from trainmaster.server.coordinator.source_checks import SourceChecks
-from trainmaster.server.coordinator.tenants import HERE, Tenants
 from trainmaster.server.core.errors import (
     ForbiddenError,
     JobNotFoundError,

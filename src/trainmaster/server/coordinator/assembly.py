@@ -15,12 +15,18 @@ from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
-from trainmaster.server.coordinator.launch import Standing, fetching_environment, stored_launch
+from trainmaster.server.coordinator.launch import (
+    HERE,
+    Standing,
+    fetching_environment,
+    is_confined,
+    runs_as,
+    stored_launch,
+)
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.tenants import HERE, is_confined, runs_as
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries

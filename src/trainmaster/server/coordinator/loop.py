@@ -22,7 +22,7 @@ from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
 from trainmaster.server.coordinator.launch import stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
-from trainmaster.server.coordinator.wakeups import Alarm
+from trainmaster.server.coordinator.threads import Alarm
 from trainmaster.server.core import commands, observations, timers
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
