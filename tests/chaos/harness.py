@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from scripted_backend import Script, ScriptedBackend, ScriptedWorld, succeed
-from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.loop import Coordinator, Pace
 from trainmaster.server.coordinator.vault import Vault
-from trainmaster.server.core.job import Attempt, Checkpoint, Event, Job
+from trainmaster.server.core.job import Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import attempts, checkpoints, events, jobs, leases
 from trainmaster.server.store.database import Database
@@ -98,12 +99,8 @@ class Cluster:
         acting = Acting(
             backends={"scripted": self.backend},
             roots=self.roots,
-            attempts=self._attempts,
-            checkpoint=self._checkpoint,
-            secrets=self._secrets,
+            launches=Launches(self.database, self.roots, self.vault, Settings(data_dir=self.directory)),
             hint=lambda subject: None,
-            hint_socket=None,
-            server_url=None,
             pool=Inline(),
         )
         self.coordinator = Coordinator(
@@ -179,15 +176,3 @@ class Cluster:
     def allocated(self) -> int:
         with self.database.read() as connection:
             return len(attempts.all_allocations(connection, EVERYTHING))
-
-    def _attempts(self, job: Job) -> list[Attempt]:
-        with self.database.read() as connection:
-            return attempts.of_job(connection, ACCOUNT, job.job_id)
-
-    def _secrets(self, job: Job) -> Secrets:
-        with self.database.read() as connection:
-            return self.vault.secrets_for(connection, job)
-
-    def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
-        with self.database.read() as connection:
-            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)

@@ -62,7 +62,9 @@ def test_launch_while_the_database_is_away_is_made_later(tmp_path: Path) -> None
                 raise StoreUnavailableError
             return super().secrets_for(connection, job)
 
+    cluster.die()
     cluster.vault = Shaky(Sealer(bytes(32)))
+    cluster.boot()
     job = cluster.submit(workload=WORKLOAD)
     cluster.until(lambda: cluster.job(job.job_id).status is JobStatus.COMPLETED)
     assert cluster.world.given == {f"{job.job_id}.1": GIVEN}

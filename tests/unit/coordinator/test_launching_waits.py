@@ -17,6 +17,8 @@ from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
+from trainmaster.server.coordinator.launch import Launches
+from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.commands import cancel, submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
@@ -26,7 +28,12 @@ from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
+from trainmaster.server.store import accounts
+from trainmaster.server.store.database import Database
+from trainmaster.server.store.scope import Scope
 
 
 class Inline(Executor):
@@ -100,17 +107,12 @@ def acting_for(
     pool: Executor | None,
     hint: Callable[[str], None] = lambda _: None,
 ) -> Acting:
-    return Acting(
-        backends=backends,
-        roots=Roots({RUNS: directory / "runs", ARTIFACTS: directory / "artifacts", BLOBS: directory / "blobs"}),
-        attempts=lambda _: (),
-        checkpoint=lambda *_: pytest.fail("it resumes from none"),
-        secrets=lambda _: Secrets(),
-        hint=hint,
-        hint_socket=None,
-        server_url=None,
-        pool=pool,
-    )
+    roots = Roots({RUNS: directory / "runs", ARTIFACTS: directory / "artifacts", BLOBS: directory / "blobs"})
+    settings = Settings(data_dir=directory, shared_uid=True)
+    database = Database.open(f"sqlite:///{directory}/tm.db")
+    database.write_now(lambda connection: accounts.ensure(connection, Scope.everything(), "a", 0.0))
+    launches = Launches(database, roots, Vault(Sealer(bytes(32))), settings)
+    return Acting(backends=backends, roots=roots, launches=launches, hint=hint, pool=pool)
 
 
 @pytest.fixture

@@ -9,26 +9,22 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
-from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
-from trainmaster.protocol.secrets import Secrets
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.launch import Standing, attempt_request, compiled_launch
+from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.threads import Act, ActPools
 from trainmaster.server.coordinator.watch import last_beat, look
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
-from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job
+from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
+from trainmaster.server.core.job import Attempt, Change, Job
 from trainmaster.server.core.reports import AttemptSight, Liveness
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.view import ClusterView
@@ -94,32 +90,14 @@ class Acting:
         *,
         backends: Mapping[str, Backend],
         roots: Roots,
-        attempts: Callable[[Job], Sequence[Attempt]],
-        checkpoint: Callable[[Job, str], Checkpoint],
-        secrets: Callable[[Job], Secrets],
-        launch: Callable[[Job], Launch] = compiled_launch,
+        launches: Launches,
         hint: Callable[[str], None],
-        hint_socket: str | None,
-        server_url: str | None,
-        standing: Callable[[Job], Standing] = lambda _: Standing(),
-        log_cap_bytes: int = 0,
-        cache: Path | None = None,
-        environment: Mapping[str, str] = MappingProxyType({}),
         pool: Executor | None = None,
     ) -> None:
         self._backends = backends
         self._roots = roots
-        self._attempts = attempts
-        self._checkpoint = checkpoint
-        self._secrets = secrets
-        self._launch_of = launch
+        self._launches = launches
         self._hint = hint
-        self._hint_socket = hint_socket
-        self._server_url = server_url
-        self._standing = standing
-        self._log_cap_bytes = log_cap_bytes
-        self._cache = cache
-        self._environment = environment
         self._memory: dict[str, _Memory] = {}
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
@@ -190,7 +168,7 @@ class Acting:
             endpoint=functools.partial(backend.endpoint, request),
         )
         if Liveness.REVOKED in liveness:
-            sight = replace(sight, unclaimed_launches=unclaimed_launches(job, self._attempts(job)))
+            sight = replace(sight, unclaimed_launches=unclaimed_launches(job, self._launches.attempts(job)))
         return sight
 
     def heard_at(self, job: Job) -> float | None:
@@ -264,7 +242,7 @@ class Acting:
         memory.launched_at = now
 
         def submit(request: AttemptRequest) -> str | None:
-            return backend.submit(request, self._secrets(job))
+            return backend.submit(request, self._launches.secrets(job))
 
         return Act(lambda: self._launch(submit, job, view, memory), launches=True)
 
@@ -316,33 +294,10 @@ class Acting:
         """The attempt's request, laid out on disk; computed again from the job where a crash has left none."""
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
-            request = _readable(directory) or self._new_request(job, view)
+            request = _readable(directory) or self._launches.request(job, view.nodes)
             directory.create(request, with_ranks=request.server_url is None)
             memory.request = request
         return memory.request
-
-    def _new_request(self, job: Job, view: ClusterView) -> AttemptRequest:
-        resume = None
-        if job.live.resume_checkpoint_id:
-            try:
-                resume = self._checkpoint(job, job.live.resume_checkpoint_id)
-            except NotFoundError as error:
-                raise LaunchError(
-                    f"checkpoint {job.live.resume_checkpoint_id} is gone", Reason.LAUNCH_REFUSED
-                ) from error
-        return attempt_request(
-            job,
-            self._launch_of(job),
-            nodes=view.nodes,
-            roots=self._roots,
-            resume=resume,
-            hint_socket=self._hint_socket,
-            server_url=self._server_url,
-            standing=self._standing(job),
-            log_cap_bytes=self._log_cap_bytes,
-            cache=self._cache,
-            environment=self._environment,
-        )
 
     def _sweep(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:
         request = self._prepared(job, view, memory)

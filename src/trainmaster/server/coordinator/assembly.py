@@ -9,20 +9,11 @@ from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.protocol.hints import HintListener
-from trainmaster.protocol.launch import CONTAINER, Launch
-from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import Acting
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
-from trainmaster.server.coordinator.launch import (
-    HERE,
-    Standing,
-    fetching_environment,
-    is_confined,
-    runs_as,
-    stored_launch,
-)
+from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
@@ -30,14 +21,11 @@ from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
-from trainmaster.server.core.job import Attempt, Checkpoint, Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.settings.encryption import key_file
 from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.server.storage import Roots, run_directory
-from trainmaster.server.store import accounts, attempts, checkpoints
 from trainmaster.server.store.database import Database
-from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 _HINT_WAIT_S = 1.0
@@ -78,9 +66,6 @@ class CoordinatorRole:
                 private=private_places(settings, settings_file),
             ),
         )
-        self._settings = settings
-        self._database = database
-        self._vault = vault
         self._backends = make_backends(settings.backends, context)
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
@@ -93,32 +78,21 @@ class CoordinatorRole:
             acting=Acting(
                 backends=self._backends,
                 roots=roots,
-                attempts=self._attempts,
-                checkpoint=self._checkpoint,
-                secrets=self._secrets,
-                launch=self._launch,
+                launches=Launches(
+                    database,
+                    roots,
+                    vault,
+                    settings,
+                    hint_socket=str(hint_socket),
+                    server_url=worker_url(settings, url),
+                ),
                 hint=self.hint,
-                hint_socket=str(hint_socket),
-                server_url=worker_url(settings, url),
-                standing=self._standing,
-                log_cap_bytes=settings.log_cap_mb << 20,
-                cache=settings.cache,
-                environment=fetching_environment(settings),
             ),
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
         )
-        self._chores = Chores(
-            database,
-            roots,
-            leads=self.leads,
-            collector=collector,
-        )
-        self._deliveries = Deliveries(
-            database,
-            subscriptions,
-            epoch=lambda: self._leadership.epoch,
-        )
+        self._chores = Chores(database, roots, leads=self.leads, collector=collector)
+        self._deliveries = Deliveries(database, subscriptions, epoch=lambda: self._leadership.epoch)
         self._listener = HintListener(hint_socket)
         self._stopping = threading.Event()
         self._listening = threading.Thread(target=self._pass_hints_on, name="hints", daemon=True)
@@ -157,30 +131,6 @@ class CoordinatorRole:
             backend.close()
         self._listening.join()
         self._listener.close()
-
-    def _checkpoint(self, job: Job, checkpoint_id: str) -> Checkpoint:
-        with self._database.read() as connection:
-            return checkpoints.get(connection, Scope(account_id=job.account_id), checkpoint_id)
-
-    def _standing(self, job: Job) -> Standing:
-        if job.live.backend not in HERE:
-            return Standing()
-        with self._database.read() as connection:
-            account = accounts.get(connection, Scope(account_id=job.account_id), job.account_id)
-        uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
-        return Standing(uid=uid, confined=is_confined(account, self._settings))
-
-    def _attempts(self, job: Job) -> list[Attempt]:
-        with self._database.read() as connection:
-            return attempts.of_job(connection, Scope(account_id=job.account_id), job.job_id)
-
-    def _secrets(self, job: Job) -> Secrets:
-        with self._database.read() as connection:
-            return self._vault.secrets_for(connection, job)
-
-    def _launch(self, job: Job) -> Launch:
-        with self._database.read() as connection:
-            return stored_launch(connection, job)
 
     def _pass_hints_on(self) -> None:
         while not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""From a placed job to the request that its workers get."""
+"""Launches: the request that the workers of a placed job get, and the system user that runs the job."""
 
 from __future__ import annotations
 
@@ -12,29 +12,234 @@ from types import MappingProxyType
 from sqlalchemy import Connection
 
 from trainmaster import __version__
+from trainmaster.backends.base import LaunchError
 from trainmaster.protocol import environment as variables
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
-from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.errors import NotFoundError, RefusedError
+from trainmaster.server.core.job import Attempt, Checkpoint, Job
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
-from trainmaster.server.store import accounts, job_inputs
+from trainmaster.server.store import accounts, attempts, checkpoints, job_inputs
+from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
-# As which of the system's users the jobs of an account run on this machine.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """How the jobs of an account are kept apart on this machine."""
+
+    uid: int | None = None
+    """The user that runs their ranks; None means the worker's."""
+    confined: bool = False
+    """They may run in containers only."""
+
+
+_NOT_ISOLATED = Isolation()
+
+
+class Launches:
+    """Builds the requests of attempts from what is stored and from the settings."""
+
+    def __init__(
+        self,
+        database: Database,
+        roots: Roots,
+        vault: Vault,
+        settings: Settings,
+        *,
+        hint_socket: str | None = None,
+        server_url: str | None = None,
+    ) -> None:
+        """Take where workers send hints, and where they report over HTTP if they share no files with the server."""
+        self._database = database
+        self._roots = roots
+        self._vault = vault
+        self._settings = settings
+        self._hint_socket = hint_socket
+        self._server_url = server_url
+
+    def request(self, job: Job, nodes: Mapping[str, Node]) -> AttemptRequest:
+        """The request of a job's current attempt.
+
+        Raises:
+            LaunchError: the checkpoint that it resumes from is gone.
+            RefusedError: the jobs of the account cannot run on this machine.
+        """
+        scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
+        with self._database.read() as connection:
+            try:
+                resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
+            except NotFoundError as error:
+                raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
+            isolation = _NOT_ISOLATED
+            if job.live.backend in HERE:
+                account = accounts.get(connection, scope, job.account_id)
+                uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
+                isolation = Isolation(uid=uid, confined=is_confined(account, self._settings))
+            launch = stored_launch(connection, job)
+        return attempt_request(
+            job,
+            launch,
+            nodes=nodes,
+            roots=self._roots,
+            resume=resume,
+            hint_socket=self._hint_socket,
+            server_url=self._server_url,
+            isolation=isolation,
+            log_cap_bytes=self._settings.log_cap_mb << 20,
+            cache=self._settings.cache,
+            environment=fetching_environment(self._settings),
+        )
+
+    def secrets(self, job: Job) -> Secrets:
+        with self._database.read() as connection:
+            return self._vault.secrets_for(connection, job)
+
+    def attempts(self, job: Job) -> list[Attempt]:
+        with self._database.read() as connection:
+            return attempts.of_job(connection, Scope(job.account_id), job.job_id)
+
+
+def stored_launch(connection: Connection, job: Job) -> Launch:
+    """The launch that was compiled when the job was submitted.
+
+    A launch of another version of this program is compiled again, as that version may have other modules.
+    """
+    stored = job_inputs.get_launch(connection, Scope(job.account_id), job.job_id, version=__version__)
+    return stored or compiled_launch(job)
+
+
+def compiled_launch(job: Job) -> Launch:
+    return compile_job(load_stored(job.spec_version, job.spec)).launch
+
+
+def attempt_request(
+    job: Job,
+    launch: Launch,
+    *,
+    nodes: Mapping[str, Node],
+    roots: Roots,
+    resume: Checkpoint | None,
+    hint_socket: str | None,
+    server_url: str | None,
+    isolation: Isolation = _NOT_ISOLATED,
+    log_cap_bytes: int = 0,
+    cache: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AttemptRequest:
+    """The request for the workers of the current attempt.
+
+    `resume` is the checkpoint to resume from. `hint_socket` is where workers send hints, and `server_url` where they
+    report over HTTP, None where they share the server's files. `cache` holds a directory for each account;
+    `environment` has variables that the server sets for every process.
+    """
+    attempt = job.live
+    shared = server_url is None
+    return AttemptRequest(
+        job_id=job.job_id,
+        attempt=attempt.number,
+        token=attempt.token,
+        rank_token=attempt.rank_token,
+        launch=launch,
+        nodes=tuple(
+            NodeAssignment(
+                node_id=share.node_id,
+                address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
+                gpus=_devices(nodes.get(share.node_id), share.gpus),
+                cpu_cores=share.cpu_cores,
+                memory_mb=share.ram_mb,
+            )
+            for share in attempt.shares
+        ),
+        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=isolation.confined))),
+        output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
+        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if isolation.uid is None else RANKS_OWNER}")),
+        resume_from=_place_of(resume, roots) if resume else None,
+        max_runtime_s=job.max_runtime_s,
+        hint_socket=hint_socket if shared else None,
+        server_url=server_url,
+        blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
+        uid=isolation.uid,
+        confined=isolation.confined,
+        log_cap_bytes=log_cap_bytes,
+        cache_dir=str(_cache_of(job.account_id, isolation, cache)) if cache else None,
+        environment=dict(environment),
+    )
+
+
+SERVER_ENDPOINTS = ("HF_ENDPOINT",)
+"""Variables of the server's environment that say where jobs fetch from, unless the jobs set them."""
+
+
+def fetching_environment(settings: Settings) -> dict[str, str]:
+    """The variables that tell a job's processes what they may fetch, and from where."""
+    services = {
+        variables.SCAIDRIVE_URL: settings.scaidrive_url,
+        variables.SCAIATLAS_URL: settings.scaiatlas_url,
+    }
+    return {
+        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.readable_roots)),
+        variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
+        variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
+        **{name: url for name, url in services.items() if url},
+        # Processes in containers, and those of a fork server that is older than the server, inherit none of this.
+        **{name: os.environ[name] for name in SERVER_ENDPOINTS if os.environ.get(name)},
+    }
+
+
+def checkpoints_homes(job: Job) -> tuple[str, ...]:
+    """The directories in the root of artifacts that may hold checkpoints of a job.
+
+    Job classes have two: an account that runs in containers alone may get a uid later.
+    """
+    return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
+
+
+def _checkpoints_home(job: Job, *, confined: bool) -> str:
+    # All job classes of an account share a directory: a class that runs again under the same name resumes from there.
+    if job.workload_kind == JOB_CLASS:
+        return class_checkpoints_path(job.account_id, confined=confined)
+    return checkpoints_path(job.job_id)
+
+
+def _cache_of(account_id: str, isolation: Isolation, cache: Path) -> Path:
+    """The directory that an account's jobs share.
+
+    Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
+    directory to them, with setuid programs in it. So that directory lies behind a closed one, which no container
+    mounts.
+    """
+    return cache / CONFINED_CACHES / account_id if isolation.confined else cache / account_id
+
+
+def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:
+    return checkpoint.path if checkpoint.root == URI else str(roots.path(checkpoint.root, checkpoint.path))
+
+
+def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:
+    if node is None:
+        return tuple(map(str, indexes))
+    by_index = {gpu.index: gpu.device for gpu in node.gpus}
+    return tuple(by_index.get(index, str(index)) for index in indexes)
+
+
+# The system user that runs the jobs of an account on this machine.
 
 HERE = frozenset({LOCAL, CONTAINER})
 """The backends whose jobs run on this machine."""
 ROOT = 0
-_REMEMBER_S = 5.0
-"""How long a yes holds: to ask the database at every submission would cost a tenth of it."""
+_REUSE_S = 5.0
+"""How long a positive answer is reused: reading the account takes a tenth of a submission."""
 
 
 class Tenants:
@@ -43,14 +248,14 @@ class Tenants:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._fine_until: dict[tuple[str, str], float] = {}
+        self._allowed_until: dict[tuple[str, str], float] = {}
 
     def require(self, connection: Connection, scope: Scope, account_id: str, backend: str) -> None:
         """Raise RefusedError, with the remedy, when they may not."""
         now = self._clock()
-        if now >= self._fine_until.get((account_id, backend), 0.0):
+        if now >= self._allowed_until.get((account_id, backend), 0.0):
             runs_as(accounts.get(connection, scope, account_id), self._settings, contained=backend == CONTAINER)
-            self._fine_until[account_id, backend] = now + _REMEMBER_S
+            self._allowed_until[account_id, backend] = now + _REUSE_S
 
 
 def runs_as(
@@ -99,147 +304,3 @@ def check_uid(account: Account, *, server_uid: int | None = None) -> None:
             f"jobs of account {name} run as uid {account.uid}, and a server that runs as uid {own} cannot start them; "
             "run the server as root, or take the uid away from the account"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the jobs of an account are on this machine."""
-
-    uid: int | None = None
-    """As whom their ranks run; None means as the worker does."""
-    confined: bool = False
-    """Nothing of theirs may run outside of containers."""
-
-
-_WITH_US = Standing()
-
-
-def stored_launch(connection: Connection, job: Job) -> Launch:
-    """The launch that was compiled when the job was submitted.
-
-    Another version of this program may have other modules, so that a launch of another version is compiled anew.
-    """
-    stored = job_inputs.get_launch(connection, Scope(account_id=job.account_id), job.job_id, version=__version__)
-    return stored or compiled_launch(job)
-
-
-def compiled_launch(job: Job) -> Launch:
-    return compile_job(load_stored(job.spec_version, job.spec)).launch
-
-
-def attempt_request(
-    job: Job,
-    launch: Launch,
-    *,
-    nodes: Mapping[str, Node],
-    roots: Roots,
-    resume: Checkpoint | None,
-    hint_socket: str | None,
-    server_url: str | None,
-    standing: Standing = _WITH_US,
-    log_cap_bytes: int = 0,
-    cache: Path | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> AttemptRequest:
-    """What the workers of the current attempt are told.
-
-    Args:
-        job: whose attempt it is.
-        launch: what runs.
-        nodes: those that there are, by their ids.
-        roots: where its files lie.
-        resume: the checkpoint that it goes on from.
-        hint_socket: where its workers say "look now".
-        server_url: where they report over HTTP; None where they share the server's files.
-        standing: as whom they run its ranks, and where alone.
-        log_cap_bytes: how much a log may hold.
-        cache: where what jobs fetch is kept, each account in a directory of its own.
-        environment: variables that the server sets for every process.
-    """
-    attempt = job.live
-    shared = server_url is None
-    return AttemptRequest(
-        job_id=job.job_id,
-        attempt=attempt.number,
-        token=attempt.token,
-        rank_token=attempt.rank_token,
-        launch=launch,
-        nodes=tuple(
-            NodeAssignment(
-                node_id=share.node_id,
-                address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
-                gpus=_devices(nodes.get(share.node_id), share.gpus),
-                cpu_cores=share.cpu_cores,
-                memory_mb=share.ram_mb,
-            )
-            for share in attempt.shares
-        ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=standing.confined))),
-        output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
-        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if standing.uid is None else RANKS_OWNER}")),
-        resume_from=_place_of(resume, roots) if resume else None,
-        max_runtime_s=job.max_runtime_s,
-        hint_socket=hint_socket if shared else None,
-        server_url=server_url,
-        blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
-        uid=standing.uid,
-        confined=standing.confined,
-        log_cap_bytes=log_cap_bytes,
-        cache_dir=str(_cache_of(job.account_id, standing, cache)) if cache else None,
-        environment=dict(environment),
-    )
-
-
-SERVER_ENDPOINTS = ("HF_ENDPOINT",)
-"""Variables of the server's own environment that say where jobs fetch from, unless they say so themselves."""
-
-
-def fetching_environment(settings: Settings) -> dict[str, str]:
-    """The variables that tell a job's processes what they may fetch, and from where."""
-    services = {
-        variables.SCAIDRIVE_URL: settings.scaidrive_url,
-        variables.SCAIATLAS_URL: settings.scaiatlas_url,
-    }
-    return {
-        variables.DATA_ROOTS: os.pathsep.join(map(str, settings.readable_roots)),
-        variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
-        variables.PRIVATE_URLS: "1" if settings.private_sources else "0",
-        **{name: url for name, url in services.items() if url},
-        # Processes in containers, and those of a fork server that is older than the server, inherit none of this.
-        **{name: os.environ[name] for name in SERVER_ENDPOINTS if os.environ.get(name)},
-    }
-
-
-def checkpoints_homes(job: Job) -> tuple[str, ...]:
-    """The directories in the root of artifacts that may hold checkpoints of a job.
-
-    Job classes have two: an account that runs in containers alone may get a uid later.
-    """
-    return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
-
-
-def _checkpoints_home(job: Job, *, confined: bool) -> str:
-    # All job classes of an account share a directory: a class that runs again under the same name resumes from there.
-    if job.workload_kind == JOB_CLASS:
-        return class_checkpoints_path(job.account_id, confined=confined)
-    return checkpoints_path(job.job_id)
-
-
-def _cache_of(account_id: str, standing: Standing, cache: Path) -> Path:
-    """The directory that an account's jobs share.
-
-    Users of the machine pass through `cache` to their own. Root of a container could open its account's directory to
-    them, with setuid programs in it: so that one lies behind a closed directory, which no container has mounted.
-    """
-    return cache / CONFINED_CACHES / account_id if standing.confined else cache / account_id
-
-
-def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:
-    return checkpoint.path if checkpoint.root == URI else str(roots.path(checkpoint.root, checkpoint.path))
-
-
-def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:
-    if node is None:
-        return tuple(map(str, indexes))
-    by_index = {gpu.index: gpu.device for gpu in node.gpus}
-    return tuple(by_index.get(index, str(index)) for index in indexes)
