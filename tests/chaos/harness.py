@@ -11,7 +11,7 @@ from typing import Any
 
 from scripted_backend import Script, ScriptedBackend, ScriptedWorld, succeed
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.actions import Acting
+from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
@@ -96,7 +96,7 @@ class Cluster:
             lambda connection: leases.acquire(connection, EVERYTHING, f"boot-{self.boots}", "", self.now, 0.0)
         )
         assert lease is not None
-        acting = Acting(
+        acting = AttemptActions(
             backends={"scripted": self.backend},
             roots=self.roots,
             launches=Launches(self.database, self.roots, self.vault, Settings(data_dir=self.directory)),
@@ -107,7 +107,7 @@ class Cluster:
             self.database,
             reports=NodeReports(self.database, [self.backend]),
             leadership=Reign(lease.epoch),  # type: ignore[arg-type]
-            acting=acting,
+            actions=acting,
             admission=Admission(),
             clock=lambda: self.now,
             pace=Pace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),

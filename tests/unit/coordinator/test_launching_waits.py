@@ -16,7 +16,7 @@ from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, Acting
+from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, AttemptActions
 from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.commands import cancel, submit
@@ -66,7 +66,7 @@ class SlowBackend(ScriptedBackend):
 class World:
     """A job that was placed, and what acts for it."""
 
-    acting: Acting
+    acting: AttemptActions
     backend: SlowBackend
     job: Job
     hints: list[str] = field(default_factory=list)
@@ -106,13 +106,13 @@ def acting_for(
     directory: Path,
     pool: Executor | None,
     hint: Callable[[str], None] = lambda _: None,
-) -> Acting:
+) -> AttemptActions:
     roots = Roots({RUNS: directory / "runs", ARTIFACTS: directory / "artifacts", BLOBS: directory / "blobs"})
     settings = Settings(data_dir=directory, shared_uid=True)
     database = Database.open(f"sqlite:///{directory}/tm.db")
     database.write_now(lambda connection: accounts.ensure(connection, Scope.everything(), "a", 0.0))
     launches = Launches(database, roots, Vault(Sealer(bytes(32))), settings)
-    return Acting(backends=backends, roots=roots, launches=launches, hint=hint, pool=pool)
+    return AttemptActions(backends=backends, roots=roots, launches=launches, hint=hint, pool=pool)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def world(tmp_path: Path) -> World:
     hints: list[str] = []
     backend = SlowBackend()
     acting = acting_for({"slow": backend}, tmp_path, Inline(), hints.append)
-    return World(acting=acting, backend=backend, job=placed_job("j", "slow"), hints=hints)
+    return World(actions=acting, backend=backend, job=placed_job("j", "slow"), hints=hints)
 
 
 def test_a_wait_that_is_longer_than_a_launch_may_take_is_survived_and_told(world: World) -> None:
@@ -269,7 +269,7 @@ def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_
         free.set()
 
 
-def wait_until_idle(acting: Acting) -> None:
+def wait_until_idle(acting: AttemptActions) -> None:
     deadline = time.monotonic() + 10
     while any(memory.busy for memory in acting._memory.values()):
         assert time.monotonic() < deadline

@@ -82,7 +82,7 @@ class _Memory:
         self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
 
 
-class Acting:
+class AttemptActions:
     """Carries actions out in a small pool of threads, one at a time for each attempt."""
 
     def __init__(

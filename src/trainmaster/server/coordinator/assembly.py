@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.protocol.hints import HintListener
-from trainmaster.server.coordinator.actions import Acting
+from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
@@ -75,7 +75,7 @@ class CoordinatorRole:
             database,
             reports=self._reports,
             leadership=self._leadership,
-            acting=Acting(
+            actions=AttemptActions(
                 backends=self._backends,
                 roots=roots,
                 launches=Launches(

@@ -29,8 +29,7 @@ def pin(
     """Keep a checkpoint regardless of limits, or stop doing so; the latter also for a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint = _own(connection, job, checkpoint_id)
-        change = retention.pin(job, checkpoint, pinned=pinned, now=clock())
+        change = retention.pin(job, _own(connection, job, checkpoint_id), pinned=pinned, now=clock())
         checkpoints.change(connection, scope, job, checkpoint_id, pinned=pinned)
         return change
 
@@ -47,11 +46,10 @@ def expire_at(
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Have a checkpoint deleted at a time; None: never."""
+    """Have a checkpoint deleted at a time; None: never. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint = _own(connection, job, checkpoint_id)
-        change = retention.expire_at(job, checkpoint, at, now=clock())
+        change = retention.expire_at(job, _own(connection, job, checkpoint_id), at, now=clock())
         checkpoints.change(connection, scope, job, checkpoint_id, expires_at=at)
         return change
 
@@ -68,11 +66,10 @@ def publish(
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Future[Outcome]:
-    """Let other accounts load a checkpoint, or stop doing so."""
+    """Let other accounts load a checkpoint, or stop doing so. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        checkpoint = _own(connection, job, checkpoint_id)
-        change = retention.publish(job, checkpoint, public=public, now=clock())
+        change = retention.publish(job, _own(connection, job, checkpoint_id), public=public, now=clock())
         checkpoints.change(connection, scope, job, checkpoint_id, public=public)
         return change
 

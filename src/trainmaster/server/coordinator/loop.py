@@ -1,7 +1,7 @@
 """The leader's loop: view -> pure core -> one commit -> act.
 
-Everything it does can be done again: what to do next is read off the committed job on every pass, never
-remembered. What is kept in memory here (what was asked of backends lately) only saves repeating it.
+Every step can be repeated: each pass reads what to do next from the committed jobs. The memory of recent actions only
+saves repeating them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import secrets
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from trainmaster.server.coordinator.actions import Acting
+from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
@@ -47,26 +47,26 @@ class Pace:
     """Running attempts and timers."""
     inventory_s: float = 15.0
     gap_s: float = 30.0
-    """A pause between two looks that is longer means that the machine slept, or that nobody led."""
+    """A longer pause between two looks means that the machine slept, or that nobody led."""
     occupied_s: float = 2.0
     """The inventory, while a GPU is only waiting for its memory to be freed."""
     behind_s: float = 0.1
-    """Between two looks at attempts that report more than one look takes, whatever hints come; they take turns."""
+    """Between two looks at attempts that report more than one look reads, whatever hints come; they take turns."""
 
 
 PLACEMENTS_PER_PASS = 256
-"""What is started is committed and launched before more is."""
+"""These are committed and launched before more are planned."""
 REST_FACTOR = 4.0
-"""After a pass, new jobs wait so many times as long as it took: a thousand of them need no thousand passes."""
+"""New jobs wait this many times the CPU time of the last pass: a thousand of them need no thousand passes."""
 REST_MAX_S = 0.05
 MOST_BEHIND = 20
-"""Attempts that are read on in turns; of more, several are read in one turn."""
+"""Attempts that are read in turns; of more, several are read in one turn."""
 DROP_AFTER = 3
-"""Reports that could not be committed so often are dropped: they must not keep their job from ending."""
+"""Reports that failed to commit this often are dropped: they must not keep their job from ending."""
 FAILED_WAIT_S = 5.0
 """Before a job whose change could not be committed is looked at again."""
 STUCK_AFTER_S = 60.0
-"""A loop that led and finished no pass for so long is no use to anybody."""
+"""A leader's loop that finished no pass for so long is stuck."""
 
 
 class Coordinator:
@@ -78,7 +78,7 @@ class Coordinator:
         *,
         reports: NodeReports,
         leadership: Leadership,
-        acting: Acting,
+        actions: AttemptActions,
         admission: Admission,
         stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
@@ -87,7 +87,7 @@ class Coordinator:
         self._database = database
         self._reports = reports
         self._leadership = leadership
-        self._acting = acting
+        self._actions = actions
         self._admission = admission
         self._stalled_after_s = stalled_after_s
         self._clock = clock
@@ -134,7 +134,7 @@ class Coordinator:
         self._alarm.stop()
         if self._thread is not None:
             self._thread.join()
-        self._acting.close()
+        self._actions.close()
 
     # -- the loop --
 
@@ -185,7 +185,7 @@ class Coordinator:
         if timed:
             self._drain(epoch, now, ahead, changes)
         self._commit(epoch, changes.values())
-        self._acting.act(self._view, now)
+        self._actions.act(self._view, now)
         METERS.passes_s.observe(time.perf_counter() - began)
 
     def _is_time(self, now: float) -> bool:
@@ -206,7 +206,7 @@ class Coordinator:
     def _take_over(self, epoch: int) -> None:
         """Begin to lead: nothing of an earlier term is trusted."""
         self._view = self._stored.read()
-        self._acting.forget()
+        self._actions.forget()
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
 
@@ -226,7 +226,7 @@ class Coordinator:
                     latest,
                     now=now,
                     last_activity_at=used.get(job.job_id),
-                    heard_at=self._acting.heard_at(latest),
+                    heard_at=self._actions.heard_at(latest),
                     stalled_after_s=self._stalled_after_s,
                     awake_since=self._awake_since,
                 )
@@ -247,10 +247,10 @@ class Coordinator:
 
     def _observe_one(self, job: Job, now: float) -> Change | None:
         try:
-            told = self._acting.take_outcome(job, now)
+            told = self._actions.take_outcome(job, now)
             if told is not None:
                 return told
-            sight = self._acting.look(job, self._view)
+            sight = self._actions.look(job, self._view)
             if sight is None:
                 return None
             if sight.behind:
@@ -323,44 +323,29 @@ class Coordinator:
             self._database.write_now(work)
             self._view = self._stored.with_cluster(self._view)
 
-    def _commit(self, epoch: int, changes: Iterable[Change]) -> None:
+    def _commit(self, epoch: int, changes: Collection[Change]) -> None:
         """Commit all changes in one transaction, except those of jobs that somebody else changed meanwhile."""
-        wanted = list(changes)
-        if not wanted:
+        if not changes:
             return
-
-        def work(connection: Connection) -> list[Job]:
-            leases.check(connection, _EVERYTHING, epoch)
-            return [job for change in wanted if (job := _apply(connection, change)) is not None]
-
         try:
-            applied = self._database.write_now(work)
-            for change in wanted:
-                del self._uncommitted[change.job.job_id]
+            applied = self._write(epoch, changes)
         except (NotLeaderError, StoreUnavailableError):
             raise
         except Exception:
             _log.exception("a commit failed; its changes are committed one by one, and the view is built anew")
-            applied = self._commit_singly(epoch, wanted)
+            applied = self._commit_singly(epoch, changes)
             self._view = self._stored.read()
         self._view = self._view.with_jobs(applied)
-        if len(applied) < len(wanted):
+        if len(applied) < len(changes):
             self.hint("")
 
-    def _commit_singly(self, epoch: int, wanted: list[Change]) -> list[Job]:
+    def _commit_singly(self, epoch: int, changes: Iterable[Change]) -> list[Job]:
         """Commit each change in a transaction of its own, so that one that fails affects its own job only."""
-        applied = []
-        for change in wanted:
-
-            def work(connection: Connection, change: Change = change) -> Job | None:
-                leases.check(connection, _EVERYTHING, epoch)
-                return _apply(connection, change)
-
+        applied: list[Job] = []
+        for change in changes:
             job_id = change.job.job_id
             try:
-                if (job := self._database.write_now(work)) is not None:
-                    applied.append(job)
-                del self._uncommitted[job_id]
+                applied += self._write(epoch, [change])
             except (NotLeaderError, StoreUnavailableError):
                 raise
             except Exception:
@@ -369,6 +354,18 @@ class Coordinator:
                 before = self._view.holding.get(job_id)
                 if before is not None:
                     self._next_looks[f"{job_id}.{before.live.number}"] = time.monotonic() + FAILED_WAIT_S
+        return applied
+
+    def _write(self, epoch: int, changes: Collection[Change]) -> list[Job]:
+        """Write changes in one transaction; returns the jobs that nobody else changed meanwhile."""
+
+        def work(connection: Connection) -> list[Job]:
+            leases.check(connection, _EVERYTHING, epoch)
+            return [job for change in changes if (job := _apply(connection, change)) is not None]
+
+        applied = self._database.write_now(work)
+        for change in changes:
+            del self._uncommitted[change.job.job_id]
         return applied
 
     def _last_use(self) -> Mapping[str, float]:

@@ -1,20 +1,21 @@
-"""The threads that act for attempts: pools apart for launches and for slow acts of each backend.
+"""The coordinator's threads: pools that carry actions out, and the alarm that wakes the loop.
 
-Nobody has to wait for these threads when the process ends: an act that hangs ends with it.
+Launches and slow actions of each backend have pools of their own. The process does not wait for these threads when it
+ends: an action that hangs ends with it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 CLOSE_S = 3.0
-"""A server that ends waits so long for acts that an engine holds up."""
+"""How long a server that ends waits for actions that an engine holds up."""
 _WORKERS = 4
 
 
@@ -24,10 +25,9 @@ class Act:
 
     work: Callable[[], None]
     slow: bool = False
-    """May wait for processes to end, or for an engine that has to end them; must hold up neither launches nor other
-    backends."""
+    """May wait for processes to end, or for an engine; must delay neither launches nor other backends."""
     launches: bool = False
-    """Asks its backend for something that an engine may be slow to do; must not hold up other backends, or stops."""
+    """May be slow in the engine of its backend; must delay neither other backends nor stops."""
 
 
 class Pool(Executor):
@@ -113,18 +113,13 @@ class ActPools:
 
     def close(self) -> None:
         """Finish quick actions and launches that have begun, unless that takes too long; drop the rest."""
-        for pool in (self._tidying, *self._slow.values()):
+        awaited = (self._quick, *self._launching.values())
+        for pool in (self._tidying, *self._slow.values(), *awaited):
             pool.shutdown(wait=False, cancel_futures=True)
-        _close_pools([self._quick, *self._launching.values()], within_s=CLOSE_S)
-
-
-def _close_pools(pools: Sequence[Executor], *, within_s: float) -> None:
-    for pool in pools:
-        pool.shutdown(wait=False, cancel_futures=True)
-    deadline = time.monotonic() + within_s
-    for pool in pools:
-        if isinstance(pool, Pool):
-            pool.join(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + CLOSE_S
+        for pool in awaited:
+            if isinstance(pool, Pool):
+                pool.join(max(0.0, deadline - time.monotonic()))
 
 
 # When the loop looks again: at once after a hint or another process's write, and every so often by itself.

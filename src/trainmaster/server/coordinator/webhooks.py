@@ -1,7 +1,7 @@
-"""Tells webhooks what happens: the leader's deliveries, each webhook a cursor over the feed of events.
+"""Delivers events to webhooks, on the leader. Each webhook is a cursor over the feed of events.
 
-Every webhook is told in the order of the feed, at least once: its cursor moves on when its receiver has answered, in a
-transaction of the leader. What is held in memory is one page of events for each webhook that is being told.
+Events are delivered in the order of the feed, at least once: the cursor moves when the receiver has answered, in a
+transaction of the leader. Memory holds one page of events for each webhook under way.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LONGEST_RETRY_S = 600.0
 GIVE_UP_AFTER_S = 24 * 3600.0
 PAGE = 50
 LEAP = 1000
-"""So many events that do not concern a webhook are passed over before that is worth a write."""
+"""After so many events that do not concern a webhook, its cursor is stored."""
 POLL_S = 0.25
 IDLE_POLL_S = 5.0
 """While there is no webhook."""
 REST_S = 5.0
-"""After an error of our own."""
+"""After an error on our side."""
 
 STATUS = "status"
-"""The type of the events that are told."""
+"""The type of the events that are delivered."""
 
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -93,7 +93,7 @@ class Deliveries:
         self._due = 0.0
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._passed: dict[Key, int] = {}
-        """How far the feed holds nothing more for a webhook, beyond the cursor that is stored."""
+        """Up to where the feed has nothing for a webhook, beyond its stored cursor."""
 
     def start(self) -> None:
         self._thread.start()
@@ -107,9 +107,9 @@ class Deliveries:
         self._thread.join()
 
     def _run(self) -> None:
-        asyncio.run(self._deliver())
+        asyncio.run(self._deliver_all())
 
-    async def _deliver(self) -> None:
+    async def _deliver_all(self) -> None:
         async with self._subscriptions.poster() as poster:
             self._loop = asyncio.get_running_loop()
             while not self._stopping:
@@ -119,7 +119,7 @@ class Deliveries:
                     _log.warning("webhooks have to wait: %s", error.message)
                     self._due = time.monotonic() + REST_S
                 except Exception:
-                    _log.exception("webhooks could not be looked at; they are tried again")
+                    _log.exception("webhooks could not be read; this is tried again")
                     self._due = time.monotonic() + REST_S
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), self._poll_s)
@@ -149,7 +149,7 @@ class Deliveries:
             if now < webhook.not_before <= now + LONGEST_RETRY_S:
                 waits.append(webhook.not_before - now)
                 continue
-            task = asyncio.create_task(self._tell(webhook, poster, epoch))
+            task = asyncio.create_task(self._deliver_to(webhook, poster, epoch))
             self._running[key] = task
             task.add_done_callback(functools.partial(self._finished, key))
         for key in self._passed.keys() - {_key(webhook) for webhook in known}:
@@ -161,10 +161,10 @@ class Deliveries:
         # What was committed while it ran, it may not have seen.
         self._due = 0.0
 
-    async def _tell(self, webhook: Webhook, poster: Poster, epoch: int) -> None:
+    async def _deliver_to(self, webhook: Webhook, poster: Poster, epoch: int) -> None:
         """Deliver all new events to one webhook, until none is left or one fails."""
         try:
-            while await self._tell_page(webhook, poster, epoch):
+            while await self._deliver_page(webhook, poster, epoch):
                 webhook = await asyncio.to_thread(self._read, functools.partial(_again, webhook=webhook))
         except (NotLeaderError, NotFoundError):
             return  # somebody else leads now, or the webhook was removed
@@ -172,10 +172,10 @@ class Deliveries:
             _log.warning("webhook %s has to wait: %s", webhook.webhook_id, error.message)
             await asyncio.sleep(REST_S)
         except Exception:
-            _log.exception("webhook %s could not be told; it is tried again", webhook.webhook_id)
+            _log.exception("events could not be delivered to webhook %s; this is tried again", webhook.webhook_id)
             await asyncio.sleep(REST_S)
 
-    async def _tell_page(self, webhook: Webhook, poster: Poster, epoch: int) -> bool:
+    async def _deliver_page(self, webhook: Webhook, poster: Poster, epoch: int) -> bool:
         """Deliver a page of events; returns whether there may be more now."""
         key = _key(webhook)
         start = max(webhook.cursor, self._passed.get(key, 0))
