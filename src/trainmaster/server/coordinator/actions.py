@@ -1,7 +1,7 @@
-"""Doing what the committed state of a job calls for: launch, stop, revoke, sweep.
+"""The actions that the committed state of a job calls for: launch, stop, revoke, sweep.
 
-Every act is derived from the job's row and may be repeated. What was done lately is remembered only to
-save doing it again on every pass.
+Every action is derived from the job's row and may be repeated. The memory of recent actions only saves repeating them
+on every pass.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from trainmaster.server.storage import RUNS, Location, Roots, run_directory
 _log = logging.getLogger(__name__)
 
 LAUNCH_AGAIN_S = 10.0
-"""An attempt that nobody claimed by then is handed to its backend once more."""
+"""After this time, an attempt that no worker claimed is handed to its backend again."""
 LAUNCH_TIMEOUT_S = 120.0
-"""An attempt that nobody claimed by then is withdrawn, and the job is placed anew. The time in which its backend makes
-something ready does not count."""
+"""After this time, an attempt that no worker claimed is withdrawn, and the job is placed again. The time in which its
+backend prepares something does not count."""
 READY_AGAIN_S = 1.0
-"""A backend that makes something ready is asked as often how far it is."""
+"""How often a backend that prepares something is asked for its progress."""
 WAIT_TOLD_EVERY_S = 2.0
-"""How far it is, is told to users no more often."""
+"""How often users see that progress."""
 
 STOP_OVERDUE_S = 45.0
-"""Past the grace period: a worker that has not even reported a missed grace by then reacts to nothing."""
+"""Past the grace period: a worker that has not even reported a missed grace period by then is stuck."""
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 
@@ -58,21 +58,21 @@ class _Memory:
     killed: bool = False
     control: Control | None = None
     lost: set[int] = field(default_factory=set)
-    """Nodes whose worker died without a word; what they left running is to be swept."""
+    """Nodes whose worker died without an exit document; the processes that it left are to be swept."""
     swept: set[int] = field(default_factory=set)
     busy: bool = False
     failures: int = 0
-    """Acts that failed in a row; the next one waits the longer."""
+    """Actions that failed in a row, for the back-off."""
     not_before: float = 0.0
     wait: NotYetError | None = None
-    """What its backend makes ready before it can launch it."""
+    """What the backend prepares before it can launch the attempt."""
     wait_told_at: float = float("-inf")
     claim_awaited_from: float | None = None
-    """The first launch by this process, or the last time that its backend was not ready for it."""
+    """The first launch by this process, or the last time that the backend was not ready for it."""
     stop_seen_at: float | None = None
-    """When a stop was first seen that was asked for later than now, because the clock was set back since."""
+    """When a stop was first seen that is dated after now, because the clock was set back."""
     refusal: LaunchError | None = None
-    """Why a launch failed of which nothing runs."""
+    """Why a launch failed that left nothing running."""
     handle: str | None = None
 
     def restart_waits(self) -> None:
@@ -151,11 +151,11 @@ class AttemptActions:
         liveness = list(backend.observe(request))
         for node, alive in enumerate(liveness):
             if alive is Liveness.UNCLAIMED and node in job.live.claimed:
-                alive = Liveness.GONE  # The claim itself was lost, with whoever had it.
+                alive = Liveness.GONE  # The claim itself was lost, with the worker that had it.
             if alive in (Liveness.GONE, Liveness.REBOOTED) and node not in job.live.exits:
                 ended = directory.document(exit_document(node)) is not None
                 if not ended and node not in memory.swept:
-                    # Its strays may still be writing; until they are swept it is not known to be gone.
+                    # Processes that it left may still write; until they are swept, it is not known to be gone.
                     memory.lost.add(node)
                     alive = Liveness.UNKNOWN
             liveness[node] = alive
@@ -209,12 +209,12 @@ class AttemptActions:
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
             act = self._next_for_unclaimed(job, view, memory, now)
-            # A worker may die right after its claim: that node is swept, though nobody has reported the claim.
+            # A worker may die right after its claim: its node is swept, though the claim was never reported.
             if act is not None or (attempt.stop is None and not memory.lost):
                 return act
         control = control_for(job)
         if control is None:
-            # What was wanted was done, and may be wanted again.
+            # The request was carried out, and may be made again.
             memory.control = None
         elif not _same(control, memory.control):
             memory.control = control
@@ -253,7 +253,7 @@ class AttemptActions:
             memory.failures = 0
         except Exception:
             wait_s = min(BACKOFF_S * 2 ** min(memory.failures, 10), BACKOFF_MAX_S)
-            _log.exception("%s: an act failed; it is tried again in %.0f s", attempt_id, wait_s)
+            _log.exception("%s: an action failed; it is tried again in %.0f s", attempt_id, wait_s)
             memory.failures += 1
             memory.not_before = now + wait_s
             memory.control = None
@@ -279,13 +279,13 @@ class AttemptActions:
         except LaunchError as error:
             memory.refusal = error
         except StoreUnavailableError:
-            memory.launched_at = None  # Nobody refused it: it is tried again.
+            memory.launched_at = None  # It was not refused: try again.
             raise
         except TrainmasterError as error:
             memory.refusal = LaunchError(error.message, Reason.LAUNCH_REFUSED)
         except OSError as error:
             if memory.request is not None:
-                raise  # It was laid out: somebody may have claimed it.
+                raise  # The directory is complete: a worker may have claimed the attempt.
             memory.refusal = LaunchError(f"its run directory could not be made: {error}", Reason.STORAGE_UNAVAILABLE)
         if memory.refusal is not None:
             _log.warning("%s was not launched: %s", job.job_id, memory.refusal)

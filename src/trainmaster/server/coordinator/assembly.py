@@ -1,4 +1,4 @@
-"""The coordinator's role in a server: its parts put together, its threads, and the hints that reach it."""
+"""The coordinator role of a server: assembles its parts, starts its threads, and passes hints on."""
 
 from __future__ import annotations
 

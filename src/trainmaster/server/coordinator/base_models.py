@@ -1,5 +1,4 @@
-"""The base models that trainer services can be asked for: names that the operator gave to directories, and what
-accounts promoted."""
+"""The base models of trainer services: directories that the operator named, and models that accounts promoted."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 from trainmaster.server.settings.settings import NamedPath
 
 CONFIG = "config.json"
-"""What makes a directory the one of a transformers checkpoint."""
+"""The file that makes a directory a transformers checkpoint."""
 ADAPTER_CONFIG = "adapter_config.json"
 PROMOTED = "models"
-"""Below the artifacts' root: what was promoted, by account."""
+"""The directory of promoted models below the artifacts' root, by account."""
 MAX_CONFIG_BYTES = 4 << 20
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -40,7 +39,7 @@ class BaseModel:
     aliases: tuple[str, ...] = ()
     """Its other names."""
     within: tuple[Path, ...] = (Path("/"),)
-    """Below one of which its files have to lie: an account that can write there may put links in their place."""
+    """The files must lie below one of these: an account that can write there may replace them with links."""
 
     def config(self) -> Mapping[str, Any]:
         """The content of `config.json`; empty where it cannot be read."""
@@ -64,7 +63,7 @@ class BaseModel:
         config = self.config()
         try:
             return ModelConfig.of(config, self.path / CONFIG).max_positions
-        except EngineError:  # no trainer can hold it, but it may say so much
+        except EngineError:  # no trainer can hold the model, but its config may have the length
             lengths = (part.get("max_position_embeddings") for part in (config, _language_model(config)))
             return next((said for said in lengths if isinstance(said, int) and said > 0), None)
 
@@ -79,7 +78,7 @@ class BaseModel:
         if not config:
             raise RefusedError(f"base model {self.name} has no {CONFIG} that can be read")
         try:
-            # Its name in the place of its directory, which is the operator's affair.
+            # The name instead of the directory, which users need not know.
             longest = ModelConfig.of(config, Path(self.name, CONFIG)).max_positions
         except EngineError as error:
             raise RefusedError(str(error)) from None
@@ -135,7 +134,7 @@ class BaseModels:
         model = self.find(spec.base_model, account_id)
         if model is None:
             raise RefusedError(self._unknown(spec.base_model, account_id))
-        # What a shape can do at most may be more than what this model was made for; what a request wants may not.
+        # The maximum of a shape may be more than what the model supports; what a request asks for may not.
         longest = model.require(None if spec.training_shape is not None else spec.max_context_length)
         found = spec.model_copy(
             update={

@@ -1,4 +1,4 @@
-"""What the leader tidies up now and then: purged jobs, what has outlived its job, old idempotency keys."""
+"""The leader's chores: files of purged jobs, what has outlived its job, old idempotency keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVERYTHING = Scope.everything()
 IDEMPOTENCY_KEEP_S = 24 * 3600.0
 """How long a repeated request is recognised."""
 COLLECT_EVERY_S = 600.0
-"""To look for what has outlived its job takes longer than the rest, and is less urgent."""
+"""Looking for what has outlived its job takes longer than the other chores, and is less urgent."""
 
 
 class Chores:
@@ -48,7 +48,7 @@ class Chores:
         self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
 
     def start(self) -> None:
-        # The first collection takes its time: until then, settings that keep too little can be seen and mended.
+        # The first collection is late: until then, settings that keep too little can be noticed and corrected.
         self._collected_at = self._clock()
         self._thread.start()
 
@@ -73,7 +73,7 @@ class Chores:
         self._purge_jobs()
         for gone in self._collector.expire(now):
             if gone.what != FAILED:  # which the collector has logged
-                _log.info("the time of checkpoint %s is over, %d bytes", gone.name, gone.size_bytes)
+                _log.info("checkpoint %s has expired, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
             self._collect(now)
@@ -85,8 +85,8 @@ class Chores:
     def _purge_jobs(self) -> None:
         """Remove the files of jobs that were deleted with `purge`, then the mark."""
         with self._database.read() as connection:
-            buried = jobs.to_purge(connection, _EVERYTHING)
-        gone = [job_id for job_id in buried if self._remove_files(job_id)]
+            deleted = jobs.to_purge(connection, _EVERYTHING)
+        gone = [job_id for job_id in deleted if self._remove_files(job_id)]
 
         def work(connection: Connection) -> None:
             for job_id in gone:

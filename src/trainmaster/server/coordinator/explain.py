@@ -1,4 +1,4 @@
-"""Why jobs wait: what matters is read from the store in bounded pieces, and the scheduler is asked about it."""
+"""Explains why jobs wait: reads bounded pieces of the store, and asks the scheduler."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 FAR = 500
-"""So many of the jobs that come first are looked at; behind more, nobody could say when a job starts."""
+"""How many of the first jobs are read; behind more, nobody could say when a job starts."""
 PATIENCE_S = 0.2
-"""For what is in the way, and for an estimate: what is not found out by then is left open."""
+"""The time for an explanation, and for an estimate; what is not found by then is left out."""
 
 _EVERYTHING = Scope.everything()
 _NO_TELLING = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, PendingCode.UNAVAILABLE})
-"""What only people can change; nobody knows when."""
+"""Waits without an estimate: only people can end them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

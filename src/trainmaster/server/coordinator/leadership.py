@@ -40,7 +40,7 @@ class Leadership:
         self._lease_s = lease_s
         self._on_change = on_change
         self._patience_s = patience_s
-        """A loop that did not finish a pass for so long is stuck, and somebody else should lead."""
+        """A loop that finishes no pass for so long is stuck, and another server should lead."""
         self._lease: Lease | None = None
         self._progress_at = time.monotonic()
         self._not_before = 0.0

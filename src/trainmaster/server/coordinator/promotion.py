@@ -1,10 +1,10 @@
-"""Promotion: what a trainer saved for sampling becomes a model of its account, with files of its own.
+"""Promotion: a checkpoint that a trainer saved for sampling becomes a model of its account, with files of its own.
 
-The files are linked where the file system can, so that no room is taken twice, and copied elsewhere. They are put
-together in a directory that only the server can reach, given to the account's user there, and moved to their place as a
-whole. The directory with all models of an account stays the server's, so that no job can exchange what lies in it.
+The files are linked where the file system can, so that they take no extra space, and copied elsewhere. They are
+assembled in a directory that only the server can reach, given to the account's user there, and moved to their place as
+a whole. The directory with all models of an account belongs to the server, so that no job can replace a model.
 
-An operation tells how far it is. When the server that works on it dies, the next request for it goes on with it.
+An operation records the progress. When the server that works on it dies, the next request for it continues it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ DELTA = "delta"
 PEFT_ADDON = "HF_PEFT_ADDON"
 BASE_MODEL = "HF_BASE_MODEL"
 AT_ONCE_S = 5.0
-"""Links are made in no time: whoever asks is then told at once that it is done."""
+"""Links take little time: a client that asks is then told at once that the promotion is done."""
 ABANDONED_S = 60.0
-"""An operation that nobody said to work on for so long has lost its server."""
+"""An operation without a sign of work for so long has lost its server."""
 SAY_EVERY_S = 10.0
 FORGOTTEN_S = 24 * 3600.0
-"""Drafts that are older are nobody's."""
+"""Older drafts are abandoned."""
 DRAFTS = ".drafts"
-"""Below the artifacts' root: what is on its way to the models, or away from them. Nobody else can reach it."""
+"""Below the artifacts' root: models that are being assembled or removed. Only the server can reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

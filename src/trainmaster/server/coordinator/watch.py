@@ -1,4 +1,4 @@
-"""Reading run directories: from what workers and ranks wrote to a `Sight` for the pure core."""
+"""Reads run directories: turns what workers and ranks wrote into a `Sight` for the pure core."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SE
 from trainmaster.server.storage import ARTIFACTS, URI, Location, Roots
 
 _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
-"""What a rank may report; everything else is its worker's to say."""
+"""What a rank may report; only its worker may report anything else."""
 _MAX_ETA_S = 1e10
 _OVER = (Liveness.GONE, Liveness.REBOOTED, Liveness.REVOKED)
 LOOKS_AFTER_END = 8
@@ -101,7 +101,7 @@ def _look_at_node(
     said = [streams.fresh(stream, of_rank=stream != own[0]) for stream in own]
     over = ended is not None or alive in _OVER
     if over and any(each.behind for each in said):
-        # Its end would cut off what it said before: that is read first, but not for long. Others wait for its room.
+        # Its end would cut off earlier reports: they are read first, but not for long, as others wait for its node.
         wanted = job.desired not in (Desired.STOP, Desired.DELETE)
         if streams.reads_on_after_end(node, looks=LOOKS_AFTER_END if wanted else 0):
             ended, alive = None, Liveness.UNKNOWN
@@ -112,19 +112,19 @@ def _look_at_node(
             ]
     streams.behind |= any(each.behind for each in said)
     notes = [each for of_stream in said for each in of_stream.notes]
-    # It is ranks who tell of checkpoints, and where those lie is looked into: nobody else gets past that.
+    # Only ranks report checkpoints, because the place of a rank's checkpoint is checked below.
     records = [record for record in said[0].records if record.get("type") != "checkpoint"]
     for rank, of_rank in zip(_ranks(node, ranks_per_node), said[1:], strict=True):
         found = (_located(record, rank, roots, job) for record in of_rank.records)
         records += [located for located in found if located is not None]
     records.sort(key=lambda record: reports.number(record.get("t")) or 0.0)
     endpoint = None
-    # Over HTTP the document may arrive after the word that it is there.
+    # Over HTTP the document may arrive after the report about it.
     unknown = node in attempt.started and job.endpoint is None
     if job.is_service and (unknown or any(record.get("type") == "ready" for record in records)):
         endpoint = _endpoint(directory, node, reached)
     if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
-        message = f"the worker of node {node} died without a word, and the disk of its run directory is full"
+        message = f"the worker of node {node} died without a report, and the disk of its run directory is full"
         ended = {"reason": Reason.DISK_FULL, "message": message}
     return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
@@ -184,10 +184,10 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     names = location.path.removeprefix(f"{home}/").split("/") if home else []
     own = len(names) == 1
     if job.workload_kind == JOB_CLASS:
-        # All classes of an account share a directory; their own are those below project, group and name.
+        # All job classes of an account share a directory; a class owns what lies below its project, group and name.
         own = len(names) > len(IDENTITY)
     elif job.workload_kind == TRAINER_SERVICE:
-        # By what they are for, and by the names that clients give them.
+        # Sorted by purpose, and by the names that clients give them.
         own = len(names) >= 1
     if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")

@@ -1,6 +1,6 @@
-"""One delivery to a webhook: what is sent, how it is signed, and where it may go.
+"""One delivery to a webhook: the message, its signature, and the addresses that it may go to.
 
-A name is resolved once for each delivery; its addresses are checked, and the connection goes to what was checked. No
+A name is resolved once for each delivery; its addresses are checked, and the connection goes to a checked address. No
 redirect is followed.
 """
 
@@ -30,7 +30,7 @@ from trainmaster.protocol.addresses import is_public
 from trainmaster.server.core.job import Event, Job
 
 TIMEOUT_S = 10.0
-"""For one delivery, from the look-up of the name to the first line of the answer."""
+"""For one delivery, from the look-up of the name to the status of the response."""
 MAX_URL_LENGTH = 2048
 
 
@@ -41,7 +41,7 @@ class DeliveryError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     event_id: str
-    """The same however often it is sent."""
+    """The same for every try."""
     body: bytes
 
 
@@ -189,7 +189,7 @@ class Poster:
     def _client(self, scheme: str) -> httpx.AsyncClient:
         client = self._clients.get(scheme)
         if client is None:
-            # Reading the system's certificates takes a while; whoever has no use for them need not wait.
+            # Reading the system's certificates takes a while, so they are read only when they are needed.
             verify: ssl.SSLContext | bool = self._trust() if scheme == "https" else False
             transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_keepalive_connections=0))
             client = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False, follow_redirects=False)

@@ -1,4 +1,4 @@
-"""Webhooks made, changed and removed: by their account, and by the settings file."""
+"""Creates, changes and removes webhooks, for their account and for the settings file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CreatedWebhook:
     webhook: Webhook
     secret: str = field(repr=False)
     made: bool
-    """False when there was the very same one already."""
+    """False when an equal webhook existed already."""
 
 
 class Subscriptions:

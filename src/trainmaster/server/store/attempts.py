@@ -24,7 +24,7 @@ from trainmaster.server.store.scope import Scope
 _attempts = schema.attempts
 
 _MAX_DIGITS = 9
-"""No attempt has a longer number, and no database takes every integer."""
+"""No attempt has a longer number, and databases do not accept every integer."""
 
 RECORDS = Records(Attempt, _attempts)
 _OF_JOB = ScopedQuery(

@@ -60,7 +60,7 @@ def upgrade(connection: Connection, target: str = HEAD) -> None:
 T = TypeVar("T")
 
 PROBE_EVERY_S = 1.0
-"""Anybody may ask whether the database works, as often as they like."""
+"""Health checks may come at any rate; a probe is shared for so long."""
 
 
 class Watch(Protocol):

@@ -18,11 +18,11 @@ _RECORDS = Records(Node, _nodes)
 _ALL = Prepared(_RECORDS.select.order_by(_nodes.c.node_id))
 
 OFFLINE_AFTER_S = 60.0
-"""A node that nobody reported for so long takes no work: a renamed machine must not be offered twice."""
+"""A node that was not reported for so long gets no work: a renamed machine must not be offered twice."""
 _OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
-"""Set by a person, and taken back by one: no report of a backend does that."""
+"""Set and reset by operators only: no report of a backend changes them."""
 _GIVEN = ("given_labels", "given_capabilities", "drain_reason", "drain_force", "drain_grace_s")
-"""What operators say of a node, and no report changes."""
+"""What operators set, and no report changes."""
 
 
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import psycopg
 
 WRITERS = 7_077_061_401
-"""Names the advisory lock of whoever writes. Locks of the same number in other databases are others."""
+"""The advisory lock of writers. Other databases have locks of their own under the same number."""
 SILENT_AFTER_S = 5.0
-"""A server that says nothing in the middle of a transaction for so long is frozen or cut off, and loses the lock."""
+"""A server that is silent in a transaction for so long is frozen or cut off, and loses the lock."""
 READERS = 16
-"""Connections for reading, at most. With one for writing and one for watching, a server has no more than 18."""
+"""The most connections for reading. With one for writing and one for watching, a server has at most 18."""
 OLDEST = 13
 """The first version of PostgreSQL that can tell its snapshot."""
 
@@ -42,8 +42,8 @@ _REACHING = {
     "tcp_user_timeout": "10000",
     "application_name": "trainmaster",
 }
-"""Parameters of a connection, for one that notices within seconds that the other machine is gone. The URL may say
-otherwise."""
+"""Parameters of a connection, so that it notices within seconds that the other machine is gone. The URL may override
+them."""
 
 
 def checked(url: URL) -> URL:
