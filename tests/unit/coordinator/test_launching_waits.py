@@ -120,7 +120,7 @@ def world(tmp_path: Path) -> World:
     hints: list[str] = []
     backend = SlowBackend()
     acting = acting_for({"slow": backend}, tmp_path, Inline(), hints.append)
-    return World(actions=acting, backend=backend, job=placed_job("j", "slow"), hints=hints)
+    return World(acting=acting, backend=backend, job=placed_job("j", "slow"), hints=hints)
 
 
 def test_a_wait_that_is_longer_than_a_launch_may_take_is_survived_and_told(world: World) -> None:
