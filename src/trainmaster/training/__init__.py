@@ -1,5 +1,5 @@
-"""Built-in trainers: what runs in each rank of a job that names a training type instead of a program.
+"""The built-in trainers, and the steps that prepare model and data for them.
 
-`python -m trainmaster.training` is one rank. The loops are TRL's and transformers'; what is ours is around them:
-reading the document, checkpoints, reports, and the export. torch and its company are imported when a training starts.
+`python -m trainmaster.training` is one rank of a training. TRL and transformers have the loops; this package reads the
+training document, saves checkpoints, reports and exports. torch is imported when a training starts.
 """

@@ -14,27 +14,27 @@ from trainmaster.training.steps import PreparingError
 
 
 def main() -> None:
-    # Whatever is needed was fetched before: a library that would ask the network fails at once instead of waiting.
+    # Everything was fetched before: a library that asks the network fails at once instead of waiting.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # The ranks of a node share its cores, where the job books none; has to be said before torch is there.
+    # The ranks of a node share its cores, where the job books none. torch reads this when it is imported.
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-    # Threads that wait for one another by spinning make each other crawl where a core has other work too.
+    # Spinning threads slow each other down where a core has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     faulthandler.enable()
-    # transformers would report by itself where it finds this, all that we report, a second time and without steps.
+    # With this variable transformers would report everything a second time, without steps.
     os.environ.pop(environment.KUBEFLOW_URL, None)
     try:
         inputs, prepared_dir = (Path(os.environ[name]) for name in (environment.INPUTS_DIR, environment.PREPARED_DIR))
     except KeyError as error:
-        raise SystemExit(f"this is a step of a job, and runs in no other place: {error} is not set") from None
+        raise SystemExit(f"this is a step of a job, and runs only there: {error} is not set") from None
     try:
         document = Document.read(inputs / "training.json")
         prepared = Prepared.read(prepared_dir / "prepared.json")
     except (DocumentError, OSError) as error:
         report.fail(Reason.BAD_INPUT, str(error))
-    # Only now: a mistake in the documents is told before seconds of imports.
+    # Only now: a mistake in the documents is reported before seconds of imports.
     from trainmaster.jobs.attempt import NotOwnerError
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
     from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError

@@ -1,12 +1,12 @@
-"""Our checkpoints in transformers' training loop: one mixin over its `Trainer`, and nothing of its own files.
+"""A mixin over transformers' `Trainer` that saves and loads our checkpoints instead of its own.
 
-A checkpoint holds what is trained, by name (of an adapter, the adapter alone), the optimizer's state, the scheduler,
-the gradient scaler, the random-number generators of every rank, and where the loop was. The loop asks its trainer at a
-few places to save or load one of these; the mixin answers at each of them.
+A checkpoint holds the trained weights by name (of LoRA, the adapter's only), the state of the optimizer, the scheduler
+and the gradient scaler, the random-number generators of every rank, and the loop's position. The loop calls its trainer
+at a few places to save or load one of these, which the mixin overrides.
 
-A stop is heeded between two steps and while evaluating, at the same place on every rank. An evaluation that was due
-when a stop came is made up for by the next attempt, so that an interrupted training takes the same course; and where a
-checkpoint with that evaluation was due, so that the same one is the best.
+The loop stops between two steps or while evaluating, at the same place on every rank. Where a stop prevents an
+evaluation that was due, the next attempt makes it first, with the checkpoint that depends on it, so that an interrupted
+training takes the same course and has the same best checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Checkpointing(Trainer):
 
     session: Session
     _evaluated: tuple[int, Mapping[str, float]] = (-1, {})
-    """The step of the last evaluation, and what it gave."""
+    """The step of the last evaluation, and its metrics."""
     _last_boundary = -1
     _save_after_evaluation = False
 
@@ -46,24 +46,24 @@ class Checkpointing(Trainer):
         """Train to the end, from the beginning or from a checkpoint, and load the best model.
 
         Raises:
-            Stopped: the job was asked to stop; what was wanted is committed.
+            Stopped: the job was asked to stop, and has saved what it should.
         """
         self.session = session
         try:
             self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
         except _StoppedEvaluating as stopped:
-            # It was the evaluation that an earlier attempt left over: the next one finds it again.
+            # An evaluation that an earlier attempt left over: the next attempt makes it.
             raise Stopped(stopped.stop) from None
         session.wait()
         model = self.bare_model()
         if (tree := session.load_best({"model": resume.weights(model)})) is not None:
             resume.load_weights(model, tree["model"])
 
-    # Where the loop comes to a boundary between two steps.
+    # The boundary between two steps.
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         step, control, session = self.state.global_step, self.control, self.session
-        # The loop comes twice to the end of an epoch: after its last step, and after that to evaluate and save.
+        # The loop gets here twice at the end of an epoch: after the last step, and then to evaluate and save.
         before_end = step != self._last_boundary and (
             control.should_training_stop or float(self.state.epoch or 0.0).is_integer()
         )
@@ -73,7 +73,7 @@ class Checkpointing(Trainer):
             saves or (before_end and self.args.save_strategy == SaveStrategy.EPOCH)
         )
         if self._last_boundary < 0:
-            # From now on the optimizer has its state: the first save need not wait for memory.
+            # The optimizer has its state now: allocate memory before the first save.
             session.prepare(self._tree())
         self._last_boundary = step
         # A run shorter than logging_steps would otherwise never report its loss.
@@ -129,7 +129,7 @@ class Checkpointing(Trainer):
         self.store_flos()
         step, metrics = self._evaluated
         state = dataclasses.asdict(self.state)
-        state["log_history"] = []  # the series are the server's, and would make every checkpoint longer
+        state["log_history"] = []  # the server has the metrics
         self.session.save(
             self._tree(),
             state=state,
@@ -159,7 +159,7 @@ class Checkpointing(Trainer):
         assert self.lr_scheduler is not None
         return self.optimizer, self.lr_scheduler
 
-    # Loading. All of it in one place, when model and optimizer are what the loop works with.
+    # Loading, all at once, when the loop has prepared model and optimizer.
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -203,12 +203,12 @@ class Checkpointing(Trainer):
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step >= self.state.max_steps:
-            # All is done but the export. Where that is within an epoch, the loop would make one more step.
+            # Only the export is left. Within an epoch, the loop would make one more step.
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    # Where in the data it goes on.
+    # The position in the data.
 
     def _place(self, resumed: resume.Resumed) -> str:
         """Write the loop's state to a directory for `train(resume_from_checkpoint=...)`."""
@@ -242,7 +242,7 @@ class Checkpointing(Trainer):
         model: nn.Module = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # an evaluation leaves the outermost one whole, in memory that is about to go
+                module.reshard()  # an evaluation leaves the outermost module gathered
         return model
 
 

@@ -1,7 +1,7 @@
-"""Reads real rows of a job's data and says what a model will see of them: `python -m trainmaster.training.data_check`.
+"""Reads real rows of a job's data and shows what a model will see: `python -m trainmaster.training.data_check`.
 
-The request comes as JSON on the standard input, the answer goes as JSON to the standard output. Of what is not on
-this machine only the beginning is fetched.
+The request is JSON on the standard input, the answer JSON on the standard output. Of remote files only the beginning is
+fetched.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from trainmaster.training.fetching.models import fetch_config, fetch_tokenizer
 from trainmaster.training.steps import Origin, PreparingError, RowError, go_on_without_credentials
 
 BEGINNING_BYTES = 64 << 20
-"""Of a file that lies elsewhere, this much is fetched."""
+"""Fetched of a remote file."""
 MAX_FILE_BYTES = 1 << 30
-"""Of one that is written: the first file of a dataset of the Hub is fetched whole, and archives are unpacked."""
+"""Of a written file: the first file of a Hub dataset is fetched whole, and archives are unpacked."""
 MAX_CPU_S = 600
-"""Of a check that nobody ends, since the server that began it is gone."""
+"""Ends a check whose server is gone."""
 MAX_READ = 100_000
 """Rows of a source that are read and filtered."""
 MAX_ENCODED = 1_000
-"""Rows of a source that are tokenized; of the others, it is seen that they say something."""
+"""Rows of a source that are tokenized; of the others only the shape is checked."""
 MAX_PROBLEMS = 10
-"""Of one source; who has more has one that is common to all."""
+"""Of one source; more of them usually have one cause."""
 MAX_TOKENS_SHOWN = 4_096
 """Of one row."""
 

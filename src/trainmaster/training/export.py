@@ -1,9 +1,8 @@
-"""The result of a training: exported as a directory that others can load, and published where the job asks for it.
+"""Exports the result of a training as a model directory, and copies it to the destination that the job names.
 
-A job can name a place of its own: a directory of the server, or a prefix on an object store. What was there before is
-replaced if an earlier training left it, and is never touched otherwise. Readers see the old result, none, or the new
-one: a directory gets its name when it is complete, and a prefix gets its `config.json` last, without which nobody takes
-it for a model.
+A destination is a directory of the server, or a prefix on an object store. What lies there is replaced only if an
+earlier training left it. Readers see the old result, none, or the new one: a directory is renamed when it is complete,
+and a prefix gets its `config.json` last, without which it is not a model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from trainmaster.training.resume import plain_name
 from trainmaster.training.steps import CredentialsError, UnavailableError
 
 RECORD = "trainmaster.json"
-"""In a result: which files belong to it."""
+"""The list of a result's files, in the result."""
 _LAST = ("config.json", "adapter_config.json", RECORD)
 _FIELD = "output_config.output_path"
 _DRAFT = ".export-"
@@ -136,7 +135,7 @@ def _require_of_a_result(found: Collection[str], text: str | None, shown: str) -
 def _upload(result: Path, place: objects.Place) -> None:
     earlier = _earlier_objects(place)
     files = {path: place.below(path.relative_to(result).as_posix()) for path in result.rglob("*") if path.is_file()}
-    # From here on it is ours, whole or not: another attempt may replace it.
+    # From now on the place is ours, complete or not: another attempt may replace it.
     names = [key.removeprefix(place.below("")).strip("/") for key in {*earlier, *files.values()}]
     objects.put(place, place.below(RECORD), _record_of(sorted(names)).encode())
     objects.delete(place, [key for key in earlier if key != place.below(RECORD)])
@@ -164,7 +163,7 @@ def _reached() -> Iterator[None]:
 
 
 RESULT = "model"
-"""The name of the result in the job's output."""
+"""The result's directory in the job's output."""
 
 State = Mapping[str, Tensor]
 
@@ -181,7 +180,7 @@ def whole_state(model: nn.Module) -> State | None:
         return None
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=_has_adapter(model))
     state = get_model_state_dict(model, options=options)
-    # Weights that are one and the same, such as those of embedding and output, are there by each of their names.
+    # Tied weights, such as those of embedding and output, have several names in it.
     once, all_names = (
         {plain_name(name) for name, _ in model.named_parameters(remove_duplicate=removed)} for removed in (True, False)
     )
@@ -238,11 +237,11 @@ def _write(
     tokenizer.save_pretrained(directory)
     config = directory / "adapter_config.json"
     if config.exists():
-        # Where the base model was fetched to means nothing to others.
+        # The path of the fetched base model means nothing elsewhere.
         adapter = json.loads(config.read_text()) | {"base_model_name_or_path": document.training.base_model.model_id}
         config.write_text(json.dumps(adapter, indent=2) + "\n")
     for card in directory.glob("README.md"):
-        card.unlink()  # a form that nobody has filled in
+        card.unlink()  # an empty template
 
 
 def _with_adapter(document: Document, prepared: Prepared, state: State) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The model that is trained: loaded from where it was prepared, with an adapter and packed attention if they apply."""
+"""Loads base model and tokenizer, and configures the adapter and packed attention where they apply."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
         )
     except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of this machine: its disk fails, say
+            raise  # of this machine, such as a failing disk
         with_options = f" with model_kwargs {', '.join(base.model_kwargs)}" if base.model_kwargs else ""
         raise DocumentError(f"the base model {base.model_id} cannot be loaded{with_options}: {error}") from error
     if not isinstance(model, PreTrainedModel):
@@ -85,9 +85,8 @@ def lora_config(parameters: Mapping[str, Value]) -> LoraConfig:
 
 def _dtype(name: str, *, trains_base: bool) -> torch.dtype | str:
     if name == "auto":
-        # Updates of a fine-tuning are too small for 16-bit weights: what is trained is kept in 32 bits, and computed
-        # with in fewer (`mixed_precision`). What stays frozen keeps the form in which it came, unless it would be
-        # computed with on a CPU: few are good at 16 bits.
+        # Updates of a fine-tuning are too small for 16-bit weights: trained weights have 32 bits, and `mixed_precision`
+        # computes with 16. Frozen weights keep their dtype, except on a CPU: few compute well with 16 bits.
         return torch.float32 if trains_base or not torch.cuda.is_available() else "auto"
     return getattr(torch, name)  # type: ignore[no-any-return]
 
@@ -96,16 +95,16 @@ def _names(value: Value) -> list[str]:
     return [name.strip() for name in str(value or "").split(",") if name.strip()]
 
 
-# Attention among packed samples, by the kernels of PyTorch that know where each sample ends. transformers' default also
-# computes what packed samples do not see of each other, and masks it then: for a small model that is most of a step.
-# The kernels come with PyTorch; other ways to them need a package that takes hours to build, or minutes to compile.
+# Attention for packed samples, by PyTorch's variable-length kernels. transformers' default also computes attention
+# between samples, and masks it: for a small model that is most of a step. Other implementations of such kernels need a
+# package that takes hours to build, or minutes of compilation.
 
 PACKED = "trainmaster_packed"
 """Our name among transformers' implementations of attention."""
 _HEAD_DIMS = range(8, 257, 8)
 _LAYERS = {"full_attention", "sliding_attention"}
 _NOT_COMPUTED = ("s_aux", "softcap")
-"""What some models ask of attention beside the usual."""
+"""Arguments of some models' attention that the kernels do not take."""
 
 
 def prefer_packed_attention(model: PreTrainedModel, document: Document) -> None:
@@ -202,7 +201,7 @@ class PackedAttention:
             flat = positions.flatten()
             starts = (flat == 0).nonzero().flatten()
             ends = torch.cat([starts, starts.new_tensor([flat.numel()])]).to(torch.int32)
-            # The positions are kept: while they are, no others can have their address.
+            # Keeping the positions keeps their address from being reused.
             self._positions, self._ends = positions, (ends, int(ends.diff().max()))
         return self._ends
 

@@ -1,6 +1,6 @@
 """Reports metrics, progress and speed to the server and the log while TRL's loop runs."""
 
-# ruff: noqa: ARG002 - the loop calls with more than each of these needs
+# ruff: noqa: ARG002 - the signatures of `TrainerCallback`
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.tracker import Mirror
 
 _GPU_SIZE = 8192
-"""Of the square product that is timed on a GPU."""
+"""Rows and columns of the matrix product that is timed on a GPU."""
 _CPU_SIZE = 512
-"""On the CPU, where the larger one would take minutes."""
+"""The same on a CPU, where the larger product would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class TokenCost:
 
     matrix: float
     attention_per_position: float
-    """For each position of the sequence that the token is in."""
+    """For each position of the token's sequence."""
 
     def at(self, sequence_length: float) -> float:
         return self.matrix + self.attention_per_position * sequence_length
@@ -39,8 +39,8 @@ def token_cost(model: nn.Module) -> TokenCost:
     """The cost of a token: forward and backward through all matrices that it passes, the output layer included.
 
     Twice the matrix parameters for the forward pass and twice for the gradient of the inputs; twice more for the
-    gradient of weights, where the base model's own are trained. Embeddings are looked up and cost nothing; of many
-    experts, a token meets only those that it is sent to.
+    gradient of the weights, where those of the base model are trained. Embeddings are looked up and cost nothing; of
+    experts, only those count that a token is routed to.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
@@ -84,7 +84,7 @@ def _matrix_parameters(model: nn.Module) -> float:
 
 PROGRESS_EVERY_S = 0.5
 _NOT_REPORTED = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss", "_preparation_time", "num_tokens")
-"""Ends of names that the loop logs and that are said elsewhere, or mean nothing in a series."""
+"""Suffixes of logged names that are reported elsewhere, or are no series."""
 
 
 def reported_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
@@ -195,7 +195,7 @@ def _device(args: TrainingArguments) -> dict[str, float]:
     if args.device.type != "cuda":
         return {}
     values = {"gpu_memory_mb": torch.cuda.max_memory_allocated(args.device) / 2**20}
-    with contextlib.suppress(Exception):  # no NVML, or no right to ask: a metric less
+    with contextlib.suppress(Exception):  # no NVML, or no permission: the metric is left out
         values["gpu_utilization_pct"] = float(torch.cuda.utilization(args.device))
     return values
 

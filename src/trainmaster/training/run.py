@@ -1,4 +1,4 @@
-"""One training from its beginning to its end, in one rank: build, go on from a checkpoint, train, export."""
+"""One rank of a training: build the trainer, resume from a checkpoint, train, export."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    export.destination(document)  # where it may not lead is better known before than after
+    export.destination(document)  # refuse a bad destination before training
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if report.rank() == 0:
         print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one
@@ -108,7 +108,7 @@ def _reporting(
 def _export(document: Document, prepared: Prepared, trainer: Checkpointing, session: Session, process: Process) -> None:
     session.look()
     if session.stop is not None:
-        # The last checkpoint is committed: another attempt has only this to do.
+        # The last checkpoint is committed: the next attempt only exports.
         raise Stopped(session.stop)
     model = trainer.bare_model()
     state = export.whole_state(model)

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
-"""The label of a position that is not trained on, as every trainer knows it."""
+"""The label of a position that is not trained on; every trainer has the same."""
 _SLICE = 50_000
 """Rows between two reports of progress."""
 _BATCH = 256
 """Rows that are tokenized in one call."""
 _ROWS_SHARE = 0.2
-"""Of the time that a build takes, what goes into reading rows."""
+"""The share of a build's time that goes into reading rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
     path: str
     rows: int
-    """In its files."""
+    """In the source's files."""
     kept: int
-    """That its filters keep."""
+    """After the filters."""
     used: int
-    """That its sampling chose."""
+    """After sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Built:
     sources: tuple[SourceReport, ...]
     train_tokens: int
     cut: int
-    """Samples that were longer than max_seq_length, and lost their ends."""
+    """Samples that were truncated to max_seq_length."""
     left_out: int
-    """Samples of which nothing to train on was left after that; they are not in the datasets."""
+    """Truncated samples without anything left to train on; they are not in the datasets."""
 
 
 def build(
@@ -68,7 +68,7 @@ def build(
         tokenizer: with the job's own options and chat template set.
         sources: the files of each of `data_data.sources`, in that order.
         max_seq_length: the most tokens of a sample.
-        directory: for files that the datasets are mapped from; the caller's to remove, once they were saved elsewhere.
+        directory: for files that the datasets are mapped from; the caller removes it when they are saved elsewhere.
         progress: called now and then with the share that is done.
 
     Raises:
@@ -176,7 +176,7 @@ def _encoded(
                 num_proc=min(workers, -(-len(chosen) // _BATCH)) if workers > 1 else None,
                 remove_columns=rows.column_names,
                 features=features,
-                # Hashing the work would take long, and the files are ours alone.
+                # The default hashes the work, which takes long.
                 new_fingerprint=f"{target.name}-{number}",
                 cache_file_name=f"{target}-{number}.arrow",
                 load_from_cache_file=False,

@@ -1,4 +1,4 @@
-"""Rows as token sequences, with the positions that are trained on, and a preview of them for users."""
+"""Encodes rows as token sequences, marks the positions that are trained on, and previews them for users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sample:
     mask: list[int]
     """1: the position is trained on."""
     full_length: int
-    """Tokens before the sequence was cut."""
+    """Tokens before truncation."""
 
     @property
     def cut(self) -> bool:
@@ -157,8 +157,8 @@ def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
         first = _token_at(encoded, index, range(start, end))
         last = _token_at(encoded, index, range(end - 1, start - 1, -1))
         if first is None or last is None:
-            continue  # nothing but what the tokenizer leaves out, such as spaces
-        # A character of several tokens is found at the first of them.
+            continue  # only characters that the tokenizer drops, such as spaces
+        # A character of several tokens is found at its first one.
         while last + 1 < count and (chars := encoded.token_to_chars(index, last + 1)) and chars.start < end:
             last += 1
         mask[first : last + 1] = [1] * (last + 1 - first)
@@ -191,9 +191,9 @@ class Explained:
     trained: list[bool]
     segments: list[Segment]
     samples: int
-    """How many sequences the row becomes; more than one where a long document is parted. Shown is the first."""
+    """How many sequences the row becomes; more than one where a long document is split. The first is shown."""
     full_length: int
-    """Tokens before the end was cut off."""
+    """Tokens before truncation."""
 
 
 def explain_row(encoder: Encoder, row: Mapping[str, Any], origin: Origin) -> Explained:

@@ -1,4 +1,4 @@
-"""Files as rows: jsonl, json, csv, parquet, arrow and text.
+"""Reads rows from files: jsonl, json, csv, parquet, arrow and text.
 
 A row is a dictionary. Files may be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A text file is one document: one row
 with the column `text`.
@@ -41,10 +41,10 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 BEGINNING_SUFFICES = frozenset({"jsonl", "csv"})
 """Formats whose first rows can be read from the beginning of a file."""
 MAX_DOCUMENT_BYTES = 256 << 20
-"""Of a text file: it is tokenized as one piece."""
+"""Of a text file, which is tokenized as one piece."""
 _BATCH_ROWS = 1024
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON spells what may be half of a character."""
+"""JSON's escape of what may be a lone surrogate."""
 
 
 class FileError(Exception):
@@ -61,10 +61,10 @@ class RawRow:
     """A row as the file has it."""
 
     number: int
-    """Which of the file's rows it is; of its lines, for jsonl and csv."""
+    """The number of the row, or of its line for jsonl and csv."""
     values: Mapping[str, Any]
     text: str | None = None
-    """The row as JSON, where the file has it as that."""
+    """The row as JSON, where the file has it."""
 
 
 def format_of(name: str) -> str | None:
@@ -176,12 +176,12 @@ def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[R
                 if cells and len(cells) != len(header):
                     raise FileError(f"has {len(cells)} cells, and the header {len(header)}", number=number)
                 if cells:
-                    # Nothing tells an empty cell from one that holds nothing.
+                    # CSV does not distinguish an empty cell from null.
                     values = {name: cell or None for name, cell in zip(header, cells, strict=True)}
                     yield RawRow(number=number, values=values)
                 number = reader.line_num + 1
         except csv.Error as error:
-            # A record in quotes may go on over many lines: of a beginning, the last is cut off somewhere.
+            # A quoted record may span lines: the last one of a beginning may be cut off.
             if whole:
                 raise FileError(f"is not valid CSV: {error}", number=reader.line_num) from None
 
@@ -254,7 +254,7 @@ def _lines(file: IO[bytes], whole: bool) -> Iterator[bytes]:
             if whole or line.endswith(b"\n"):
                 yield line
     except (EOFError, OSError, lzma.LZMAError):
-        # Of a compressed file, too, there may be the beginning alone.
+        # A compressed file may be only a beginning, too.
         if whole:
             raise
 
@@ -268,7 +268,7 @@ def _decoded(data: bytes, number: int | None) -> str:
 
 def _parsed(text: str, number: int) -> Any:
     try:
-        return json.loads(text.rstrip())  # with its end, what is missing would be missed on the next line
+        return json.loads(text.rstrip())  # the position of an error would otherwise be on the next line
     except json.JSONDecodeError as error:
         raise FileError(f"is not valid JSON: {error.msg} at column {error.colno}", number=number) from None
     except RecursionError:
@@ -299,7 +299,7 @@ def _wanted(names: list[str], columns: Collection[str] | None) -> list[str]:
     if columns is None:
         return names
     tops = {column if column in names else column.partition(".")[0] for column in columns}
-    # A name that is not there is an error, told with all that are.
+    # A missing name is an error, which lists all names.
     return [name for name in names if name in tops] if tops <= set(names) else names
 
 

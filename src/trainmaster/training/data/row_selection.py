@@ -1,6 +1,6 @@
-"""Which rows are kept by filters, which are used for training and which for validation, and in which order. Pure.
+"""Filters rows, and chooses those for training and for validation, and their order. Pure.
 
-Rows are ordered by a hash of the seed and their place, so that the choice is the same on every machine and with every
+Rows are ordered by a hash of the seed and their index, so that the choice is the same on every machine and with every
 version of every library, and a larger part of a source contains a smaller one.
 """
 
@@ -191,7 +191,7 @@ def kind_of(value: Any) -> str:
 
 
 Indices = NDArray[np.int64]
-_SPLIT = 2**32  # above every index of a source: its own stream of hashes
+_SPLIT = 2**32  # above every index of a source: a stream of hashes of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

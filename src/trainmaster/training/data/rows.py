@@ -1,7 +1,7 @@
-"""The rows of all sources after filters and projection, in one file that is mapped into memory.
+"""The rows of all sources after filters and projection, in one memory-mapped file.
 
-Rows are kept as JSON text beside where they come from: rows of one source may differ in shape, and types that are
-guessed from some rows are wrong for others.
+The file has each row as JSON text, with its origin: rows of one source may differ in shape, and types that are inferred
+from some rows are wrong for others. `load` is for a script of the user's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowCounts:
     read: int = 0
     kept: int = 0
     columns: dict[str, None] = field(default_factory=dict)
-    """Every column that some row has, in the order in which they came."""
+    """All columns, in the order in which they were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class Row:
 
     origin: Origin
     file: int
-    """Which of the source's files it comes from."""
+    """The index among the source's files."""
     values: dict[str, Any]
     text: str
-    """The same as JSON."""
+    """The values as JSON."""
 
 
 def rows_of(source: DataSource, local: LocalSource, counts: RowCounts, *, whole: bool = True) -> Iterator[Row]:
@@ -226,8 +226,6 @@ def _plain(value: Any) -> Any:
         case _:
             raise TypeError(type(value).__name__)
 
-
-# The rows of a job's data, for a script of the user's own.
 
 _FORM = 2
 

@@ -1,7 +1,7 @@
-"""What a row says: a conversation, a prompt with its completion, or plain text.
+"""The shape of a row: a conversation, a prompt with its completion, or plain text.
 
-Fields are found under their own names or those of `preprocess.field_mapping`. Of several shapes in one row the first
-counts: `messages`, then `prompt` with `completion`, then `text`.
+Fields have their own names or those of `preprocess.field_mapping`. The first shape that a row has counts: `messages`,
+then `prompt` with `completion`, then `text`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Chat:
 
     messages: list[dict[str, Any]]
     prompt_messages: int = 0
-    """How many of them, from the first, are given; the rest is the completion. 0: all are alike."""
+    """How many of them are the prompt; the rest is the completion. 0: there is no such division."""
     tools: list[dict[str, Any]] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,16 +43,16 @@ Shape = Chat | Pair | Plain
 
 
 def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, *, text_only: bool = False) -> Shape:
-    """What a row says.
+    """The shape of a row.
 
     Args:
         row: its columns.
-        mapping: our name of a field to the row's own.
+        mapping: from our name of a field to the row's own.
         origin: where the row comes from.
-        text_only: nothing but `text` is looked for.
+        text_only: only `text` is looked for.
 
     Raises:
-        RowError: it says nothing that can be trained on, or says it wrongly.
+        RowError: the row has no shape that can be trained on, or a field of the wrong type.
     """
     reader = _Reader(row, mapping, origin)
     if text_only:

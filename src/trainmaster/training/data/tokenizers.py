@@ -1,4 +1,4 @@
-"""The tokenizer of a job with its options, the chat template that renders conversations, and the length limit."""
+"""Loads a job's tokenizer with its options, renders conversations by its chat template, and finds the length limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _NO_LENGTH = 10**9
-"""Tokenizers that know no limit say a number beyond this."""
+"""Tokenizers without a limit have a larger number."""
 
 
 def load_tokenizer(
@@ -82,7 +82,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 Span = tuple[int, int]
-"""From one character to before another."""
+"""The first character, and the one after the last."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -139,7 +139,7 @@ class ChatRenderer:
         marked = template if _GENERATION.search(template) else _marked_by_trl(template)
         if marked is not None:
             return self._marked(marked, chat, origin)
-        # Without marks: what is added to the text by each message of the assistant, after what opens it.
+        # Without marks: the text that each message of the assistant adds, after what opens it.
         text = self._text(template, chat, chat.messages, origin)
         spans = []
         for number, message in enumerate(chat.messages):
@@ -176,7 +176,7 @@ class ChatRenderer:
                 [messages], tools=list(chat.tools) if chat.tools else None, chat_template=template, **options, **values
             )
         except Exception as error:
-            # A template is a program of its own, and raises whatever it likes.
+            # A template is a program, and may raise anything.
             raise RowError(origin, f"the chat template refuses it: {error}", "messages") from error
 
 
@@ -191,7 +191,7 @@ _MARKED: dict[str, str | None] = {}
 
 
 def _look_up(template: str) -> str | None:
-    found = importlib.util.find_spec("trl")  # found, not imported: that takes seconds
+    found = importlib.util.find_spec("trl")  # not imported, which takes seconds
     for place in (found.submodule_search_locations or ()) if found else ():
         for path in sorted(Path(place, "chat_templates").glob("*_training.jinja")):
             original = path.with_name(path.name.replace("_training", ""))
