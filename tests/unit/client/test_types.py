@@ -1,0 +1,28 @@
+"""The client's types are the server's own, and a newer server's answers pass through an older client."""
+
+from __future__ import annotations
+
+import inspect
+
+import httpx
+
+from trainmaster.client import Client, types
+
+
+def test_types_of_answers_are_those_of_the_schema() -> None:
+    classes = [kind for name in types.__all__ if inspect.isclass(kind := getattr(types, name))]
+
+    assert len(classes) > 40
+    assert {kind.__module__.rpartition(".")[0] for kind in classes} == {"trainmaster.schema"}
+
+
+def test_unknown_fields_and_values_of_a_newer_server_are_kept() -> None:
+    job = {"job_id": "job-1", "status": "HIBERNATING", "dream": {"depth": 3}}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        page = {"jobs": [job], "next_page_token": None, "total_count": 1}
+        return httpx.Response(200, json={"status": "ok", "data": page if request.url.path == "/v1/jobs" else job})
+
+    with Client("http://127.0.0.1:1", "key", transport=httpx.MockTransport(answer)) as client:
+        assert client.get("job-1") == job
+        assert list(client.list()) == [job]
