@@ -103,7 +103,7 @@ def test_download_of_a_checkpoint_is_a_checkpoint(
     assert (no_best.exit_code, "no best checkpoint" in no_best.stderr) == (1, True)
 
 
-def part_of(target: download.Target) -> Path:
+def part_of(target: download.DownloadTarget) -> Path:
     version = hashlib.sha256(target.artifact["etag"].encode()).hexdigest()[:12]
     return target.path.with_name(f".{target.path.name}.{version}.part")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cli.job_summary import Pace, ending, sentence
+from trainmaster.cli.job_summary import StepRate, ending, sentence
 from trainmaster.cli.watch import LiveView, PlainView
 
 
@@ -51,19 +51,19 @@ def test_wait_for_an_image_is_told_once_in_a_pipe_and_as_it_goes_in_the_footer(
 ) -> None:
     jobs = [job("SCHEDULING", status_message=f"pulling train:1: {layer} of 7 layers") for layer in (1, 1, 2, 2)]
     assert told(capsys, *jobs) == ["SCHEDULING: pulling train:1: 1 of 7 layers"]
-    assert sentence(jobs[-1], Pace()) == "pulling train:1: 2 of 7 layers"
+    assert sentence(jobs[-1], StepRate()) == "pulling train:1: 2 of 7 layers"
 
 
 @pytest.mark.parametrize(("percent", "said"), [(40.0, ""), (100.0, "load the model")])
 def test_footer_says_what_happens_between_the_preparation_and_the_first_step(percent: float, said: str) -> None:
-    text = sentence(job("PREPARING", metrics={"prepare_percent": percent, "loss": 1.0}), Pace())
+    text = sentence(job("PREPARING", metrics={"prepare_percent": percent, "loss": 1.0}), StepRate())
     assert (said in text, "loss" in text) == (True, False)
 
 
 def test_footer_promises_no_end_of_an_export() -> None:
     progress = {"step": 3, "total_steps": 3, "percent": None, "eta_seconds": 0}
-    assert "ETA 0s" in sentence(job(progress=progress), Pace())
-    assert sentence(job("EXPORTING", progress=progress), Pace()) == "step 3/3"
+    assert "ETA 0s" in sentence(job(progress=progress), StepRate())
+    assert sentence(job("EXPORTING", progress=progress), StepRate()) == "step 3/3"
 
 
 def test_ending_of_a_training_says_how_to_fetch_the_model() -> None:

@@ -106,7 +106,7 @@ ClickException: Any = typer.BadParameter.__mro__[2]
 """The parser's error for wrong usage. Its package depends on the version of typer."""
 
 
-class Commands(TyperGroup):
+class CommandGroups(TyperGroup):
     """The commands in groups; an error is one line instead of a traceback."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as the base has it
@@ -146,7 +146,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroups,
     help="Run model training on machines that you own.",
     epilog=EPILOG,
     no_args_is_help=True,

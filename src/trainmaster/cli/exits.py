@@ -1,4 +1,4 @@
-"""Exit codes, and how an error is told: one line that says what is wrong and what to do."""
+"""Exit codes, and errors as one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """What was typed, or the file that it names, makes no sense."""
+    """The command line, or a file that it names, is wrong."""
 
 
 def report(error: ClientError | CommandError) -> ExitCode:

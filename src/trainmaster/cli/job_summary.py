@@ -28,7 +28,7 @@ def title(job: JobSummary) -> str:
 
 
 def percent(job: JobSummary) -> float | None:
-    """How much of the work is done, if the job says so; of the preparation while there is one."""
+    """How much of the work, or of the preparation, is done; None where the job does not report it."""
     if job["status"] == "PREPARING":
         return job["metrics"].get(PREPARED_PERCENT)
     progress = job["progress"]
@@ -54,12 +54,11 @@ def brief(job: JobSummary) -> str:
 
 
 def losses(job: JobSummary) -> list[str]:
-    """The metrics that a watcher wants first."""
     return [f"{name} {number(job['metrics'][name])}" for name in SHOWN_METRICS if name in job["metrics"]]
 
 
-class Pace:
-    """Steps a second, from what was seen while watching."""
+class StepRate:
+    """Steps per second over the last seconds of watching."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -83,7 +82,7 @@ class Pace:
         return (last - first) / (now - then) if last > first and now > then else None
 
     def eta(self, job: Job) -> str:
-        """How long it will take, by the job's own word or by its pace."""
+        """The time left, as the job reports it or by its step rate."""
         progress = job["progress"]
         if progress["eta_seconds"] is not None:
             return duration(int(progress["eta_seconds"]))
@@ -92,7 +91,7 @@ class Pace:
         return ""
 
 
-def sentence(job: Job, pace: Pace) -> str:
+def sentence(job: Job, pace: StepRate) -> str:
     """What a watcher wants to know, after the status and the bar."""
     if job["status"] in ("PENDING", "QUEUED"):
         return _waiting(job)

@@ -1,4 +1,4 @@
-"""Where a command's result goes: JSON for programs, tables for people, plain columns when piped."""
+"""Output of commands: JSON for programs, tables for people, plain columns in a pipe."""
 
 from __future__ import annotations
 

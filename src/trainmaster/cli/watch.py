@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from trainmaster.cli.exits import say
-from trainmaster.cli.job_summary import Pace, ending, percent, sentence
+from trainmaster.cli.job_summary import StepRate, ending, percent, sentence
 from trainmaster.cli.output import console, print_json_line, status_text
 from trainmaster.client.errors import ClientError, UnavailableError, UnreachableError
-from trainmaster.client.event_stream import Shown
+from trainmaster.client.event_stream import OpenLineStates
 from trainmaster.client.types import TERMINAL
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _COUNTED = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class LineForm:
     """What stands before each line of a log."""
 
     ranks: bool = False
@@ -43,7 +43,7 @@ class Form:
 class View:
     """Shows a job while it runs."""
 
-    plain: Form | None = None
+    plain: LineForm | None = None
     """How lines look where they are plain text; None: they are not."""
 
     def __enter__(self) -> Self:
@@ -72,7 +72,7 @@ def has_several_ranks(job: Job) -> bool:
     return (world_size or resources["gpu_count"] or 1) > 1
 
 
-def line_text(line: LogLine, form: Form) -> str:
+def line_text(line: LogLine, form: LineForm) -> str:
     """A line of a log, with as much in front as is wanted."""
     before = (f"{line['ts'] or '?'} " if form.times else "") + (f"[rank {line['rank']}] " if form.ranks else "")
     return before + line["message"]
@@ -82,10 +82,10 @@ class PlainView(View):
     """The job's lines on the standard output; what else there is to say on the other one."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
-        self._form = self.plain = Form(ranks=ranks, times=times)
+        self._form = self.plain = LineForm(ranks=ranks, times=times)
         self._seen = ""
         self._told = ""
-        self._shown = Shown()
+        self._shown = OpenLineStates()
 
     def lines(self, lines: Sequence[LogLine]) -> None:
         """Write the lines; of one that is being overwritten, each state."""
@@ -135,11 +135,11 @@ class LiveView(View):
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self._form = self.plain = Form(ranks=ranks, times=times)
+        self._form = self.plain = LineForm(ranks=ranks, times=times)
         self._open: dict[tuple[int, str], str] = {}
         """Progress bars that the job draws, by rank and stream."""
         self._console = console()
-        self._pace = Pace()
+        self._pace = StepRate()
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live = Live(console=self._console, refresh_per_second=8, transient=True)
 

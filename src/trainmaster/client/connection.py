@@ -1,4 +1,4 @@
-"""One server over HTTP: envelopes opened, errors raised, what may be sent again sent again."""
+"""Requests to one server: envelopes are opened, errors raised, and requests that may be repeated sent again."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def api_key(self) -> str:
-        """What the server knows the caller by."""
+        """The key that requests are sent with."""
         return self._address.api_key
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class Connection:
             yield response
 
     def find_again(self) -> None:
-        """Look whether the server is somewhere else by now."""
+        """Look for the server again: a local one may have another port after a restart."""
         found = self._look_again() if self._look_again else None
         if found is not None:
             self._address = found
@@ -266,11 +266,11 @@ def job_path(job: str, route: str = "") -> str:
 
 
 def _check(address: Address) -> None:
-    """See that requests can be made of an address.
+    """Check an address before requests are sent to it.
 
     Raises:
-        UnreachableError: its URL is none.
-        ClientError: its key is nothing that a request can hold.
+        UnreachableError: its URL is malformed.
+        ClientError: its key has characters that a header cannot hold.
     """
     try:
         parts = urlsplit(address.url)
@@ -293,7 +293,7 @@ def _trusted(address: Address) -> ssl.SSLContext | bool:
 
 
 def _may_pass(error: ClientError, repeatable: bool) -> bool:
-    """Whether it makes sense to send a request again, and does no harm."""
+    """Whether to send a request again: it may succeed then, and cannot have its effect twice."""
     if isinstance(error, UnavailableError | RateLimitedError) or isinstance(error.__cause__, httpx.ConnectError):
         return True
     return repeatable and isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError)

@@ -1,4 +1,4 @@
-"""The files of a directory that go along with a job: those that git would keep, by the .gitignore files."""
+"""The files of a directory that are sent with a job: those that git would track, by the .gitignore files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One line."""
+    """One line of an ignore file."""
 
     ignores: bool
     """False: what it names is kept after all."""
@@ -22,8 +22,8 @@ class Pattern:
     expression: re.Pattern[str]
 
 
-class Ignoring:
-    """The lines of one file; a later one has the last word."""
+class IgnoreFile:
+    """The patterns of one ignore file; the last one that matches decides."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._patterns = [pattern for line in lines if (pattern := _read(line)) is not None]
@@ -91,11 +91,11 @@ def _part(text: str) -> str:
 
 
 LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
-"""Directories that nobody means when they ship the one around them."""
+"""Directories that are never sent with the one around them."""
 _IGNORING = ".gitignore"
 
-Rules = tuple[tuple[Path, Ignoring], ...]
-"""What the ignore files of some directories say, from the outermost to the innermost, whose word counts."""
+Rules = tuple[tuple[Path, IgnoreFile], ...]
+"""Ignore files with their directories, from the outermost to the innermost, which takes precedence."""
 
 
 def kept_files(directory: Path) -> list[str]:
@@ -124,7 +124,7 @@ def _to_ship(path: Path) -> bool:
 
 
 def _of_git(directory: Path) -> list[str] | None:
-    """None where git has no say."""
+    """None where git does not manage the directory."""
     listed = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None or listed.returncode != 0:
         return None
@@ -164,7 +164,7 @@ def _of_disk(directory: Path) -> Iterator[str]:
 
 
 def _rules_above(top: Path) -> Rules:
-    """Those of the work tree around a directory, where git itself cannot be asked."""
+    """The ignore files of the work tree around a directory, for where git is not installed."""
     root = next((parent for parent in top.parents if (parent / ".git").exists()), None)
     if root is None or (top / ".git").exists():
         root = top
@@ -181,8 +181,8 @@ def _rules_of(base: Path, file: Path) -> Rules:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ()
     except OSError as error:
-        raise ValueError(f"cannot read {file}, which says what not to send: {error.strerror}") from error
-    return ((base, Ignoring(lines)),)
+        raise ValueError(f"cannot read the ignore file {file}: {error.strerror}") from error
+    return ((base, IgnoreFile(lines)),)
 
 
 def _ignored(path: Path, rules: Rules, *, is_directory: bool) -> bool:

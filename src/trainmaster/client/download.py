@@ -35,14 +35,14 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DownloadTarget:
     """A file to fetch, and where it goes."""
 
     artifact: Artifact
     path: Path
 
 
-def targets(artifacts: Iterator[Artifact], directory: Path, patterns: Sequence[str] = ()) -> list[Target]:
+def targets(artifacts: Iterator[Artifact], directory: Path, patterns: Sequence[str] = ()) -> list[DownloadTarget]:
     """Where the files go that some patterns choose; without patterns, all.
 
     A pattern is a path as it will be below the directory, with `*` and `?`, or a directory on the way to it.
@@ -56,12 +56,17 @@ def targets(artifacts: Iterator[Artifact], directory: Path, patterns: Sequence[s
         prefix = "output/" if artifact["checkpoint_id"] is None else f"checkpoints/{artifact['checkpoint_id']}/"
         name = artifact["path"].removeprefix(prefix)
         if not patterns or any(_matches(name, pattern) for pattern in patterns):
-            chosen.append(Target(artifact=artifact, path=directory / _inside(name)))
+            chosen.append(DownloadTarget(artifact=artifact, path=directory / _inside(name)))
     return chosen
 
 
 def download(
-    connection: Connection, job: str, wanted: Sequence[Target], directory: Path, *, progress: Progress = lambda _: None
+    connection: Connection,
+    job: str,
+    wanted: Sequence[DownloadTarget],
+    directory: Path,
+    *,
+    progress: Progress = lambda _: None,
 ) -> None:
     """Fetch files into a directory. What is there already, whole, is left as it is.
 
@@ -88,7 +93,7 @@ def download(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _fetch(connection: Connection, job: str, target: Target, home: Path, progress: Progress) -> None:
+def _fetch(connection: Connection, job: str, target: DownloadTarget, home: Path, progress: Progress) -> None:
     try:
         target.path.parent.mkdir(parents=True, exist_ok=True)
         if not target.path.parent.resolve().is_relative_to(home):
@@ -164,7 +169,7 @@ def _verify(artifact: Artifact, part: Path) -> None:
         raise DownloadError(f"{artifact['path']} is not what was committed: its digest differs from the manifest's")
 
 
-def _is_here(target: Target) -> bool:
+def _is_here(target: DownloadTarget) -> bool:
     """Whether the file was fetched before, and is the same."""
     try:
         status = target.path.stat()

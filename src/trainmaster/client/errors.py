@@ -1,4 +1,4 @@
-"""Everything that the SDK raises on purpose.
+"""The client's errors.
 
 ClientError
 ├── ApiError                the server answered with an error
@@ -11,11 +11,11 @@ ClientError
 │   ├── RateLimitedError    429: too many requests with this key
 │   └── UnavailableError    502, 503, 504: the server cannot answer now
 ├── UnreachableError        no server answers at that address
-├── UntrustedError          its certificate is not vouched for by anybody that is trusted
+├── UntrustedError          its certificate is not signed by a trusted authority
 ├── LocalServerError        the local server cannot be started, stopped or used
 ├── ShippingError           a file that a job names cannot be sent
 ├── DownloadError           a file of a job cannot be fetched
-└── SignatureError          a webhook's delivery does not come from where it says
+└── SignatureError          a webhook's delivery has a wrong signature, or is too old
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class UnreachableError(ClientError):
 
 
 class UntrustedError(ClientError):
-    """The server's certificate is not vouched for by anybody that is trusted."""
+    """The server's certificate is not signed by a trusted authority."""
 
 
 class LocalServerError(ClientError):
@@ -123,7 +123,7 @@ class DownloadError(ClientError):
 
 
 class SignatureError(ClientError):
-    """A webhook's delivery does not come from where it says."""
+    """A webhook's delivery has a wrong signature, or is too old."""
 
 
 ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
@@ -144,7 +144,7 @@ ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
 
 
 def error_from_answer(status: int, document: object, request_id: str | None = None) -> ApiError:
-    """The error that an answer stands for, whether or not it has our envelope."""
+    """The error for an answer, whether or not it has our envelope."""
     envelope = document if isinstance(document, Mapping) else {}
     error = envelope.get("error")
     error = error if isinstance(error, Mapping) else {}

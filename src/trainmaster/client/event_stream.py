@@ -184,14 +184,14 @@ def log_texts(connection: Connection, path: str, params: Params) -> Iterator[Log
         params = {**chosen, "cursor": cursor}
 
 
-class Shown:
-    """What was shown of lines that are being overwritten, for those who show each state as a line of its own."""
+class OpenLineStates:
+    """The last state of each line that is being overwritten, for views that show each state as a line."""
 
     def __init__(self) -> None:
         self._states: dict[tuple[str, int, str], str] = {}
 
     def is_new(self, line: LogLine) -> bool:
-        """Whether a followed line says something else than the state of it that came before."""
+        """Whether a line differs from its previous state."""
         source = (line["step"], line["rank"], line["stream"])
         before = self._states.pop(source, None)
         if line.get("open"):

@@ -1,4 +1,4 @@
-"""Files that a job names and the server does not have: sent by content, once the server would take the job."""
+"""Uploads of the files that a job names and the server lacks, by content, once the server would accept the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parcel:
     """Lines about what is sent of a training."""
 
     def add(self, path: Path, target: str) -> dict[str, Any]:
-        """Take a file along; the entry of `workload.files` that says where it goes."""
+        """Add a file; returns its entry of `workload.files`."""
         try:
             digest, executable = digest_of(path), os.access(path, os.X_OK)
         except OSError as error:
@@ -64,7 +64,7 @@ def ship(
     weights: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Upload what a job names; its document with digests in the place of that. The rest is as of `submit`."""
+    """Upload the files that a job names; returns its document with digests in their place. Otherwise as `submit`."""
     parcel = pack(client, document, base, weights=weights)
     parcel.send(client, tell)
     return parcel.document

@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import quote
 
 from trainmaster.client.connection import Connection, job_path
-from trainmaster.client.download import Target, checkpoint_problems, download, targets
+from trainmaster.client.download import DownloadTarget, checkpoint_problems, download, targets
 from trainmaster.client.errors import DownloadError
 from trainmaster.client.types import Artifact, Collection, JobCheckpoints, Tombstone, Usage
 
@@ -60,14 +60,14 @@ class Results:
 
     def targets(
         self, job: str, directory: str | Path, *, patterns: Sequence[str] = (), checkpoint: str | None = None
-    ) -> list[Target]:
+    ) -> list[DownloadTarget]:
         """What `download` would fetch."""
         chosen = None if checkpoint is None else self.checkpoint_id(job, checkpoint)
         kind = "output" if checkpoint is None else None
         return targets(self.artifacts(job, kind=kind, checkpoint_id=chosen), Path(directory), patterns)
 
     def fetch(
-        self, job: str, wanted: Sequence[Target], directory: str | Path, *, progress: Callable[[int], None]
+        self, job: str, wanted: Sequence[DownloadTarget], directory: str | Path, *, progress: Callable[[int], None]
     ) -> None:
         """Fetch what `targets` has found."""
         download(self._connection, job, wanted, Path(directory), progress=progress)

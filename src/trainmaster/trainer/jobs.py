@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster import client as api
 from trainmaster.client import Client
-from trainmaster.client.event_stream import LogText, Shown
+from trainmaster.client.event_stream import LogText, OpenLineStates
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError, translated
 from trainmaster.trainer.job_document import successors
@@ -155,7 +155,7 @@ class Jobs:
 
 
 def named(name: object) -> str:
-    """A name that a job may have; nothing else is asked for, as a URL without one is that of the list."""
+    """Check that a job's name is not empty: the URL without it is that of the list."""
     if not isinstance(name, str) or not name:
         raise NotFoundError("job", str(name))
     return name
@@ -219,7 +219,7 @@ def _parts(client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[s
 
 def _followed(client: Client, job: str, chosen: Mapping[str, Any], cursor: str | None) -> Iterator[str]:
     with translated(job), contextlib.closing(client.follow_logs(job, **chosen, cursor=cursor)) as following:
-        shown = Shown()
+        shown = OpenLineStates()
         yield from (line["message"] for line in following if shown.is_new(line))
 
 

@@ -36,7 +36,7 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        colours = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+        colours = {CheckVerdict.OK: "green", CheckVerdict.WARN: "yellow", CheckVerdict.FAIL: "bold red"}
         rows = [
             (
                 styled(finding.verdict, colours[finding.verdict]),
@@ -47,7 +47,7 @@ def doctor(as_json: JsonOption = False) -> None:
             for finding in findings
         ]
         draw(table(("", "CHECK", "FOUND", "WHAT TO DO"), rows, wrap=("FOUND", "WHAT TO DO")))
-    if any(finding.verdict is Verdict.FAIL for finding in findings):
+    if any(finding.verdict is CheckVerdict.FAIL for finding in findings):
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -66,7 +66,7 @@ CGROUP_MOUNTS = (
 """Where a process's own group may be: version 1 with its memory controller, version 2, both at once."""
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -75,7 +75,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     remedy: str = ""
 
@@ -97,7 +97,7 @@ def examine() -> Iterator[Finding]:
 
 def _python() -> Iterator[Finding]:
     python = ".".join(str(part) for part in sys.version_info[:3])
-    yield Finding(check="Python", verdict=Verdict.OK, found=f"{python}, trainmaster {__version__}")
+    yield Finding(check="Python", verdict=CheckVerdict.OK, found=f"{python}, trainmaster {__version__}")
 
 
 def _training() -> Iterator[Finding]:
@@ -108,13 +108,13 @@ def _training() -> Iterator[Finding]:
     if absent:
         yield Finding(
             check="training",
-            verdict=Verdict.OK,
+            verdict=CheckVerdict.OK,
             found=f"no built-in trainers: {', '.join(absent)} not installed",
             remedy="`pip install 'trainmaster[train]'`, to fine-tune models; your own code does not need it",
         )
         return
     found = ", ".join(f"{package} {version(package)}" for package in TRAINERS)
-    yield Finding(check="training", verdict=Verdict.OK, found=found)
+    yield Finding(check="training", verdict=CheckVerdict.OK, found=found)
 
 
 def _data_dir() -> Iterator[Finding]:
@@ -123,22 +123,22 @@ def _data_dir() -> Iterator[Finding]:
     if not os.access(place, os.W_OK):
         yield Finding(
             check="data directory",
-            verdict=Verdict.FAIL,
+            verdict=CheckVerdict.FAIL,
             found=f"{directory} cannot be written",
             remedy="set TRAINMASTER_HOME to a directory of your own",
         )
         return
     made = "" if directory.exists() else " (not made yet)"
-    yield Finding(check="data directory", verdict=Verdict.OK, found=f"{directory}{made}")
+    yield Finding(check="data directory", verdict=CheckVerdict.OK, found=f"{directory}{made}")
     free = shutil.disk_usage(place).free
-    verdict = Verdict.FAIL if free < NO_SPACE else Verdict.WARN if free < LITTLE_SPACE else Verdict.OK
-    remedy = "" if verdict is Verdict.OK else "free some: logs and checkpoints need it"
+    verdict = CheckVerdict.FAIL if free < NO_SPACE else CheckVerdict.WARN if free < LITTLE_SPACE else CheckVerdict.OK
+    remedy = "" if verdict is CheckVerdict.OK else "free some: logs and checkpoints need it"
     yield Finding(check="free space", verdict=verdict, found=f"{size(free)} free", remedy=remedy)
     took_s = _fsync_s(place)
     slow = took_s > SLOW_FSYNC_S
     yield Finding(
         check="fsync",
-        verdict=Verdict.WARN if slow else Verdict.OK,
+        verdict=CheckVerdict.WARN if slow else CheckVerdict.OK,
         found=f"{took_s * 1000:.1f} ms",
         remedy="a slow or a network disk; put TRAINMASTER_HOME on a local one" if slow else "",
     )
@@ -161,12 +161,12 @@ def _server() -> Iterator[Finding]:
         url = configured_url()
         server = None if url else local.find()
     except ClientError as error:
-        yield Finding(check="server", verdict=Verdict.FAIL, found=str(error))
+        yield Finding(check="server", verdict=CheckVerdict.FAIL, found=str(error))
         return
     if url is None and server is None:
         yield Finding(
             check="server",
-            verdict=Verdict.OK,
+            verdict=CheckVerdict.OK,
             found="no local server runs",
             remedy="nothing: commands start it; or run `trainmaster up`",
         )
@@ -176,15 +176,17 @@ def _server() -> Iterator[Finding]:
         with Client(address, timeout=5.0) as client:
             client.health()
             process = f", process {server.process.pid}, version {server.version}" if server else ""
-            yield Finding(check="server", verdict=Verdict.OK, found=f"ready at {address}{process}")
+            yield Finding(check="server", verdict=CheckVerdict.OK, found=f"ready at {address}{process}")
             client.nodes()
-            yield Finding(check="API key", verdict=Verdict.OK, found="accepted")
+            yield Finding(check="API key", verdict=CheckVerdict.OK, found="accepted")
     except ApiError as error:
-        yield Finding(check="server", verdict=Verdict.FAIL, found=f"{address}: {error.message}", remedy=_remedy(error))
+        yield Finding(
+            check="server", verdict=CheckVerdict.FAIL, found=f"{address}: {error.message}", remedy=_remedy(error)
+        )
     except ClientError as error:
         yield Finding(
             check="server",
-            verdict=Verdict.FAIL,
+            verdict=CheckVerdict.FAIL,
             found=str(error),
             remedy="check TRAINMASTER_URL, or the login (`trainmaster login`)"
             if url
@@ -211,12 +213,12 @@ def _fork_server() -> Iterator[Finding]:
             with connection.makefile() as answers:
                 said = json.loads(answers.readline())
         yield Finding(
-            check="fork server", verdict=Verdict.OK, found=f"process {said['pid']}, version {said['version']}"
+            check="fork server", verdict=CheckVerdict.OK, found=f"process {said['pid']}, version {said['version']}"
         )
     except (OSError, ValueError, KeyError) as error:
         yield Finding(
             check="fork server",
-            verdict=Verdict.WARN,
+            verdict=CheckVerdict.WARN,
             found=f"does not answer: {error}",
             remedy="the server starts it with the next job; see its log if jobs stay SCHEDULING",
         )
@@ -230,11 +232,11 @@ def _cgroups() -> Iterator[Finding]:
             if os.access(group / "cgroup.procs", os.W_OK):
                 held = "memory and cores are held to" if _has_limits(group) else "cores are not held to"
                 found = f"usable at {group}; {held} what jobs book"
-                yield Finding(check="cgroups", verdict=Verdict.OK, found=found)
+                yield Finding(check="cgroups", verdict=CheckVerdict.OK, found=found)
                 return
     yield Finding(
         check="cgroups",
-        verdict=Verdict.WARN,
+        verdict=CheckVerdict.WARN,
         found="not writable for this user",
         remedy="jobs run without; a kill for want of memory may then show as a mere signal, and cores are not held to "
         "what jobs book",
@@ -255,7 +257,7 @@ def _has_limits(group: Path) -> bool:
 def _gpus() -> Iterator[Finding]:
     simulated = os.environ.get("TRAINMASTER_SIMULATED_GPUS")
     if simulated:
-        yield Finding(check="GPUs", verdict=Verdict.OK, found=f"simulated: {simulated}")
+        yield Finding(check="GPUs", verdict=CheckVerdict.OK, found=f"simulated: {simulated}")
         return
     import pynvml
 
@@ -266,13 +268,13 @@ def _gpus() -> Iterator[Finding]:
             names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
         finally:
             pynvml.nvmlShutdown()
-        yield Finding(check="GPUs", verdict=Verdict.OK, found=", ".join(names) or "none")
+        yield Finding(check="GPUs", verdict=CheckVerdict.OK, found=", ".join(names) or "none")
     except pynvml.NVMLError as error:
         if Path("/dev/nvidiactl").exists():
             remedy = "the driver is there but NVML does not answer; try nvidia-smi"
-            yield Finding(check="GPUs", verdict=Verdict.FAIL, found=str(error), remedy=remedy)
+            yield Finding(check="GPUs", verdict=CheckVerdict.FAIL, found=str(error), remedy=remedy)
         else:
-            yield Finding(check="GPUs", verdict=Verdict.OK, found="none: jobs run on the CPU")
+            yield Finding(check="GPUs", verdict=CheckVerdict.OK, found="none: jobs run on the CPU")
 
 
 def _fsync_s(directory: Path) -> float:

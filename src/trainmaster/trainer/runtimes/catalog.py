@@ -20,8 +20,8 @@ from trainmaster.trainer.errors import NotFoundError
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.document import TrainingRuntime, runtime_of
 from trainmaster.trainer.runtimes.sources import (
-    Found,
-    Problem,
+    FoundRuntimes,
+    RuntimeFileProblem,
     SourceError,
     SourceReader,
     built_in,
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    found: Found
+    found: FoundRuntimes
     chosen: bool = False
     """Whether the user named it: then what cannot be read of it might be what is looked for."""
 
@@ -104,23 +104,25 @@ class RuntimeCatalog:
             yield _Place(found=_of_server(self._client))
         yield _Place(found=built_in())
 
-    def _of_source(self, source: str) -> Found:
+    def _of_source(self, source: str) -> FoundRuntimes:
         try:
             found = read_files(self._reader.files(source))
         except SourceError as error:
-            return Found(problems=(Problem(message=str(error)),))
+            return FoundRuntimes(problems=(RuntimeFileProblem(message=str(error)),))
         if found.runtimes or found.problems:
             return found
-        return Found(problems=(Problem(message=f"{source}: there is no training runtime in it"),))
+        return FoundRuntimes(problems=(RuntimeFileProblem(message=f"{source}: there is no training runtime in it"),))
 
 
-def _of_server(client: Client) -> Found:
+def _of_server(client: Client) -> FoundRuntimes:
     answer = client.runtimes.list()
     found: dict[str, TrainingRuntime] = {}
-    problems = [Problem(message=f"the server's {each['file']}: {each['message']}") for each in answer["problems"]]
+    problems = [
+        RuntimeFileProblem(message=f"the server's {each['file']}: {each['message']}") for each in answer["problems"]
+    ]
     for runtime in answer["runtimes"]:
         read_into(found, problems, runtime["document"], f"the server's {runtime['file']}")
-    return Found(runtimes=tuple(found.values()), problems=tuple(problems))
+    return FoundRuntimes(runtimes=tuple(found.values()), problems=tuple(problems))
 
 
 RESULT = "result.json"

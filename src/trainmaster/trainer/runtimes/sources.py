@@ -34,46 +34,48 @@ class TextFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RuntimeFileProblem:
     message: str
     runtime: str | None = None
     """Which one, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundRuntimes:
     """What a place has: of several runtimes of a name, the first."""
 
     runtimes: tuple[TrainingRuntime, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[RuntimeFileProblem, ...] = ()
 
     def get(self, name: str) -> TrainingRuntime | None:
         return next((runtime for runtime in self.runtimes if runtime.name == name), None)
 
 
-def read_files(files: Iterable[TextFile]) -> Found:
+def read_files(files: Iterable[TextFile]) -> FoundRuntimes:
     """The runtimes of some files. Documents of other kinds are passed over: Kubeflow's directories hold some."""
     found: dict[str, TrainingRuntime] = {}
-    problems: list[Problem] = []
+    problems: list[RuntimeFileProblem] = []
     for file in files:
         try:
             for where, document in _documents(file):
                 read_into(found, problems, document, where)
         except YamlError as error:
-            problems.append(Problem(message=str(error)))
-    return Found(runtimes=tuple(found.values()), problems=tuple(problems))
+            problems.append(RuntimeFileProblem(message=str(error)))
+    return FoundRuntimes(runtimes=tuple(found.values()), problems=tuple(problems))
 
 
-def read_into(found: dict[str, TrainingRuntime], problems: list[Problem], document: object, where: str) -> None:
+def read_into(
+    found: dict[str, TrainingRuntime], problems: list[RuntimeFileProblem], document: object, where: str
+) -> None:
     """Read one document, and keep its runtime unless one of its name is there, or what is wrong with it."""
     try:
         runtime = read_runtime(document, where)
         found.setdefault(runtime.name, runtime)
     except RuntimeDocumentError as error:
-        problems.append(Problem(message=str(error), runtime=error.name))
+        problems.append(RuntimeFileProblem(message=str(error), runtime=error.name))
 
 
-def built_in() -> Found:
+def built_in() -> FoundRuntimes:
     directory = resources.files("trainmaster.trainer.runtimes") / "builtin"
     files = sorted((file for file in directory.iterdir() if file.name.endswith(SUFFIXES)), key=lambda file: file.name)
     return read_files(TextFile(name=f"built-in {file.name}", text=file.read_text(encoding="utf-8")) for file in files)

@@ -21,7 +21,7 @@ Row = dict[str, str]
 NONE = "none"
 
 
-class Shown(ABC):
+class TableRow(ABC):
     """Something that is one row of a table."""
 
     @abstractmethod
@@ -35,19 +35,19 @@ class Shown(ABC):
         return rich_table([self.row()])
 
 
-ShownT = TypeVar("ShownT", bound=Shown)
+RowT = TypeVar("RowT", bound=TableRow)
 
 
-class Listing(list[ShownT]):
+class Listing(list[RowT]):
     """A list that a notebook and rich show as a table; and so is a part of it."""
 
     @overload
-    def __getitem__(self, chosen: SupportsIndex, /) -> ShownT: ...
+    def __getitem__(self, chosen: SupportsIndex, /) -> RowT: ...
 
     @overload
-    def __getitem__(self, chosen: slice, /) -> Listing[ShownT]: ...
+    def __getitem__(self, chosen: slice, /) -> Listing[RowT]: ...
 
-    def __getitem__(self, chosen: SupportsIndex | slice, /) -> ShownT | Listing[ShownT]:
+    def __getitem__(self, chosen: SupportsIndex | slice, /) -> RowT | Listing[RowT]:
         if isinstance(chosen, slice):
             return Listing(super().__getitem__(chosen))
         return super().__getitem__(chosen)
@@ -128,7 +128,7 @@ class RuntimeTrainer:
 
 
 @dataclass
-class Runtime(Shown):
+class Runtime(TableRow):
     """A named way to run a training."""
 
     name: str
@@ -148,7 +148,7 @@ class Runtime(Shown):
 
 
 @dataclass
-class Step(Shown):
+class Step(TableRow):
     """A part of a job that has a log of its own: a node, an initializer, the installation of packages."""
 
     name: str
@@ -169,7 +169,7 @@ class Step(Shown):
 
 
 @dataclass
-class Event(Shown):
+class Event(TableRow):
     """One thing that happened to a job."""
 
     involved_object_kind: str
@@ -205,7 +205,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Shown):
+class Checkpoint(TableRow):
     """A committed checkpoint of a job."""
 
     checkpoint_id: str
@@ -228,7 +228,7 @@ class Checkpoint(Shown):
 
 
 @dataclass(repr=False)
-class TrainJob(Shown):
+class TrainJob(TableRow):
     """A job. The fields from `state` on are ours; Kubeflow has the others."""
 
     name: str
