@@ -358,7 +358,7 @@ def test_handle_leads_to_its_job_or_to_the_last_that_had_it(database: Database) 
         found(OTHER)
 
 
-def test_launch_is_found_by_the_version_that_compiled_it(database: Database) -> None:
+def test_launch_is_found_by_the_version_that_compiled_it_until_the_job_ends(database: Database) -> None:
     job = submit(database, new_job("job-1"))
     launch = Launch(kind="command", steps=(Step(name="main", argv=("true",)),), inputs={"a.json": "{}"})
     database.write_now(lambda connection: job_inputs.put_launch(connection, ACME, job, launch, version="1"))
@@ -366,3 +366,6 @@ def test_launch_is_found_by_the_version_that_compiled_it(database: Database) -> 
         assert job_inputs.get_launch(connection, ACME, "job-1", version="1") == launch
         assert job_inputs.get_launch(connection, ACME, "job-1", version="2") is None
         assert job_inputs.get_launch(connection, OTHER, "job-1", version="1") is None
+    apply(database, change_of(job, status=JobStatus.CANCELLED))
+    with database.read() as connection:
+        assert job_inputs.get_launch(connection, ACME, "job-1", version="1") is None

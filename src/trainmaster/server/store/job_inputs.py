@@ -100,10 +100,14 @@ def _unused_since(before: float) -> sa.ColumnElement[bool]:
     return sa.and_(_blobs.c.last_used_at < before, ~used)
 
 
-# The compiled launches of jobs: written once, with the job.
+# The compiled launches of jobs: written once, with the job, and kept until it ends. A service that is resumed after its
+# end is compiled anew.
 
 _launches = schema.launches
 _INSERT_LAUNCH = Prepared(sa.insert(_launches))
+_FORGET_LAUNCH = Prepared(
+    sa.delete(_launches).where(_launches.c.job_id == bindparam("key"), _launches.c.account_id == bindparam("account"))
+)
 
 
 def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *, version: str) -> None:
@@ -118,6 +122,11 @@ def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: st
     query = sa.select(_launches.c.launch).where(_launches.c.job_id == job_id, _launches.c.version == version)
     text = connection.execute(scope.limit(query, _launches.c.account_id)).scalar()
     return None if text is None else from_json(Launch, json.loads(text))
+
+
+def forget_launch(connection: Connection, scope: Scope, job: Job) -> None:
+    scope.require(job.account_id)
+    _FORGET_LAUNCH.execute(connection, _key(job))
 
 
 # Secrets of jobs, sealed: the store never sees their values.

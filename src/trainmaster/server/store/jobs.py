@@ -40,8 +40,8 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
 
     This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
     hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
-    back with the change that ends it. The end of a job deletes the secrets that it was given until then; a deletion
-    deletes all.
+    back with the change that ends it. The end of a job deletes its launch and the secrets that it was given until then;
+    a deletion deletes all secrets.
 
     Raises:
         DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
@@ -68,6 +68,7 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     if change.replaced:
         checkpoints.hide(connection, scope, job, change.replaced)
     if job.status in TERMINAL:
+        job_inputs.forget_launch(connection, scope, job)
         job_inputs.forget_secrets(connection, scope, job, all_of_them=job.deleted_at is not None)
     return True
 
