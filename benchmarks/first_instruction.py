@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.report import Figure, Peer, Progress, WrongResultError
 from benchmarks.server import Client, Server, command_job, running_server, wait_for
+from trainmaster.protocol.processes import identity_of, send_signal
 
 WARM_STARTS = 50
 COLD_STARTS = 10
@@ -89,7 +90,9 @@ class _Starter:
 
 def _kill_fork_server(server: Server) -> None:
     pid = server.fork_server_pid()
-    os.kill(pid, signal.SIGKILL)
+    fork_server = identity_of(pid)
+    if fork_server is not None:
+        send_signal(fork_server, signal.SIGKILL)
 
     def gone() -> bool | None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

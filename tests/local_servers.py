@@ -22,9 +22,11 @@ from typing import Any
 import pytest
 
 from job_server import JobServer, pids, shown_of
+from process_signals import kill_rank
 from real_server import ENDED, wait_for
 from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.protocol.documents import read_lines
+from trainmaster.protocol.processes import signal_if
 from trainmaster.protocol.run_directory import worker_stream
 
 PYTHON = sys.executable
@@ -70,7 +72,8 @@ class LocalServer(JobServer):
             wait_for(lambda: not processes_of(self.directory), f"the end of all that ran in {self.directory}")
         finally:
             for pid in processes_of(self.directory):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal_if(pid, functools.partial(_is_of, pid, self.directory), signal.SIGKILL)
 
     def end_all_jobs(self) -> None:
         """Cancel what still runs, and see to it that nothing of any job is left, neither processes nor claims."""
@@ -100,17 +103,24 @@ class LocalServer(JobServer):
 
     def rank_pids(self, job_id: str, attempt: int = 1, nodes: int = 1) -> dict[int, int]:
         """The process of each rank, once they all run."""
+        return {rank: entry["pid"] for rank, entry in self._ranks(job_id, attempt, nodes).items()}
+
+    def kill_rank(self, job_id: str, rank: int = 0) -> None:
+        """kill -9 to a rank of a job's first attempt."""
+        kill_rank(self._ranks(job_id, 1, 1)[rank])
+
+    def _ranks(self, job_id: str, attempt: int, nodes: int) -> dict[int, Any]:
         directory = self.run_directory(job_id, attempt)
 
-        def started() -> dict[int, int] | None:
+        def started() -> dict[int, Any] | None:
             records = [r for node in range(nodes) for r in read_lines(directory.read(worker_stream(node), 0))[0]]
             begun = [record for record in records if record["type"] == "started"]
             if len(begun) < nodes:
                 return None
-            return {rank["rank"]: rank["pid"] for record in begun for rank in record["ranks"]}
+            return {rank["rank"]: rank for record in begun for rank in record["ranks"]}
 
-        pids: dict[int, int] = wait_for(started, f"the ranks of {job_id}")
-        return pids
+        ranks: dict[int, Any] = wait_for(started, f"the ranks of {job_id}")
+        return ranks
 
 
 @contextlib.contextmanager
@@ -127,12 +137,13 @@ def serving(directory: Path, transport: str, *arguments: str, **environment: str
 
 def processes_of(directory: Path) -> set[int]:
     """Every process that was started for a data directory: by its arguments, its environment or where it is."""
+    return {pid for pid in pids() if _is_of(pid, directory)}
+
+
+def _is_of(pid: int, directory: Path) -> bool:
     mark = os.fsencode(directory)
-    return {
-        pid
-        for pid in pids()
-        if mark in shown_of(pid, "cmdline") + shown_of(pid, "environ") or (_cwd(pid) + b"/").startswith(mark + b"/")
-    }
+    shown = shown_of(pid, "cmdline") + shown_of(pid, "environ")
+    return mark in shown or (_cwd(pid) + b"/").startswith(mark + b"/")
 
 
 def is_alive(pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
-from trainmaster.protocol.processes import ProcessIdentity, is_alive
+from trainmaster.protocol.processes import ProcessIdentity, send_signal
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
 PATIENCE_S = 60.0
@@ -92,11 +92,8 @@ class RealServer:
         with contextlib.suppress(OSError, ForkServerError, KeyError):
             ForkServer(self.directory / "forkserver")._exchange({"op": "retire"})
         for claim in self.directory.glob("runs/*/*/claims/*.json"):
-            with contextlib.suppress(ValueError, KeyError):
-                worker = ProcessIdentity.from_json(json.loads(claim.read_text()))
-                # By identity, not by number: pids are used again, by other tests' processes too.
-                if is_alive(worker):
-                    os.kill(worker.pid, signal.SIGKILL)
+            with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
+                send_signal(ProcessIdentity.from_json(json.loads(claim.read_text())), signal.SIGKILL)
 
     def log_text(self) -> str:
         """What it wrote to stderr."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import secrets
-import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 from api_world import Api, Served, World
 
 from data_tokenizer import make_tokenizer
+from process_signals import kill_marked
 from trainmaster.server.coordinator import data_checks as checking
 from trainmaster.server.coordinator.data_checks import DataCheck, DataChecks
 from trainmaster.server.core.accounts import Account
@@ -301,7 +301,7 @@ def test_check_is_over_with_its_process_whoever_holds_its_streams(
     try:
         assert asyncio.run(run(settings, check_of("a.jsonl"))) == {}
     finally:
-        os.kill(int((public / "stray").read_text()), signal.SIGKILL)
+        kill_marked(int((public / "stray").read_text()), "sleep")
 
 
 def test_answer_that_is_too_large_is_not_read(settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,10 @@ class World:
         with contextlib.suppress(OSError):
             (self.directory / "tell" / "open").touch()
         for pid in self.hidden_processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # A pidfd is opened before the process is checked: pids are reused. This runs without Trainmaster, too.
+            with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as process:
+                if pid in self.hidden_processes():
+                    signal.pidfd_send_signal(process.fileno(), signal.SIGKILL)
 
 
 def _has(process: Path, variable: bytes) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import input_cases
 import job_cases
 import type_cases
 
+from process_signals import kill_all_marked
 from wheel_index import WheelIndex
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ class Run:
 
     def close(self) -> None:
         """End the program, and what kubeflow left running of jobs that were deleted."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
+        kill_all_marked(f"HOME={self.directory}")
         self._log.close()

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from sqlalchemy import Connection, create_engine
 
+from process_signals import kill_all_marked, kill_claimant
 from real_server import RealServer, wait_for
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.server.store import leases
@@ -145,10 +146,8 @@ class Ground:
 
     def clean_up(self) -> None:
         """Kill what is left after a test, whatever it is."""
-        while left := self.processes():
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while self.processes():
+            kill_all_marked(f"{MARK}={self.mark}")
             for server in self.servers:
                 if server.process is not None:
                     server.wait()
@@ -217,9 +216,9 @@ class MortalServer(RealServer):
         """Where the worker of a node wrote who it is."""
         return self.directory / "runs" / job_id / str(attempt) / "claims" / f"{node}.json"
 
-    def worker_pid(self, job_id: str, *, attempt: int = 1, node: int = 0) -> int:
-        """Who runs a node of an attempt."""
-        return int(json.loads(self.claim_path(job_id, attempt=attempt, node=node).read_text())["pid"])
+    def kill_worker(self, job_id: str, *, attempt: int = 1, node: int = 0) -> None:
+        """kill -9 to the worker of a node."""
+        kill_claimant(json.loads(self.claim_path(job_id, attempt=attempt, node=node).read_text()))
 
     def log_lines(self, job_id: str) -> list[Any]:
         """All lines of a job's log, with where they come from."""

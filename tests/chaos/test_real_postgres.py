@@ -151,7 +151,7 @@ def test_leader_that_freezes_in_a_transaction_loses_the_lock_and_the_lead(
     cluster.leader([second])
     job_id = second.submit(*ground.counting(2))
     assert second.until(job_id)["attempt"] == 1
-    os.kill(first.process.pid, signal.SIGCONT)
+    first.process.send_signal(signal.SIGCONT)
     late = submit(first, ground.quick_job(), "late")
     until_all_ended(second, [late])
     assert cluster.leader([first, second]) is second

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import time
 
 import pytest
 from aftermath import check
 from ground import Ground
 
+from process_signals import kill_marked
 from real_server import wait_for
 from trainmaster.protocol.processes import identity_of
 
@@ -24,7 +24,7 @@ def test_killed_worker_job_goes_on_from_its_checkpoint(ground: Ground, transport
     saving = ground.counting(6, save_every=2, gate="go", gate_at=5, stray=True)
     job_id = server.submit(*saving, scheduling_config={"max_retries": 1})
     rank = ground.until_counted(job_id, 5).pid
-    os.kill(server.worker_pid(job_id), signal.SIGKILL)
+    server.kill_worker(job_id)
     wait_for(lambda: identity_of(rank) is None, "the rank to die with its worker")
     ground.until_counted(job_id, 5, attempt=2)
     ground.open_gate("go")
@@ -40,7 +40,7 @@ def test_killed_worker_job_without_retries_fails(ground: Ground) -> None:
     server = ground.server().start()
     job_id = server.submit(*ground.counting(2, gate="never", stray=True))
     ground.until_counted(job_id, 1)
-    os.kill(server.worker_pid(job_id), signal.SIGKILL)
+    server.kill_worker(job_id)
     assert server.until(job_id)["error"]["error_type"] == "WORKER_LOST"
     check(ground, server, {job_id: "FAILED"})
 
@@ -49,7 +49,7 @@ def test_killed_worker_of_a_gang_ends_the_whole_attempt(ground: Ground) -> None:
     server = ground.server().start()
     job_id = server.submit(*ground.counting(2, gate="never"), resource_config=NODE_COUNT_2)
     wait_for(lambda: len([entry for entry in ground.ledger() if entry.what == "count"]) == 2, "both ranks")
-    os.kill(server.worker_pid(job_id, node=1), signal.SIGKILL)
+    server.kill_worker(job_id, node=1)
     job = server.until(job_id)
     assert job["error"]["error_type"] == "WORKER_LOST"
     assert "node 1" in job["error"]["error_message"]
@@ -62,7 +62,7 @@ def test_killed_fork_server_running_jobs_go_on_and_new_ones_start(ground: Ground
     rank = ground.until_counted(running, 1).pid
     killed = server.fork_server_pid()
     assert killed is not None
-    os.kill(killed, signal.SIGKILL)
+    kill_marked(killed, "fork-server")
     new = server.submit(*ground.counting(2))
     assert server.until(new)["attempt"] == 1
     assert server.fork_server_pid() not in (killed, None)
@@ -75,7 +75,7 @@ def test_killed_fork_server_running_jobs_go_on_and_new_ones_start(ground: Ground
 def test_killed_user_process_is_told_from_a_lost_worker(ground: Ground) -> None:
     server = ground.server().start()
     job_id = server.submit(*ground.counting(2, gate="never", stray=True))
-    os.kill(ground.until_counted(job_id, 1).pid, signal.SIGKILL)
+    kill_marked(ground.until_counted(job_id, 1).pid, f"TRAINMASTER_JOB_ID={job_id}")
     error = server.until(job_id)["error"]
     assert (error["error_type"], error["signal"], error["fault"]) == ("KILLED_BY_SIGNAL", "SIGKILL", "infrastructure")
     check(ground, server, {job_id: "FAILED"})
@@ -127,7 +127,7 @@ def test_worker_that_is_killed_right_after_its_claim_ends_its_attempt(ground: Gr
     claim = server.claim_path(job_id)
     while not claim.exists():
         time.sleep(0.0005)
-    os.kill(server.worker_pid(job_id), signal.SIGKILL)
+    server.kill_worker(job_id)
     ended = server.until(job_id)
     assert (ended["status"], ended["error"]["error_type"], ended["attempt"]) == ("FAILED", "WORKER_LOST", 1)
     ground.leave()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import sys
@@ -173,19 +172,19 @@ class Frozen:
 
     def __init__(self, server: MortalServer) -> None:
         assert server.process is not None
-        self._pid = server.process.pid
+        self._process = server.process
         self._await()
 
     def thaw(self) -> None:
-        os.kill(self._pid, signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
     def thaw_and_freeze(self) -> None:
         self.thaw()
-        os.kill(self._pid, signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
         self._await()
 
     def _await(self) -> None:
-        stat = Path(f"/proc/{self._pid}/stat")
+        stat = Path(f"/proc/{self._process.pid}/stat")
         wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the server to freeze")
 
 

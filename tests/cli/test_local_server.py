@@ -20,6 +20,7 @@ from cli_server import WAIT_S, retire_fork_server, wait_for
 from typer.testing import Result
 
 from trainmaster.client import Client, local
+from trainmaster.protocol.processes import send_signal
 
 COMMAND = (sys.executable, "-m", "trainmaster")
 
@@ -151,7 +152,7 @@ def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
         before = [follower.stdout.readline() for _ in range(300)]
         killed = local.running()
         assert killed is not None
-        os.kill(killed.process.pid, signal.SIGKILL)
+        send_signal(killed.process, signal.SIGKILL)
         go_on.touch()
         wait_for(lambda: local.running() is None)
         tm("up")
@@ -315,7 +316,7 @@ def test_ps_starts_no_server_unless_a_job_needs_one(tm: Callable[..., Result], t
     tm("up")
     killed = local.running()
     assert killed is not None
-    os.kill(killed.process.pid, signal.SIGKILL)
+    send_signal(killed.process, signal.SIGKILL)
     wait_for(lambda: local.running() is None)
     assert "Starting the local server" in tm("ps").stderr, "after a crash nobody knows whether a job needs it"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from process_signals import kill_marked
 from real_server import RealServer, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def facts(results: Mapping[str, Any], name: str) -> Any:
 
 def kill_trainer(server: RealServer, job_id: str) -> None:
     """kill -9 to the processes of a job's trainer, as the kernel would in need of memory."""
-    killed = [pid for pid in _processes_of(job_id) if _kill(pid)]
+    killed = [pid for pid in _processes_of(job_id) if _kill(pid, f"TRAINMASTER_JOB_ID={job_id}")]
     assert killed, f"no process of {job_id} was found"
     wait_for(lambda: not _processes_of(job_id), f"the processes of {job_id} to be gone")
 
@@ -123,9 +123,9 @@ def resident_mb(job_id: str) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def _kill(pid: int) -> bool:
+def _kill(pid: int, mark: str) -> bool:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        kill_marked(pid, mark)
         return True
     return False
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from client_programs import ROOT
 
-from trainmaster.protocol.processes import ProcessIdentity, is_alive
-
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = [
@@ -94,16 +92,15 @@ def end_processes(directory: Path) -> None:
     """End what outlives a server on purpose."""
     import contextlib
     import json
-    import signal
 
+    from process_signals import kill_claimant
     from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 
     with contextlib.suppress(OSError, ForkServerError, KeyError):
         ForkServer(directory / "forkserver")._exchange({"op": "retire"})
     for claim in directory.glob("runs/*/*/claims/*.json"):
-        worker = ProcessIdentity.from_json(json.loads(claim.read_text()))
-        if is_alive(worker):
-            os.kill(worker.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            kill_claimant(json.loads(claim.read_text()))
 
 
 def as_shell(language: str, text: str) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from client_model import HUB_NAME
-from client_programs import Client, facts
+from client_programs import PROGRAMS, Client, facts
 from tinker_calls import CALLS, PASS, Plain
 
+from process_signals import kill_marked
 from real_server import RealServer, running, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -91,7 +90,7 @@ def left_behind(client: Callable[[str], Client], service_server: RealServer) -> 
 
     def kill(said: dict[str, Any]) -> None:
         found.update(said)
-        os.kill(said["pid"], signal.SIGKILL)
+        kill_marked(said["pid"], str(PROGRAMS / "tinker_refused.py"))
 
     with contextlib.suppress(AssertionError, BrokenPipeError):  # that it did not come to its end
         client("tinker").scenarios("tinker_refused.py", "left_behind", asked={"kill me": kill})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +11,14 @@ from typing import Any
 
 import pytest
 from client_model import HUB_NAME
-from client_programs import Client, facts
+from client_programs import PROGRAMS, Client, facts
 
+from process_signals import kill_marked
 from real_server import RealServer, running, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
+PROGRAM = str(PROGRAMS / "tinker_silence.py")
 WEEK_S = 7 * 86400
 
 
@@ -34,11 +35,11 @@ def test_client_that_slept_goes_on_to_the_bit(client: Callable[[str], Client], s
     def sleep(said: dict[str, Any]) -> Any:
         """Until what it has not saved is on record."""
         stem = said["model_id"].replace(":", "-")
-        os.kill(said["pid"], signal.SIGSTOP)
+        kill_marked(said["pid"], PROGRAM, signal.SIGSTOP)
         try:
             return wait_for(lambda: saved(stem), f"a checkpoint of {said['model_id']}")
         finally:
-            os.kill(said["pid"], signal.SIGCONT)
+            kill_marked(said["pid"], PROGRAM, signal.SIGCONT)
 
     def saved(stem: str) -> Any:
         [job] = service_server.data("GET", "/v1/jobs")["jobs"]

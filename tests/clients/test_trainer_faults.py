@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from process_signals import kill_claimant
 from real_server import PATIENCE_S, RealServer, wait_for
 from trainmaster import TrainerClient
 from trainmaster.protocol.run_directory import RunDirectory
@@ -60,7 +60,6 @@ def index(tmp_path: Path) -> Iterator[ServedIndex]:
 
 
 def use_package() -> dict[str, str]:
-    import os
     import sys
 
     import eta  # type: ignore[import-not-found]
@@ -70,7 +69,6 @@ def use_package() -> dict[str, str]:
 
 def leave_a_file_and_wait(gate: str) -> str:
     """The first attempt waits to be killed, or stopped; the second one ends."""
-    import os
     import time
 
     with open(f"file-{os.environ['RANK']}.txt", "w") as file:
@@ -122,9 +120,7 @@ def test_directory_of_a_job_goes_though_its_worker_was_killed(
     name = client.train(trainer=trainer, options=[MaxRetries(1)])
     directory = Path(next(client.get_job_logs(name, follow=True)))
     wait_for(lambda: len(list(directory.glob("file-*.txt"))) == 2, "both nodes")
-    claimant = RunDirectory(directory.parent).claimant(1)
-    assert claimant is not None
-    os.kill(claimant["pid"], signal.SIGKILL)
+    kill_claimant(RunDirectory(directory.parent).claimant(1))
     wait_for(lambda: server.job(name)["attempt"] == 2, "another attempt")
     gate.touch()
     finished(client, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from process_signals import kill_all_marked
 from trainmaster.protocol import environment
 
 BASE_MODEL = "tiny/model"
@@ -93,9 +93,9 @@ class RunningService:
     def kill(self) -> None:
         """At once, with the front."""
         for rank in self.ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
+            rank.kill()
             rank.wait()
+        kill_all_marked(f"{environment.CONTROL_FILE}={self.attempt_dir / 'control.json'}")
 
     def log(self) -> str:
         """What all ranks and the front said."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -363,7 +362,7 @@ def test_front_needs_no_torch() -> None:
 
 def test_signal_to_the_whole_job_is_left_to_the_engine(front: RunningFront) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(front.process.pid, number)
+        front.process.send_signal(number)
     time.sleep(0.3)
     assert "metrics" in Client(front).result(Client(front).optim_step(1))
 

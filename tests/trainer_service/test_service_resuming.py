@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from running_service import Client, FailedError, RunningService, TestModel, running
 
+from process_signals import kill_marked
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
 STEPS = range(6)
@@ -111,7 +111,7 @@ def test_sigterm_saves_and_cancel_does_not(tiny: Path, tmp_path: Path) -> None:
             model.train([0])
             if cause is not None:
                 service.ask_to_stop(cause, save=False, grace_s=10)
-            os.kill(service.ranks[0].pid, signal.SIGTERM)
+            service.ranks[0].send_signal(signal.SIGTERM)
             assert service.wait() == [EXIT_STOPPED]
             assert len(service.events("checkpoint")) == saves
 
@@ -150,13 +150,13 @@ def test_stop_while_a_save_is_under_way_commits_both(tiny: Path, tmp_path: Path)
 def test_front_and_engine_end_with_each_other(tiny: Path, tmp_path: Path) -> None:
     with running(tmp_path / "front", tiny) as service:
         (front,) = _children(service.ranks[0].pid)
-        os.kill(front, signal.SIGKILL)
+        kill_marked(front, "trainmaster.trainer_service.front")
         (code,) = service.wait()
         assert code not in (0, EXIT_STOPPED)
         assert "front process ended" in service.log()
     with running(tmp_path / "engine", tiny) as service:
         (front,) = _children(service.ranks[0].pid)
-        os.kill(service.ranks[0].pid, signal.SIGKILL)
+        service.ranks[0].kill()
         deadline = time.monotonic() + 20
         while Path(f"/proc/{front}").exists() and Path(f"/proc/{front}/stat").read_text().split()[2] != "Z":
             assert time.monotonic() < deadline

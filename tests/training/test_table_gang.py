@@ -56,7 +56,7 @@ class Meeting:
         """A writer that waits for work, and will not notice that there is some."""
         member = self.writer(index)
         wait_for(lambda: (self.directory / "prepared" / "gang" / f"writer-{index}").exists(), "the writer")
-        os.kill(member.pid, signal.SIGSTOP)
+        member.send_signal(signal.SIGSTOP)
         return member
 
     def work(self) -> dict[str, Any] | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
 from local_servers import LocalServer
+from process_signals import kill_claimant
 from real_server import wait_for
 from trainmaster.backends import capabilities_of
 from wheel_index import WheelIndex
@@ -74,9 +73,7 @@ class Local(BackendUnderTest):
             yield cls("local", server)
 
     def lose_node(self, job_id: str, node: int = 0) -> None:
-        claimant = self.server.run_directory(job_id).claimant(node)
-        assert claimant is not None
-        os.kill(claimant["pid"], signal.SIGKILL)
+        kill_claimant(self.server.run_directory(job_id).claimant(node))
 
     def wait_until_nothing_is_left(self, job_id: str) -> None:
         wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from container_engine import PREFIX, VERSION
 from container_servers import PACKAGES, ContainerServer
+from process_signals import kill_claimant
 from real_server import wait_for
 from training.iceberg_tables import ROWS, table_at
 from trainmaster.training.fetching.access import Access
@@ -106,9 +105,7 @@ def test_nothing_is_left_of_a_gang_whose_worker_is_killed(container_server: Cont
     with others_make_it(server, location):
         job_id = submit(server, location)
         wait_for_gang(server, job_id)
-        claimant = server.run_directory(job_id).claimant(0)
-        assert claimant is not None
-        os.kill(int(claimant["pid"]), signal.SIGKILL)
+        kill_claimant(server.run_directory(job_id).claimant(0))
         job = server.until(job_id)
         assert (job["status"], job["error"]["error_type"]) == ("FAILED", "WORKER_LOST")
         server.wait_until_cleared(job_id)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 import relay
 from container_engine import PREFIX, VERSION, plain_image
 from container_servers import PACKAGES, ContainerServer
+from process_signals import kill_claimant
 from real_server import wait_for
 from seaweed_server import KEY as STORE_KEY
 from seaweed_server import SECRET as STORE_SECRET
@@ -170,7 +170,6 @@ def test_function_of_a_client_finds_what_its_image_fetched(
     server = container_server
 
     def train() -> dict[str, Any]:
-        import os
         import pathlib
 
         from trainmaster.trainer import update_trainjob_status
@@ -303,7 +302,7 @@ def test_worker_that_is_killed_leaves_no_container_before_or_after_it_has_handed
     (name,) = server.containers(training)
     assert name.endswith(".1-0")
     for job_id in (fetching, training):
-        os.kill(claimant(server, job_id), signal.SIGKILL)
+        kill_claimant(server.run_directory(job_id).claimant(0))
     for job_id in (fetching, training):
         job = server.until(job_id)
         assert (job["status"], job["error"]["error_type"]) == ("FAILED", "WORKER_LOST")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from job_server import json_lines
 from local_servers import LocalServer, over
+from process_signals import kill_claimant
 from real_server import wait_for
 from wheel_index import ServedIndex
 
@@ -139,9 +138,7 @@ def test_install_outlives_the_server_and_is_made_anew_after_its_workers_death(
     wait_for(index.asked.is_set, "the install")
     server.kill()
     server.start()
-    claimant = server.run_directory(job_id).claimant(0)
-    assert claimant is not None
-    os.kill(claimant["pid"], signal.SIGKILL)
+    kill_claimant(server.run_directory(job_id).claimant(0))
     index.open.set()
     job = server.until(job_id)
     assert (job["status"], job["attempt"]) == ("COMPLETED", 2)

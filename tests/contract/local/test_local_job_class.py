@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -138,7 +136,7 @@ def test_killed_walk_is_tried_again_from_its_latest_checkpoint(
 ) -> None:
     job_id = walks.submit("killed", scheduling_config={"max_retries": 1})
     wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
-    os.kill(server.rank_pids(job_id)[0], signal.SIGKILL)
+    server.kill_rank(job_id)
     server.until(job_id, "COMPLETED")
     first, second = walks.begins(job_id)
     assert first == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 
 from job_server import NO_GPU, processes_marked
 from local_servers import LocalServer, over
+from process_signals import kill_claimant
 from real_server import wait_for
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
-from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.worker.forkserver import LOG
 
 ENVIRONMENT = {"PASSWORD": "canary-environment-0f3a", "SECOND": "canary-second-77c1\nwith 'quotes' and ☃"}
@@ -141,7 +140,7 @@ def test_canaries_are_nowhere_but_in_the_job(server: LocalServer, scripts: Path,
         wait_until_seen(server, job_id, attempt=2)
         search()
 
-        os.kill(worker_of(server, job_id, attempt=2).pid, signal.SIGKILL)
+        kill_claimant(server.run_directory(job_id, 2).claimant(0))
         wait_until_seen(server, job_id, attempt=3)
         search()
 
@@ -161,12 +160,6 @@ def test_canaries_are_nowhere_but_in_the_job(server: LocalServer, scripts: Path,
         server.data("DELETE", f"/v1/jobs/{job_id}?purge=true")
         search()
         server.data("DELETE", f"/v1/webhooks/{hook}")
-
-
-def worker_of(server: LocalServer, job_id: str, attempt: int) -> ProcessIdentity:
-    claimant = server.run_directory(job_id, attempt).claimant(0)
-    assert claimant is not None
-    return ProcessIdentity.from_json(claimant)
 
 
 def assert_routes_tell_nothing(server: LocalServer, known: dict[str, str]) -> None:
@@ -189,7 +182,7 @@ def test_job_that_was_submitted_before_a_restart_gets_its_secrets(
     job_id = submit(server, scripts, scheduling_config={"max_retries": 1})
     wait_until_seen(server, job_id)
     server.kill()
-    os.kill(worker_of(server, job_id, attempt=1).pid, signal.SIGKILL)
+    kill_claimant(server.run_directory(job_id, 1).claimant(0))
     server.start()
     wait_until_seen(server, job_id, attempt=2)
     search()

@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import pytest
 import trainmaster
 from job_server import NO_GPU, processes_marked
 from local_servers import LocalServer, is_alive, over, serving
+from process_signals import kill_claimant
 from real_server import COMMAND, ENDED, wait_for
-from trainmaster.protocol.processes import ProcessIdentity
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.worker.cgroups import own_group
@@ -480,9 +479,7 @@ def test_killed_worker_takes_its_ranks_along_and_strays_are_swept(vision: Tenant
     # One of them dropped its environment: until the worker has moved it, nothing tells whose it is.
     group = f"trainmaster-{job_id}.1.0"
     wait_for(lambda: all(group in Path(f"/proc/{pid}/cgroup").read_text() for pid in pids), "their move")
-    claimant = vision.run_directory(job_id).claimant(0)
-    assert claimant is not None
-    os.kill(ProcessIdentity.from_json(claimant).pid, signal.SIGKILL)
+    kill_claimant(vision.run_directory(job_id).claimant(0))
     vision.rank_pids(job_id, attempt=2)
     assert not any(is_alive(pid) for pid in pids)
     (first,) = [attempt for attempt in vision.job(job_id)["attempts"] if attempt["number"] == 1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +49,7 @@ def test_training_whose_rank_is_killed_ends_with_the_same_weights(
 ) -> None:
     job_id = submit(server, lora(tiny_model, scheduling_config={"max_retries": 1}))
     reached(server, job_id, 7)
-    os.kill(server.rank_pids(job_id)[1], signal.SIGKILL)
+    server.kill_rank(job_id, 1)
     job = finish(server, job_id)
     assert [attempt["reason"] for attempt in job["attempts"]] == ["KILLED_BY_SIGNAL", "SUCCEEDED"]
     assert "goes on from checkpoint" in server.events_of(job_id, "resumed")[0]["message"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_attempts import Attempts, ForkServerProcess, is_running, kill, wait_for
+from worker_attempts import Attempts, ForkServerProcess, is_running, wait_for
 
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import exit_document
@@ -19,18 +19,18 @@ from trainmaster.worker.cgroups import own_group
 
 def test_worker_that_is_killed_takes_its_ranks_with_it(attempts: Attempts) -> None:
     attempt = attempts("sleep", "600", ranks_per_node=2)
-    worker = attempt.start()
+    attempt.start()
     ranks = [attempt.rank_pid(rank) for rank in range(2)]
-    kill(worker)
+    attempt.kill_worker()
     wait_for(lambda: not any(map(is_running, ranks)), "the ranks' end")
     assert attempt.directory.document(exit_document(0)) is None
 
 
 def test_sweep_kills_what_a_dead_worker_left(attempts: Attempts) -> None:
     attempt = attempts("sh", "-c", "setsid sleep 600 & echo $!; wait")
-    worker = attempt.start()
+    attempt.start()
     attempt.says("\n")
-    kill(worker)
+    attempt.kill_worker()
     assert attempts.fork_server.ask(op="sweep", attempt_id=attempt.request.attempt_id)["killed"] >= 1
     assert not is_running(int(attempt.log()))
     assert attempts.fork_server.ask(op="sweep", attempt_id=attempt.request.attempt_id) == {"killed": 0}
@@ -39,12 +39,12 @@ def test_sweep_kills_what_a_dead_worker_left(attempts: Attempts) -> None:
 @pytest.mark.skipif(own_group() is None, reason="needs a cgroup that we may write to")
 def test_sweep_finds_by_cgroup_what_dropped_its_environment(attempts: Attempts) -> None:
     attempt = attempts("sh", "-c", "setsid env -i sleep 600 & echo $!; wait")
-    worker = attempt.start()
+    attempt.start()
     attempt.says("\n")
     stray = int(attempt.log())
     group = f"trainmaster-{attempt.request.attempt_id}.0"
     wait_for(lambda: group in Path(f"/proc/{stray}/cgroup").read_text(), "its move into the cgroup")
-    kill(worker)
+    attempt.kill_worker()
     assert attempts.fork_server.ask(op="sweep", attempt_id=attempt.request.attempt_id)["killed"] >= 1
     assert not is_running(stray)
     assert not (own_group() or Path()).joinpath(group).exists()
@@ -52,10 +52,11 @@ def test_sweep_finds_by_cgroup_what_dropped_its_environment(attempts: Attempts) 
 
 def test_sweep_of_one_node_spares_the_others(attempts: Attempts) -> None:
     attempt = attempts("sh", "-c", "setsid sleep 600 & echo up; wait", nodes=2)
-    workers = [attempt.start(node) for node in range(2)]
+    for node in range(2):
+        attempt.start(node)
     for node in range(2):
         attempt.says("up", rank=node, node=node)
-    kill(workers[0])
+    attempt.kill_worker(0)
     assert attempts.fork_server.ask(op="sweep", attempt_id=attempt.request.attempt_id, node=0)["killed"] >= 1
     assert is_running(attempt.rank_pid(rank=1, node=1))
 
@@ -126,7 +127,7 @@ def test_fork_server_lives_alone_in_its_directory(fork_server: ForkServerProcess
 
 
 def test_fork_server_survives_a_hangup(fork_server: ForkServerProcess, attempts: Attempts) -> None:
-    kill(fork_server.process.pid, signal.SIGHUP)
+    fork_server.process.send_signal(signal.SIGHUP)
     assert attempts("true").run()["reason"] == Reason.SUCCEEDED
 
 

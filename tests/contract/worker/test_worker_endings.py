@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from worker_attempts import Attempts, kill, wait_for
+from worker_attempts import Attempts, wait_for
 
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import Reason
@@ -35,7 +35,7 @@ def test_worker_exit_code_that_the_job_wants_retried_is_transient(attempts: Atte
 def test_worker_rank_that_is_killed_names_the_signal(attempts: Attempts) -> None:
     attempt = attempts("sleep", "600")
     attempt.start()
-    kill(attempt.rank_pid())
+    attempt.kill_rank()
     ended = attempt.ended()
     assert (ended["reason"], ended["signal"], ended["exit_code"]) == (Reason.KILLED_BY_SIGNAL, "SIGKILL", None)
     assert attempt.record("rank_exited")["signal"] == "SIGKILL"

@@ -15,7 +15,7 @@ from worker_attempts import PATIENCE_S, wait_for
 import trainmaster
 from trainmaster.backends.local import fork_client
 from trainmaster.backends.local.fork_client import ForkServer
-from trainmaster.protocol.processes import identity_of, is_alive
+from trainmaster.protocol.processes import identity_of, is_alive, send_signal
 
 # A fork server is meant to outlive whoever started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -73,7 +73,7 @@ def test_fork_server_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.
     stopped = fork_server.ask({"op": "hello"})["pid"]
     identity = identity_of(stopped)
     assert identity is not None
-    os.kill(stopped, signal.SIGSTOP)
+    send_signal(identity, signal.SIGSTOP)
     try:
         fork_server.ensure()
         assert fork_server.ask({"op": "hello"})["pid"] != stopped
@@ -81,5 +81,5 @@ def test_fork_server_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.
     finally:
         still_there = is_alive(identity)
         if still_there:
-            os.kill(stopped, signal.SIGKILL)
+            send_signal(identity, signal.SIGKILL)
     assert not still_there

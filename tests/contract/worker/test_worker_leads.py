@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker_attempts import Attempt, Attempts, is_running, kill, wait_for
+from worker_attempts import Attempt, Attempts, is_running, wait_for
 
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -74,7 +74,7 @@ def test_leader_that_is_to_be_killed_kills_its_container_first(attempts: Attempt
 def test_leader_kills_its_container_when_the_worker_dies(attempts: Attempts, tmp_path: Path) -> None:
     attempt = led(attempts, DEAF, tmp_path / "killed")
     attempt.says("up")
-    kill(int(attempt.record("claimed")["pid"]))
+    attempt.kill_worker()
     wait_for((tmp_path / "killed").exists, "the kill of the container")
     leader = int(attempt.log().split()[1])
     wait_for(lambda: not is_running(leader), "the leader's end")

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from process_signals import kill_claimant, kill_rank
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.processes import identity_of
@@ -130,6 +130,12 @@ class Attempt:
         assert isinstance(pid, int)
         return pid
 
+    def kill_worker(self, node: int = 0) -> None:
+        kill_claimant(self.record("claimed", node))
+
+    def kill_rank(self) -> None:
+        kill_rank(self.record("started")["ranks"][0])
+
     def control(self, **wish: Any) -> None:
         self._seq += 1
         self.directory.set_control(Control(seq=self._seq, **wish).to_json())
@@ -206,7 +212,3 @@ class Attempts:
     def python(self, code: str, **options: Any) -> Attempt:
         """An attempt that runs some Python."""
         return self(steps=(Step(name="run", argv=("-c", code), python=True),), **options)
-
-
-def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(pid, number)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from replica_server import LOSE_ANSWER, LOSE_REQUEST, ReplicaServer
 
+from process_signals import kill_claimant
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.processes import identity_of
@@ -347,9 +347,9 @@ def test_worker_that_is_killed_is_reported_lost_and_leaves_nothing_behind(site: 
     courier = site.courier()
     pids = [pid_in(site.left_by_ranks / "stray"), pid_in(site.left_by_ranks / "rank")]
     (worker,) = eventually(
-        lambda: [record["pid"] for record in records(site, "nodes/0/worker.jsonl") if record["type"] == "claimed"]
+        lambda: [record for record in records(site, "nodes/0/worker.jsonl") if record["type"] == "claimed"]
     )
-    os.kill(worker, signal.SIGKILL)
+    kill_claimant(worker)
     assert courier.wait(60) == 0
     assert all(ended(pid) for pid in pids)
     end = site.server.exit()
