@@ -166,7 +166,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
     finally:
         first.kill()
     assert first.returncode == 85, said
-    assert f"trainmaster: {number.name}: saves and stops after this step" in said
+    assert f"trainmaster: {number.name}: saving and stopping after this step" in said
     assert "Saved; the same command goes on from there." in said
     saved = [path.name for path in (place / "runs/checkpoints/general/default/Count").iterdir() if path.is_dir()]
     assert len(saved) == 1

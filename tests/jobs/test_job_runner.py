@@ -327,10 +327,16 @@ def test_resumed_run_rejoins_the_tracker(
 
     started: list[tuple[str, str | None]] = []
 
-    class Recording(tracking.NoTracker):
+    class Recording:
         def start(self, name: str, project: str, config: Any, run_id: str | None = None) -> str | None:
             started.append((name, run_id))
             return run_id or "tracked-1"
+
+        def log(self, values: Any, step: int | None = None) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
 
     monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None, group=None: tracking.Mirror(Recording()))
     run("steps=2", tracker="trackio")

@@ -130,4 +130,4 @@ def test_tracker_that_fails_is_left_alone(fails_at: str, asked: list[str], capsy
     mirror.finish()
     mirror.finish()
     assert broken.asked == asked
-    assert capsys.readouterr().err.count("is left alone from now on: OSError('no room')") == 1
+    assert capsys.readouterr().err.count("is disabled from now on: OSError('no room')") == 1

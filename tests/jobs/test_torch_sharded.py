@@ -185,7 +185,7 @@ def test_corrupt_part_is_refused_by_every_rank(tmp_path: Path) -> None:
         return ""
 
     first, second = run_ranks(2, work, tmp_path / "loading")
-    assert first == "checkpoint-5 is corrupt, as another rank found"
+    assert first == "checkpoint-5 is corrupt: another rank found a damaged file"
     assert "rank-00001-00000.safetensors" in second
 
 

@@ -1,4 +1,4 @@
-"""A nested configuration that holds for a block of code, and dataclasses that take their values from it.
+"""A nested configuration that applies within a block of code, and dataclasses that take their values from it.
 
     @dataclass
     class ModelConfig:
@@ -8,7 +8,7 @@
         configure(ModelConfig).layers  # 8
 
 Job classes in the form of theseus are configured like this: their `config()` names the dataclasses, and their
-`__init__` takes the spec alone. Where OmegaConf is installed, `current_config` is one of its configurations.
+`__init__` takes the spec alone. If OmegaConf is installed, `current_config` returns one of its configurations.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any
 from trainmaster.jobs.config_document import ConfigurationError, overlaid, overlay_of
 
 KEY = "trainmaster_key"
-"""In the metadata of a dataclass field: where in the configuration its value lies."""
+"""In the metadata of a dataclass field: the key of its value in the configuration."""
 
 MISSING = "???"
-"""A value that has no default and has to be given."""
+"""A value without a default that must be given."""
 
 _ABSENT = object()
 _current: ContextVar[Any] = ContextVar("configuration", default=None)
 
 
 class Section(dict[str, Any]):
-    """A part of a configuration whose keys are attributes, too; where OmegaConf is not installed."""
+    """A part of a configuration whose keys are also attributes; used if OmegaConf is not installed."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class Section(dict[str, Any]):
 
 
 def field(key: str, default: Any = None, default_factory: Any = None, **options: Any) -> Any:
-    """A dataclass field whose value lies at a key with slashes, `optimizer/lr`; required where it has no default."""
+    """A dataclass field with the value of a key such as `optimizer/lr`; required if it has no default."""
     if default is not None and default_factory is not None:
         raise ValueError(f"{key}: give a default or a default_factory, not both")
     if default is not None:
@@ -67,7 +67,7 @@ def field(key: str, default: Any = None, default_factory: Any = None, **options:
 
 @contextlib.contextmanager
 def configuration(config: Any) -> Iterator[None]:
-    """Have a configuration hold for the block: a mapping, or one of OmegaConf."""
+    """Make a configuration current within the block: a mapping, or one of OmegaConf."""
     token = _current.set(opened(config))
     try:
         yield
@@ -76,16 +76,16 @@ def configuration(config: Any) -> Iterator[None]:
 
 
 def current_config() -> Any:
-    """The configuration that holds now; None when there is none."""
+    """The current configuration; None if there is none."""
     return _current.get()
 
 
 def configure(kind: Any) -> Any:
-    """A dataclass (or a Flax module) with its values from the configuration that holds now.
+    """Make a dataclass (or a Flax module) with values from the current configuration.
 
     Raises:
-        RuntimeError: none holds.
-        ConfigurationError: a value is missing, or does not fit.
+        RuntimeError: there is no current configuration.
+        ConfigurationError: a value is missing or invalid.
     """
     config = current_config()
     if config is None:
@@ -95,7 +95,7 @@ def configure(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def patch() -> Iterator[Any]:
-    """The configuration that holds now, to be changed freely in the block; changes stay. Without one, a new one."""
+    """Change the current configuration within the block; changes stay. Without one, start with an empty one."""
     config = current_config()
     with contextlib.ExitStack() as scope:
         if config is None:
@@ -113,7 +113,7 @@ def patch() -> Iterator[Any]:
 
 
 def build(*kinds: Any) -> Any:
-    """The configuration of some dataclasses together, with their defaults; what they do not agree on is missing."""
+    """The configuration of several dataclasses with their defaults; keys with conflicting defaults have to be given."""
     return opened(defaults(kinds))
 
 
@@ -131,10 +131,10 @@ def defaults(kinds: Sequence[Any]) -> dict[str, Any]:
 
 
 def completed(kinds: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with the defaults of some dataclasses below it.
+    """A document completed with the defaults of some dataclasses.
 
     Raises:
-        ConfigurationError: none of them knows a key.
+        ConfigurationError: a key is unknown.
     """
     base = defaults(kinds)
     if problems := list(_unknown(base, given, "")):
@@ -143,7 +143,7 @@ def completed(kinds: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_part(document: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a document is in a schema, too: the rest was added by code."""
+    """The part of a document that a schema has, too: code may have added the rest."""
     found = {}
     for key in document.keys() & schema.keys():
         value, below = document[key], schema[key]
@@ -153,7 +153,6 @@ def known_part(document: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[s
 
 
 def opened(config: Any) -> Any:
-    """A configuration whose keys are attributes."""
     omegaconf = _omegaconf()
     if omegaconf is None:
         return config if isinstance(config, Section) else Section(config)
@@ -172,17 +171,17 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def is_ambient(job_class: type) -> bool:
-    """Whether a job class is made of its spec alone, and takes its configuration from the one that holds."""
+    """Whether a job class is constructed from its spec alone and uses the current configuration."""
     return declares(job_class) or not _takes_config(job_class)
 
 
 def declares(job_class: type) -> bool:
-    """Whether a job class names its dataclasses by a class method `config`."""
+    """Whether a job class declares its dataclasses by a class method `config`."""
     return isinstance(inspect.getattr_static(job_class, "config", None), classmethod)
 
 
 def declared(job_class: Any) -> list[Any]:
-    """The dataclasses that a job class names; the first is that of its `args`."""
+    """The dataclasses that a job class declares; the first is the type of its `args`."""
     found = job_class.config()
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
@@ -221,7 +220,7 @@ def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
 
 
 def _fitted(annotation: Any, value: Any, key: str) -> Any:
-    """A value as its type: numbers from text, dataclasses from mappings, members of enums from their names."""
+    """Convert a value to its type: numbers from text, dataclasses from mappings, enum members from their names."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -240,7 +239,7 @@ def _fitted(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _members(annotation: Any, value: Any) -> Any:
-    """A value in which the names of enum members are the members: OmegaConf writes names, pydantic reads values."""
+    """Replace the names of enum members by the members: OmegaConf writes names, pydantic reads values."""
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return annotation.__members__.get(value, value) if isinstance(value, str) else value
     if _is_dataclass(annotation) and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The files by which a rank and its attempt communicate: the control file, the owner and streams of records."""
+"""The files by which a rank and its attempt communicate: control file, owner file and record streams."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import Control
 
 LOOK_EVERY_S = 0.05
-"""A stop may wait this long to be seen; a training step is rarely shorter."""
+"""The longest delay of a stop request; a training step is rarely shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The job shall stop: save if `save` says so, then leave with `report.exit_stopped()`."""
+    """A request to stop: save if `save` is set, then exit by `report.exit_stopped()`."""
 
     cause: StopCause
     save: bool
@@ -31,14 +31,13 @@ class Stop:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; never negative."""
         return max(0.0, self.deadline - time.time())
 
 
 class ControlReader:
-    """What the server asks of this rank, from its control file; cheap enough for every step. Not thread-safe.
+    """Reads the server's requests from the control file; cheap enough for every step. Not thread-safe.
 
-    Without a path nothing is ever asked.
+    Without a path there are never any.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -49,12 +48,12 @@ class ControlReader:
         self._save_wanted = False
 
     def stop(self) -> Stop | None:
-        """The stop that was asked for. It is never taken back, but a later one may replace it."""
+        """The requested stop. It is never withdrawn, but a later one may replace it."""
         self._look()
         return self._stop
 
     def take_save(self) -> bool:
-        """Whether a save without a stop was asked for since the last call."""
+        """Whether a save without a stop was requested since the last call."""
         self._look()
         wanted, self._save_wanted = self._save_wanted, False
         return wanted
@@ -87,7 +86,7 @@ ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _REFUSED = frozenset({401, 403, 404, 410})
-"""The server knows the job and says no, or knows no such job any more. Anything else is no answer."""
+"""The server refuses, or does not know the job any more. Any other status is no answer."""
 
 
 class NotOwnerError(RuntimeError):
@@ -95,13 +94,13 @@ class NotOwnerError(RuntimeError):
 
 
 def require_ownership(environ: Mapping[str, str]) -> None:
-    """Return when this attempt owns its job now, or when there is no job. Called at every commit.
+    """Check that this attempt owns its job, before a commit; outside a job nothing is checked.
 
-    Where the owner is asked over HTTP and the server is away, this waits for it: unknown is not owned.
+    If the owner is asked for over HTTP and the server is unreachable, this waits: unknown is not owned.
 
     Raises:
         NotOwnerError: another attempt owns the job, or the job is gone.
-        OSError: the owner's file cannot be read.
+        OSError: the owner file cannot be read.
     """
     if url := environ.get(environment.OWNER_URL):
         owned = _ask_server(url, _token(environ), environ.get(environment.CA))
@@ -151,9 +150,9 @@ def _ask_server(url: str, token: str, ca: str | None) -> bool:
 
 
 class RecordStream:
-    """A rank's stream on disk: JSON objects, one a line. Without a path it does nothing.
+    """A rank's stream on disk: one JSON object per line. Without a path, records are dropped.
 
-    The descriptor stays open: with O_APPEND also a forked child writes whole lines at the end.
+    The descriptor stays open. With O_APPEND, a forked child also appends whole lines.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -162,10 +161,10 @@ class RecordStream:
         self._torn = False
 
     def append(self, record: Mapping[str, Any], *, sync: bool = False) -> None:
-        """Write one record with the time of now, as one write.
+        """Append a record with the current time in a single write.
 
         Raises:
-            OSError: the record is not (or not wholly) in the file.
+            OSError: the record was not written, or not completely.
         """
         if self._path is None:
             return

@@ -1,4 +1,4 @@
-"""`BasicJob`, a class that runs once on every process, with a typed configuration; and job classes by name."""
+"""`BasicJob`, a class that runs once on every process with a typed configuration, and the registry of job classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainmaster.jobs.config_document import config_type, overlay_of, plain, typ
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.jobs.stop_requests import Wishes
+from trainmaster.jobs.stop_requests import StopRequests
 from trainmaster.jobs.tracker import NONE, Lines, tracker_for
 from trainmaster.protocol.reasons import Phase
 
@@ -28,40 +28,40 @@ JobT = TypeVar("JobT", bound="BasicJob[Any]")
 
 
 class _BaseJob(ABC):
-    """Something that every process of a job calls once, all at the same time."""
+    """A callable that every process of a job calls once, at the same time."""
 
     @abstractmethod
     def __call__(self) -> None:
-        """Run it."""
+        pass
 
 
 class BasicJob(_BaseJob, Generic[C]):
-    """Something that runs once, on every process of its job.
+    """A job that runs once on every process.
 
-    A class may take its configuration from an ambient one instead (see `ambient.py`): it names its dataclasses by a
-    class method `config`, and its `__init__` takes the spec alone.
+    A class may use the current configuration instead of a given one (see `ambient.py`): it declares its dataclasses by
+    a class method `config`, and its `__init__` takes the spec alone.
 
     Args:
-        spec: who it is, and what it runs on.
-        config: its configuration, as a `C` or as plain keys and values; without it, the defaults of `C`.
+        spec: the job's identity and hardware.
+        config: its configuration, as a `C` or as plain keys and values; by default, the defaults of `C`.
     """
 
     tracker: str = NONE
     """The experiment tracker that metrics are mirrored to: `none`, `trackio` or `wandb`."""
     shows_progress: bool = False
-    """Whether a line about it is printed every now and then."""
+    """Whether to print a line of metrics every now and then."""
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         self.spec = spec
         self._ambient = ambient.current_config() if config is None and ambient.is_ambient(type(self)) else None
-        """The configuration that this job takes its values from, also while it runs; None where it was given one."""
+        """The configuration that was current when the job was made, and is while it runs; None if one was given."""
         self.args: C = _arguments(type(self), config, self._ambient)
         if not ambient.declares(type(self)):
             self.config: C = self.args
         self.process = current_process()
         self.restored_from: str | None = None
-        """The checkpoint that another identity's work was taken from, if any."""
-        self._wishes = Wishes(self.process)
+        """The checkpoint of another job that this one started from, if any."""
+        self._requests = StopRequests(self.process)
         self._mirror = tracker_for(NONE)
         self._lines = Lines()
 
@@ -75,7 +75,7 @@ class BasicJob(_BaseJob, Generic[C]):
         shard_into: int | None = None,
         config: C | Mapping[str, Any] | None = None,
     ) -> Self:
-        """The job on this machine, with all its files below `root_dir`: for notebooks and tests."""
+        """Make the job on this machine, with all files below `root_dir`: for notebooks and tests."""
         spec = ExecutionSpec.local(root_dir, name, project, group, shard_into)
         if config is None and ambient.current_config() is not None and ambient.is_ambient(cls):
             return cls(spec)
@@ -85,28 +85,28 @@ class BasicJob(_BaseJob, Generic[C]):
 
     @property
     def done(self) -> bool:
-        """Whether the job is complete already: asked on process 0 before anything runs, and true for all."""
+        """Whether the job is already complete. Process 0 decides for all, before anything runs."""
         return False
 
     @abstractmethod
     def run(self) -> None:
-        """Do the work. All processes are here; each of them calls this."""
+        """Do the work. Every process calls this."""
 
     def main_process(self) -> bool:
-        """Whether this is process 0; also for an instance whose `__init__` was passed over."""
+        """Whether this is process 0. Works before `__init__` was called."""
         return current_process().index == 0
 
     def finish(self) -> None:
-        """Called on every process when everything is saved. Ends a run of W&B that the class itself has begun."""
+        """Called on every process after everything is saved. Finishes a W&B run that the class itself started."""
         wandb = sys.modules.get("wandb")
         if wandb is not None and wandb.run is not None:
             wandb.finish()
 
     def __call__(self) -> None:
-        """Run the job, unless it is done; return when all processes are through and everything is saved.
+        """Run the job unless it is done; return when all processes have finished and everything is saved.
 
         Raises:
-            SystemExit: it was asked to stop, and has. The code says so to whoever started it.
+            SystemExit: it stopped on request; the exit code says so.
         """
         with self._configured():
             self._run_once()
@@ -119,7 +119,7 @@ class BasicJob(_BaseJob, Generic[C]):
             return
         self._begin_tracking()
         try:
-            with self._wishes.signals():
+            with self._requests.signals():
                 self.process.barrier(f"{self.spec.path}:start")
                 if self.is_main:
                     report.phase(Phase.TRAINING)
@@ -136,22 +136,21 @@ class BasicJob(_BaseJob, Generic[C]):
 
     @property
     def is_main(self) -> bool:
-        """Whether this is process 0."""
         return self.process.index == 0
 
     @property
     def stop_requested(self) -> Stop | None:
-        """The stop that was asked for, if any, the same on every process. Collective: all ask, at the same step."""
-        self._wishes.look()
-        return self._wishes.stop
+        """The requested stop, if any; the same on every process. Collective: all processes ask at the same step."""
+        self._requests.look()
+        return self._requests.stop
 
     def exit_if_stopped(self) -> None:
-        """Leave if the last look (`stop_requested` or `checkpoint_due`) has found a stop; all processes do.
+        """Exit if the last check (`stop_requested` or `checkpoint_due`) found a stop; all processes do.
 
         Raises:
-            SystemExit: with the code that says that a stop was obeyed, after everything is saved.
+            SystemExit: after everything is saved, with the exit code of an obeyed stop.
         """
-        if self._wishes.stop is not None:
+        if self._requests.stop is not None:
             self._settle()
             self.process.barrier(f"{self.spec.path}:stop")
             report.exit_stopped()
@@ -164,7 +163,7 @@ class BasicJob(_BaseJob, Generic[C]):
         epoch: float | None = None,
         total_steps: int | None = None,
     ) -> None:
-        """Report numbers, and how far it is; process 0's are what is shown, and mirrored to the tracker."""
+        """Report metrics and progress. Those of process 0 are shown, and mirrored to the tracker."""
         if self.is_main:
             report.metrics(values, step=step, epoch=epoch, total_steps=total_steps)
             self._mirror.log(values, step)
@@ -180,25 +179,25 @@ class BasicJob(_BaseJob, Generic[C]):
         self.spec = replace(self.spec, id=self.process.broadcast(run_id, f"{self.spec.path}:tracking"))
 
     def _configured(self) -> AbstractContextManager[None]:
-        """The block in which this job's ambient configuration holds, if it has one."""
+        """Make the job's own configuration current within a block, if it has one."""
         return nullcontext() if self._ambient is None else ambient.configuration(self._ambient)
 
     def _document(self) -> dict[str, Any]:
-        """The whole configuration, plain, as a checkpoint keeps it."""
+        """The whole configuration as a plain document, for checkpoints."""
         return ambient.plain_config(self._ambient) if ambient.declares(type(self)) else plain(self.config)
 
     def hold(self, lock: Lock | None) -> None:
-        """From now on, commit nothing without this lock."""
+        """Commit nothing without this lock from now on."""
 
     def _settle(self) -> None:
-        """Return when nothing is under way any more."""
+        """Wait until no save is under way."""
 
     def _rescue(self) -> None:
-        """Save what can be saved of what is under way when the work fails."""
+        """After an error, save what is still being saved."""
 
 
 def make_job(cls: type[JobT], spec: ExecutionSpec, config: Any) -> JobT:
-    """A job with this configuration, whichever way its class takes it."""
+    """Construct a job with a configuration, whichever way its class takes it."""
     if not ambient.is_ambient(cls):
         return cls(spec, config)
     with ambient.configuration({} if config is None else overlay_of(config)):
@@ -206,10 +205,10 @@ def make_job(cls: type[JobT], spec: ExecutionSpec, config: Any) -> JobT:
 
 
 def completed_document(cls: type[BasicJob[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a class, plain: what is given, and its defaults.
+    """The whole configuration of a class as a plain document: the given values and defaults.
 
     Raises:
-        ConfigurationError: a key is not known, a value is missing, or one does not fit.
+        ConfigurationError: a key is unknown, or a value is missing or invalid.
     """
     if ambient.declares(cls):
         return ambient.completed(ambient.declared(cls), given)
@@ -235,17 +234,15 @@ _CLASSES: dict[str, type[BasicJob[Any]]] = {}
 
 
 class UnknownJobClassError(LookupError):
-    """No job class is known by this name."""
-
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def job(name: str) -> Callable[[JobClassT], JobClassT]:
-    """Give a job class a name of its own, which stays when the class moves to another module.
+    """Register a job class under a name that stays when the class moves to another module.
 
     Raises:
-        ValueError: another class has the name; or it has a colon, which parts a module from a class.
+        ValueError: the name is taken, or has a colon.
     """
     if not name or ":" in name:
         raise ValueError(f"{name!r} is no name for a job class: it is text without a colon")
@@ -262,17 +259,16 @@ def job(name: str) -> Callable[[JobClassT], JobClassT]:
 
 
 def registered() -> tuple[str, ...]:
-    """The names that are taken, sorted."""
     return tuple(sorted(_CLASSES))
 
 
 def name_of(cls: type[BasicJob[Any]]) -> str:
-    """What a checkpoint calls a class: its own registered name, else `module:Class`."""
+    """The name of a class in checkpoints: its registered name, else `module:Class`."""
     return next((name for name, known in _CLASSES.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
 
 
 def known_class(name: str) -> type[BasicJob[Any]] | None:
-    """The class of a name or of `module:Class`, among those that are loaded; a checkpoint never has code imported."""
+    """The loaded class of a registered name or `module:Class`. Nothing is imported because a checkpoint names it."""
     if ":" not in name:
         return _CLASSES.get(name)
     module, _, qualified = name.partition(":")
@@ -280,10 +276,10 @@ def known_class(name: str) -> type[BasicJob[Any]] | None:
 
 
 def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
-    """The class of `module:Class`, whose module is imported; or of a registered name, after `module` was.
+    """Import the class `module:Class`, or find a registered name after importing `module`.
 
     Raises:
-        UnknownJobClassError: there is no such module, or nothing in it is such a job class.
+        UnknownJobClassError: there is no such module, or it has no such job class.
     """
     place, _, qualified = target.rpartition(":")
     for name in filter(None, (module, place)):

@@ -22,7 +22,7 @@ from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest, check_path
 from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded, Loader
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.process import Parts, Process, SingleProcess
+from trainmaster.jobs.process import Parts, Process, SingleProcess, call_on_first
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import TREE, write_text
@@ -285,23 +285,14 @@ class Saver(Loader):
 
     def _draft(self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, nbytes: int) -> Path:
         """Make the directory that all ranks write to, on process 0."""
-        answer: dict[str, Any] = {}
-        problem: Exception | None = None
-        if self._process.index == 0:
-            try:
-                made = self._root.draft(
-                    rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=nbytes
-                )
-                answer = {"draft": str(scope.enter_context(made))}
-                scope.enter_context(self._reporter.saving())
-            except Exception as error:
-                problem, answer = error, {"error": f"{type(error).__name__}: {error}"}
-        answer = self._process.broadcast(answer, f"save {rel_path}")
-        if problem is not None:
-            raise problem
-        if "error" in answer:
-            raise SaveError(f"rank 0 could not begin to save {rel_path}: {answer['error']}")
-        draft = Path(answer["draft"])
+
+        def make() -> str:
+            made = self._root.draft(rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=nbytes)
+            directory = scope.enter_context(made)
+            scope.enter_context(self._reporter.saving())
+            return str(directory)
+
+        draft = Path(call_on_first(self._process, f"save {rel_path}", make, otherwise=SaveError))
         if self._process.any(not draft.is_dir()):
             raise SaveError(
                 f"not every rank sees {draft}, which rank 0 made: ranks on several machines need a directory that they "

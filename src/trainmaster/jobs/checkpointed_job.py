@@ -1,4 +1,4 @@
-"""`CheckpointedJob`: a job class that saves and loads trees of arrays, its own and those of other jobs."""
+"""`CheckpointedJob`: a job class that saves and loads trees of arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainmaster.jobs.checkpoint_saver import Saved, Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.process import ProcessError
+from trainmaster.jobs.process import call_on_first
 from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import ExecutionSpec
 
@@ -28,26 +28,23 @@ KIND = "job_class"
 JOB_FILE = "job.json"
 CONFIG_FILE = "config.yaml"
 
-_FOUND_BY_MAIN: Mapping[str, type[Exception]] = {
-    error.__name__: error for error in (FileNotFoundError, CorruptCheckpointError)
-}
-"""What process 0 may find wrong with a path, and the others raise as well."""
-
 
 class CheckpointedJob(BasicJob[C]):
     """A job that saves and loads trees of arrays, each with metadata.
 
-    A checkpoint lies at `checkpoints_dir / rel_path`, where `rel_path` is `project/group/name/suffix`. The methods
-    whose names end in `_from_path` take any `rel_path`, so that a job can use another one's checkpoints; the others
-    take the suffix and mean this job's own. A path means its newest committed save. All of them are collective.
+    A checkpoint is at `checkpoints_dir / rel_path`, where `rel_path` is `project/group/name/suffix`. Methods whose
+    names end in `_from_path` take any `rel_path`, so that a job can use another job's checkpoints; the others take a
+    suffix of this job's own. A path means its newest committed save. All of these methods are collective.
     """
 
     save_total_limit: ClassVar[int | None] = None
-    """How many checkpoints of this job are kept beside the latest and the best; None: all. In the directory of a
-    server, that server says so instead."""
+    """How many checkpoints to keep beside the latest and the best; None: all. Below a server's directory, the server's
+    retention applies instead.
+    """
     elastic: bool = False
-    """Whether it may go on from its own checkpoint with another number of processes than saved it. Arrays are sharded
-    anew, as the template says; the random-number generators are then not restored."""
+    """Whether the job may continue from its own checkpoint with another number of processes. Arrays are then resharded
+    as the template says, and the random-number generators are not restored.
+    """
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         super().__init__(spec, config)
@@ -63,11 +60,11 @@ class CheckpointedJob(BasicJob[C]):
         )
         self._key: Any = None
         self._restoring: str | None = None
-        """The place of a checkpoint that this job is being restored from: that very one, whatever was saved since."""
+        """The place of the checkpoint that the job is being restored from, even if its path has newer saves."""
 
     @property
     def key(self) -> Any:
-        """A key of JAX for this job to split, the same on every process; saved and restored with its checkpoints."""
+        """A JAX key for this job to split, the same on every process; saved and restored with its checkpoints."""
         if self._key is None:
             self._key = rng.first_key()
         return self._key
@@ -78,7 +75,7 @@ class CheckpointedJob(BasicJob[C]):
 
     @staticmethod
     def _get_checkpoints_dir(spec: ExecutionSpec) -> Path:
-        """The directory that all checkpoints lie below; on an object store there is none."""
+        """The directory of all checkpoints; on an object store there is none."""
         return spec.cluster.checkpoints_dir
 
     @staticmethod
@@ -88,7 +85,7 @@ class CheckpointedJob(BasicJob[C]):
 
     @staticmethod
     def _get_checkpoint_path(spec: ExecutionSpec, suffix: str | os.PathLike[str]) -> Path | str:
-        """Where a checkpoint lies, or would lie: an absolute path, or the URI on an object store."""
+        """The absolute path or URI of a checkpoint, whether it exists or not."""
         finish_saves()
         root = open_root(spec.cluster.checkpoints_uri)
         if Path(suffix) == Path():
@@ -103,23 +100,22 @@ class CheckpointedJob(BasicJob[C]):
     def get_tree_and_metadata_from_path(
         self, rel_path: str | os.PathLike[str], template_tree: Any, partial: bool = False
     ) -> tuple[Any, dict[str, Any]]:
-        """A tree and its metadata.
+        """Load a tree and its metadata.
 
-        From a checkpoint of this job's own, all random-number generators go on where they were, too; a partial load
-        leaves them alone. Any number of processes can load what another number saved, but that promise holds only
-        for the same number: with `elastic`, such a load leaves the generators alone, too.
+        From one of this job's own checkpoints, all random-number generators are restored, too, unless the load is
+        partial. Any number of processes can load a checkpoint, but only the number that saved it can restore the
+        generators: with `elastic`, another number leaves them alone.
 
         Args:
-            rel_path: which checkpoint, below the root.
-            template_tree: shapes, types, devices and sharding of what is wanted.
-            partial: load only what the template has, and of that only what is there and fits (the weights of a
-                trainer's checkpoint without its optimizer, for one); the rest stays as it is in the template.
+            rel_path: the checkpoint below the root.
+            template_tree: shapes, types, devices and sharding of the tree.
+            partial: load only what the template has and what fits (such as the weights of a checkpoint without its
+                optimizer); the rest stays as in the template.
 
         Raises:
             FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: it is not what was committed.
-            InexactResumeError: it is this job's own, was saved by another number of processes, and `elastic` is not
-                set.
+            CorruptCheckpointError: a file is not what was committed.
+            InexactResumeError: it is this job's own, another number of processes saved it, and `elastic` is not set.
             TreeError: the tree does not fit the template.
         """
         place = self._find(rel_path)
@@ -138,7 +134,7 @@ class CheckpointedJob(BasicJob[C]):
     def get_tree_and_metadata(
         self, suffix: str | os.PathLike[str], template_tree: Any, partial: bool = False
     ) -> tuple[Any, dict[str, Any]]:
-        """The same, of one of this job's own checkpoints."""
+        """Load one of this job's own checkpoints; see `get_tree_and_metadata_from_path`."""
         return self.get_tree_and_metadata_from_path(self._own(suffix), template_tree, partial)
 
     def save_tree_and_metadata_from_path(
@@ -151,22 +147,22 @@ class CheckpointedJob(BasicJob[C]):
         epoch: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Save a tree and metadata. This returns when the tree may change again; the files are written meanwhile.
+        """Save a tree and metadata. When this returns the tree may be changed; the files are written in the background.
 
         Args:
-            rel_path: where it will be found, by every reader, once it is committed. What was saved there before stays
-                until retention removes it. A save to this job's suffix `best` becomes its best checkpoint.
-            tree: nested mappings and sequences with arrays of numpy, torch or JAX, and plain values, in them.
-            metadata: anything that JSON can hold.
-            step: how far it is; by default `metadata["step"]` or `metadata["steps"]`, if it is there.
-            epoch: likewise.
-            metrics: what is known of its quality.
+            rel_path: the path of the checkpoint. Earlier saves to it stay until retention removes them. A save to this
+                job's suffix `best` becomes its best checkpoint.
+            tree: nested mappings and sequences of arrays of numpy, torch or JAX, and plain values.
+            metadata: any JSON object.
+            step: the step; by default `metadata["step"]` or `metadata["steps"]`, if present.
+            epoch: the epoch.
+            metrics: metrics of the checkpoint.
 
         Raises:
             ValueError: this is no path below the root, or one of its parts is `latest`, which is a pointer.
             TypeError: the metadata is no JSON.
             TreeError: the tree holds something that cannot be saved.
-            NotOwnerError, OSError, SaveError: the save before this one went wrong.
+            NotOwnerError, OSError, SaveError: the previous save failed.
         """
         place = check_path(rel_path)
         if LATEST in place.split("/"):
@@ -203,13 +199,13 @@ class CheckpointedJob(BasicJob[C]):
         epoch: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """The same, as one of this job's own checkpoints."""
+        """Save one of this job's own checkpoints; see `save_tree_and_metadata_from_path`."""
         self.save_tree_and_metadata_from_path(
             self._own(suffix), tree, metadata, step=step, epoch=epoch, metrics=metrics
         )
 
     def get_metadata_from_path(self, rel_path: str | os.PathLike[str]) -> dict[str, Any]:
-        """The metadata of a checkpoint alone."""
+        """Read the metadata of a checkpoint without its tree."""
         place = self._find(rel_path)
         if (directory := self._theseus_directory(place)) is not None:
             return checkpoint_reader.theseus_metadata(directory)
@@ -217,46 +213,35 @@ class CheckpointedJob(BasicJob[C]):
         return metadata
 
     def get_metadata(self, suffix: str | os.PathLike[str]) -> dict[str, Any]:
-        """The same, of one of this job's own checkpoints."""
+        """Read the metadata of one of this job's own checkpoints."""
         return self.get_metadata_from_path(self._own(suffix))
 
     def checkpoint_due(self, step: int, every: int = 0) -> bool:
-        """Whether to save now: after every so many steps, when somebody asks for it, and before a stop.
+        """Whether to save now: every `every` steps, on request, and before a stop.
 
-        Collective: all processes ask, at the same step.
+        Collective: all processes ask at the same step.
         """
-        wanted = self._wishes.look()
+        wanted = self._requests.look()
         return wanted or bool(every and step % every == 0)
 
     def is_own(self, rel_path: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint is one of this job's own, and not another job's."""
+        """Whether a checkpoint is one of this job's own."""
         return check_path(rel_path).startswith(f"{self.spec.path}/")
 
     def _own(self, suffix: str | os.PathLike[str]) -> str:
         return f"{self.spec.path}/{check_path(suffix)}"
 
     def _find(self, rel_path: str | os.PathLike[str]) -> str:
-        """Where the newest save to a path lies, after what is under way; the same on every process."""
+        """The place of the newest save to a path, after a save that is under way; the same on every process."""
         self._settle()
         path = check_path(rel_path)
         if path == self._restoring:
             return path
-        said: dict[str, str] = {}
-        problem: Exception | None = None
-        if self.is_main:
-            try:
-                said = {"place": find(self.root, path)}
-            except Exception as error:
-                problem, said = error, {"kind": type(error).__name__, "message": str(error)}
-        said = self.process.broadcast(said, "the place of a checkpoint")
-        if problem is not None:
-            raise problem
-        if "place" not in said:
-            raise _FOUND_BY_MAIN.get(said["kind"], ProcessError)(said["message"])
-        return said["place"]
+        errors = (FileNotFoundError, CorruptCheckpointError)
+        return call_on_first(self.process, f"find {path}", lambda: find(self.root, path), errors=errors)
 
     def _theseus_files(self, metadata: Mapping[str, Any]) -> dict[str, str]:
-        """The metadata under its old name, too: classes in the form of theseus may read that file themselves."""
+        """The metadata under theseus' name, too: classes in the form of theseus may read that file themselves."""
         declares = ambient.declares(type(self))
         return {checkpoint_reader.THESEUS_METADATA: json.dumps(dict(metadata))} if declares else {}
 
@@ -264,7 +249,6 @@ class CheckpointedJob(BasicJob[C]):
         return None if self.root.manifest(place) is not None else checkpoint_reader.theseus_directory(self.root, place)
 
     def hold(self, lock: Lock | None) -> None:
-        """From now on, commit nothing without this lock."""
         self._registrar.lock = lock
 
     def _settle(self) -> None:

@@ -1,6 +1,6 @@
 """A job class's configuration: from YAML and `key=value` to the typed `C` of `BasicJob[C]`, and back.
 
-`C` is a dataclass or a pydantic model. A job class without one has its configuration as a plain dictionary.
+`C` is a dataclass or a pydantic model. A job class without one has a plain dictionary.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ConfigurationError(ValueError):
 
 
 def typed(kind: type[C], document: Mapping[str, Any]) -> C:
-    """A plain document as the class that a job declares.
+    """Convert a plain document to the class that a job declares.
 
     Raises:
-        ConfigurationError: a key is not known, a value is missing, or one does not fit.
+        ConfigurationError: a key is unknown, or a value is missing or invalid.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -42,7 +42,7 @@ def typed(kind: type[C], document: Mapping[str, Any]) -> C:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A configuration as a plain document; of a pydantic model as of a dataclass, with every default filled in."""
+    """A configuration as a plain document, with every default filled in."""
     from pydantic import TypeAdapter
 
     document = TypeAdapter(type(config)).dump_python(config, mode="json")
@@ -52,8 +52,9 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def overlay_of(config: Any) -> dict[str, Any]:
-    """What a configuration says over another: a mapping (or one of OmegaConf) says what it holds, a pydantic model what
-    was set in it, and a dataclass all its fields."""
+    """The values that a configuration sets over another: all keys of a mapping (or of OmegaConf), the fields that were
+    set in a pydantic model, all fields of a dataclass.
+    """
     from pydantic import BaseModel
 
     if (omegaconf := sys.modules.get("omegaconf")) is not None and isinstance(config, omegaconf.DictConfig):
@@ -64,7 +65,7 @@ def overlay_of(config: Any) -> dict[str, Any]:
 
 
 def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with another on top: mappings are merged, all else is replaced.
+    """A document with another merged over it: mappings are merged, all else is replaced.
 
     >>> overlaid({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
     {'a': {'b': 1, 'c': 3}}
@@ -101,11 +102,6 @@ def overridden(document: Mapping[str, Any], settings: Sequence[str]) -> dict[str
 
 
 def from_yaml_value(text: str, name: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        ConfigurationError: it is no YAML.
-    """
     try:
         return parse_yaml(text, name)
     except YamlError as error:
@@ -113,7 +109,7 @@ def from_yaml_value(text: str, name: str) -> Any:
 
 
 def from_yaml(text: str, name: str) -> dict[str, Any]:
-    """The document of a YAML (or JSON) text; an empty one is an empty document.
+    """Parse a YAML (or JSON) document; an empty text is an empty document.
 
     Raises:
         ConfigurationError: it is no YAML, or no mapping.
@@ -127,12 +123,11 @@ def from_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """A plain document as YAML."""
     return dump_yaml(dict(document))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What is different between two documents, one line for each value.
+    """The differences between two documents, one line for each value.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "d": [4]})
     ['a.b: 1 -> 3', 'c: 2 -> (none)', 'd: (none) -> [4]']
@@ -171,7 +166,7 @@ def _problem(kind: type, problem: Mapping[str, Any]) -> str:
 
 
 def _at(kind: Any, location: Sequence[str | int]) -> Any:
-    """The class that describes a part of a configuration; None where it cannot be told."""
+    """The class that describes a part of a configuration; None if unknown."""
     for key in location:
         if kind is not None and isinstance(key, str):
             kind = _structured(_fields(kind).get(key))
@@ -209,7 +204,7 @@ def _different(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _spelled(value: Any) -> str:
-    """A value as text: to Python, 1 and 1.0 and True are the same."""
+    """A value as text: to Python, 1, 1.0 and True are equal."""
     return json.dumps(value, sort_keys=True)
 
 

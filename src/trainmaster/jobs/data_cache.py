@@ -1,10 +1,10 @@
-"""The shards of a table that an initializer of the type `cache` made: `from trainmaster.jobs import data_cache`.
+"""The shards of a table that an initializer of type `cache` wrote: `from trainmaster.jobs import data_cache`.
 
     for batch in data_cache.record_batches():
         train_on(batch.to_pydict())
 
-Each rank is given its share of all rows; together they see each row once. Files are mapped, not read into memory, so
-that ranks of one machine share them.
+Each rank gets its share of the rows; together they see each row once. Files are memory-mapped, so ranks on one machine
+share them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
 
 TABLE_FILE = "table.json"
-"""Beside the shards: which there are, and how many rows each has."""
+"""Lists the shards and their numbers of rows; beside them."""
 DATASET_PATH = "DATASET_PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One of the files that a table was parted into."""
+    """One file of a table."""
 
     path: Path
     rows: int
 
 
 def shards(path: str | os.PathLike[str] | None = None) -> list[Shard]:
-    """All shards, in their order.
+    """All shards, in order.
 
     Args:
-        path: where they lie; what DATASET_PATH names when left out.
+        path: their directory; by default DATASET_PATH.
 
     Raises:
         RuntimeError: there are none.
@@ -52,19 +52,19 @@ def shards(path: str | os.PathLike[str] | None = None) -> list[Shard]:
 def shard_files(
     rank: int | None = None, world_size: int | None = None, *, path: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """The files of a rank, for readers that take whole files; a rank beyond the number of shards has none.
+    """The files of a rank, for readers that take whole files; there may be fewer shards than ranks.
 
     Args:
-        rank: whose; this process's own (RANK) when left out.
-        world_size: of how many; WORLD_SIZE when left out.
-        path: where the shards lie; what DATASET_PATH names when left out.
+        rank: by default RANK.
+        world_size: by default WORLD_SIZE.
+        path: the directory of the shards; by default DATASET_PATH.
     """
     rank, world_size = _which(rank, world_size)
     return [shard.path for shard in shards(path)[rank::world_size]]
 
 
 def schema(path: str | os.PathLike[str] | None = None) -> Schema:
-    """The columns of the table."""
+    """The schema of the table."""
     import pyarrow as pa
 
     with pa.memory_map(str(shards(path)[0].path)) as mapped:
@@ -74,12 +74,12 @@ def schema(path: str | os.PathLike[str] | None = None) -> Schema:
 def record_batches(
     rank: int | None = None, world_size: int | None = None, *, path: str | os.PathLike[str] | None = None
 ) -> Iterator[RecordBatch]:
-    """The rows of a rank: a span of all rows, and no rank has more than one row more than another.
+    """The rows of a rank: consecutive rows of the table, at most one more than any other rank has.
 
     Args:
-        rank: whose; this process's own (RANK) when left out.
-        world_size: of how many; WORLD_SIZE when left out.
-        path: where the shards lie; what DATASET_PATH names when left out.
+        rank: by default RANK.
+        world_size: by default WORLD_SIZE.
+        path: the directory of the shards; by default DATASET_PATH.
     """
     rank, world_size = _which(rank, world_size)
     found = shards(path)

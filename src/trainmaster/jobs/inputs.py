@@ -1,9 +1,10 @@
-"""What a job was started with, for a script of your own: `from trainmaster.jobs import inputs`.
+"""The inputs of a job, for your own script: `from trainmaster.jobs import inputs`.
 
     rate = inputs.hyperparameters()["learning_rate"]
     model = AutoModel.from_pretrained(inputs.prepared()["model_path"])
 
-The rows of its data are given by `trainmaster.training.data.load`.
+`trainmaster.training.data.load` loads the rows of its data. Outside a job that has such inputs, each function raises
+RuntimeError.
 """
 
 from __future__ import annotations
@@ -21,39 +22,24 @@ PREPARED_FILE = "prepared.json"
 
 
 def training() -> dict[str, Any]:
-    """The job's name, training_config, data_config, output_config and resource_config, with all defaults.
-
-    Raises:
-        RuntimeError: this process is in no job that has them.
-    """
+    """The job's name, training_config, data_config, output_config and resource_config, with all defaults."""
     return _read(environment.INPUTS_DIR, TRAINING_FILE)
 
 
 def initializers() -> dict[str, Any]:
-    """What was fetched before this process started: `dataset`, `model`, as the job names them, without secrets.
-
-    Raises:
-        RuntimeError: this process is in no job that has them.
-    """
+    """The `dataset` and `model` that were fetched before this process started, as the job names them; no secrets."""
     return _read(environment.INPUTS_DIR, INITIALIZERS_FILE)
 
 
 def hyperparameters() -> dict[str, Any]:
-    """The job's hyperparameters.
-
-    Raises:
-        RuntimeError: this process is in no job that has them.
-    """
     return cast("dict[str, Any]", training()["training_config"]["hyperparameters"])
 
 
 def prepared() -> dict[str, Any]:
-    """Where the job's model and data lie on this machine: `model_path`, `tokenizer_path` and, of each source, `files`.
+    """The paths of the job's model and data on this machine: `model_path`, `tokenizer_path` and, for each source,
+    `files`.
 
-    `model_path` is null where the model was left to the script.
-
-    Raises:
-        RuntimeError: this process is in no job for which anything was fetched.
+    `model_path` is null if the script loads the model itself.
     """
     return _read(environment.PREPARED_DIR, PREPARED_FILE)
 

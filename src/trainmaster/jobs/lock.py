@@ -1,7 +1,7 @@
-"""Locks on what several jobs may want to write: the checkpoints of one name.
+"""Locks that keep two runs from writing checkpoints under the same name.
 
-On files the kernel holds them, until the process dies. On an object store a lock is an object that its holder
-renews: after `EXPIRES_S` without a renewal it is free.
+The kernel holds locks on files until the process dies. On an object store a lock is an object that its holder renews;
+it is free after `EXPIRES_S` without a renewal.
 """
 
 from __future__ import annotations
@@ -22,41 +22,35 @@ LOOK_EVERY_S = 0.2
 EXPIRES_S = 60.0
 RENEWED_EVERY_S = 15.0
 CLOCKS_DIFFER_S = 30.0
-"""By so much the clocks of two machines may differ without one taking the other's lock."""
+"""How much the clocks of two machines may differ without one taking the other's lock."""
 
 
 class LockedError(RuntimeError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 class LockLostError(RuntimeError):
-    """The lock went to somebody else, since this process did not renew it in time."""
+    """Another process may hold the lock now, since this one did not renew it in time."""
 
 
 class Lock(Protocol):
     """A lock that is held."""
 
     def require(self) -> None:
-        """Return when it is still held: before a commit, and wherever it matters.
-
-        Raises:
-            LockLostError: it is not.
-        """
+        """Raise LockLostError if the lock is no longer held; called before a commit."""
 
 
 class FileLock:
-    """Held until the block ends or the process dies."""
-
     def require(self) -> None:
-        """It cannot be lost."""
+        """Does nothing: it cannot be lost."""
 
 
 @contextlib.contextmanager
 def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[FileLock]:
-    """Lock a file, which is made when it is missing and says who has it.
+    """Lock a file, which is created if missing and names the holder.
 
     Raises:
-        LockedError: somebody else has it, also after `wait_s`.
+        LockedError: another process holds it, even after `wait_s`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -64,7 +58,7 @@ def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[FileLo
         _take(descriptor, path, time.monotonic() + wait_s)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)
-        # Released by hand: a child that was forked meanwhile shares the descriptor and would keep it.
+        # Released explicitly: a child that was forked meanwhile shares the descriptor and would keep the lock.
         try:
             yield FileLock()
         finally:
@@ -86,7 +80,7 @@ def _take(descriptor: int, path: Path, deadline: float) -> None:
 
 
 class ObjectLock:
-    """Renewed by a thread until the block ends."""
+    """A lock that a thread renews until the block ends."""
 
     def __init__(self, place: objects.Place, key: str, owner: str) -> None:
         self._place = place
@@ -100,12 +94,10 @@ class ObjectLock:
         self._released = threading.Event()
 
     def require(self) -> None:
-        """It can be lost when the store was out of reach for too long, or this process stood still."""
         if self._lost or time.monotonic() > self._renewed_at + EXPIRES_S:
             raise LockLostError(f"{self._place.bucket}/{self._key}: the lock was not renewed in time and may be taken")
 
     def take(self, deadline: float) -> None:
-        """Take it now, or when it becomes free."""
         while not self._write(time.time() + EXPIRES_S):
             try:
                 data, version = objects.get(self._place, self._key)
@@ -120,19 +112,16 @@ class ObjectLock:
                 time.sleep(LOOK_EVERY_S)
 
     def renew(self) -> None:
-        """Run in a thread."""
         while not self._lost and not self._released.wait(RENEWED_EVERY_S):
             with contextlib.suppress(OSError):
                 self._lost = not self._write(time.time() + EXPIRES_S)
 
     def release(self) -> None:
-        """Let others have it at once."""
         with contextlib.suppress(OSError):
             if not self._lost:
                 self._write(0.0)
 
     def stop(self) -> None:
-        """End the thread."""
         self._released.set()
 
     def _write(self, expires_at: float) -> bool:
@@ -142,7 +131,7 @@ class ObjectLock:
         document = json.dumps({**record, "expires_at": expires_at}).encode()
         written = objects.put_if(self._place, self._key, document, version=self._version)
         if written is None:
-            # Refused, perhaps by itself: a request whose answer got lost is sent again.
+            # Perhaps refused because of itself: a request whose answer got lost is sent again.
             with contextlib.suppress(FileNotFoundError):
                 found, there = objects.get(self._place, self._key)
                 written = there if found == document else None
@@ -153,10 +142,10 @@ class ObjectLock:
 
 @contextlib.contextmanager
 def object_lock(place: objects.Place, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
-    """Lock by an object, which says who has it.
+    """Lock by an object that names the holder.
 
     Raises:
-        LockedError: somebody else has it, also after `wait_s`.
+        LockedError: another process holds it, even after `wait_s`.
     """
     lock = ObjectLock(place, key, owner)
     lock.take(time.monotonic() + wait_s)
@@ -175,4 +164,4 @@ def _holder(data: bytes) -> tuple[str, float]:
         record = json.loads(data)
         return str(record["owner"]), float(record["expires_at"])
     except (ValueError, KeyError, TypeError):
-        return "somebody", 0.0
+        return "another process", 0.0

@@ -1,7 +1,7 @@
-"""Files on an object store: brought here, and taken there.
+"""Files on an S3 object store, by obstore, which is imported on use.
 
-Which store, and as whom, is said by the usual variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL. The package `obstore` is imported on use.
+The usual variables configure the store: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 S3_SCHEME = "s3://"
 _PIECE = 8 << 20
-"""A larger file moves in pieces of this size, each a request of its own that is tried again when it fails."""
+"""A larger file moves in pieces of this size; each is one request, which is retried if it fails."""
 _MAX_PIECES = 9_000
-"""S3 takes 10,000 pieces of one object."""
+"""S3 accepts 10,000 parts of one object."""
 _FILES_AT_ONCE = 4
 _PIECES_AT_ONCE = 4
-"""Of each file that is sent; all of them are in memory."""
+"""For each uploaded file; all pieces are in memory."""
 _TIMEOUT = "180s"
-"""Of one request: a piece takes longer only where nothing moves."""
+"""Of one request: a piece takes longer only if nothing moves."""
 _CONNECT_TIMEOUT = "20s"
-_TOLD = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
-"""What the store itself says of an error."""
+_STORE_ERROR = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
+"""The store's own error code and message."""
 
 _REFUSALS = {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
-"""What it says when it refuses a listing, of which the package makes an error like any other."""
+"""Codes of a refused listing, which obstore raises as a generic error."""
 
 OnBytes = Callable[[int], None]
 
 
 class ObjectStoreError(OSError):
-    """An object store cannot be reached, or refuses."""
+    """An object store is unreachable, or refuses a request."""
 
 
 class AccessRefusedError(ObjectStoreError):
-    """An object store does not know these credentials, or allows them too little."""
+    """An object store refuses the credentials."""
 
 
 class NoSuchBucketError(ObjectStoreError):
-    """An object store has no bucket of this name."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A key in a bucket; or all keys that begin with it and a slash."""
+    """A key in a bucket, or all keys that begin with it and a slash."""
 
     store: S3Store
     bucket: str
@@ -63,7 +63,6 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """Of this place."""
         return f"{S3_SCHEME}{self.bucket}/{self.key}".rstrip("/")
 
     def below(self, path: str) -> str:
@@ -72,25 +71,23 @@ class Place:
 
 
 Credentials = Callable[[], Mapping[str, Any]]
-"""Asked for keys when there are none yet, and whenever those that it gave have expired."""
+"""Called when there are no keys yet, and when those that it returned have expired."""
 
 
 def open_place(uri: str, credentials: Credentials | None = None) -> Place:
-    """The store behind a URI, as the environment describes it, its keys as well unless there are credentials.
-
-    Nothing is asked of it yet.
+    """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet.
 
     Raises:
-        ImportError: the package for object stores is not installed.
+        ImportError: obstore is not installed.
         ValueError: this is no `s3://bucket/key`.
     """
     bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
     if not uri.startswith(S3_SCHEME) or not bucket:
-        raise ValueError(f"{uri}: an object is named like s3://bucket/key")
+        raise ValueError(f"{uri}: the URI of an object is s3://bucket/key")
     try:
         from obstore.store import S3Store
     except ImportError as error:
-        raise ImportError(f"{uri}: object stores need one more package: pip install 'trainmaster[s3]'") from error
+        raise ImportError(f"{uri}: object stores need another package: pip install 'trainmaster[s3]'") from error
     settings: dict[str, Any] = {}
     # Only its first form is known to the package.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -110,7 +107,7 @@ def open_place(uri: str, credentials: Credentials | None = None) -> Place:
 
 
 def head(place: Place, key: str) -> ObjectMeta | None:
-    """What is known of an object; None when there is none."""
+    """The metadata of an object; None if there is none."""
     import obstore
 
     with _translated(place, key), contextlib.suppress(FileNotFoundError):
@@ -127,7 +124,7 @@ def listing(place: Place, key: str) -> list[ObjectMeta]:
 
 
 def directories(place: Place, key: str) -> list[str]:
-    """The names that keys below a key go on with, up to their next slash."""
+    """The names directly below a key, up to the next slash."""
     import obstore
 
     with _translated(place, key):
@@ -136,11 +133,7 @@ def directories(place: Place, key: str) -> list[str]:
 
 
 def get(place: Place, key: str) -> tuple[bytes, str]:
-    """A small object, and its version.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Read a small object and its version; raises FileNotFoundError if there is none."""
     import obstore
 
     with _translated(place, key):
@@ -149,7 +142,7 @@ def get(place: Place, key: str) -> tuple[bytes, str]:
 
 
 def put(place: Place, key: str, data: bytes) -> None:
-    """Write a small object, whatever was there."""
+    """Write a small object, replacing any other."""
     import obstore
 
     with _translated(place, key):
@@ -157,11 +150,11 @@ def put(place: Place, key: str, data: bytes) -> None:
 
 
 def put_if(place: Place, key: str, data: bytes, *, version: str | None) -> str | None:
-    """Write a small object if there is none, or if it has still this version.
+    """Write a small object if there is none, or if it still has this version.
 
     Returns:
-        Its version; None when the condition did not hold. Since a request whose answer got lost is sent again, the
-        object may be ours even then: whoever cares reads it.
+        The new version; None if the condition failed. A request whose answer got lost is sent again, so the object may
+        be this one even then: read it to find out.
     """
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -174,7 +167,7 @@ def put_if(place: Place, key: str, data: bytes, *, version: str | None) -> str |
 
 
 def delete(place: Place, keys: Iterable[str]) -> None:
-    """Remove objects; those that are not there are no error."""
+    """Remove objects; missing ones are no error."""
     import obstore
 
     doomed = list(keys)
@@ -184,11 +177,7 @@ def delete(place: Place, keys: Iterable[str]) -> None:
 
 
 def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
-    """Bring one object here, whole or not at all; returns its size and SHA-256.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Download an object, completely or not at all; returns its size and SHA-256."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{os.urandom(6).hex()}.part")
     try:
@@ -201,53 +190,34 @@ def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = 
 
 
 def receive_version(place: Place, meta: ObjectMeta, target: Path, *, on_bytes: OnBytes | None = None) -> None:
-    """Bring one version of an object here, going on where an earlier call broke off. Nobody else may do the same.
-
-    Raises:
-        FileNotFoundError: there is none any more.
-    """
-    import obstore
-
+    """Download one version of an object, continuing where an earlier call broke off. Not for concurrent callers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
     with open(part, "ab") as file, _translated(place, meta["path"]):
         done = file.tell()
         if on_bytes is not None and done:
             on_bytes(done)
-        for start in range(done, meta["size"], _PIECE):
-            span = (start, min(start + _PIECE, meta["size"]))
-            found = obstore.get(place.store, meta["path"], options={"range": span, "if_match": meta["e_tag"]})
-            file.write(memoryview(found.bytes()))
+        for piece in _pieces(place, meta, done, on_bytes):
+            file.write(piece)
             file.flush()
-            if on_bytes is not None:
-                on_bytes(span[1] - span[0])
     os.replace(part, target)
 
 
 def digest(place: Place, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
-    """Size and SHA-256 of an object, all of which is read.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Size and SHA-256 of an object, read completely."""
     return _digest(place, key, on_bytes, len)
 
 
 def send_all(place: Place, files: Mapping[Path, str]) -> None:
-    """Take files to their keys, several at a time."""
+    """Upload files to their keys, several at a time."""
     in_parallel(lambda item: _send(place, *item), files.items())
 
 
 def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
-    """Do something with each, several at a time; what one raises is raised, and the rest is left undone."""
+    """Call a function for each item, several at a time; the first exception is raised, and the rest is not started."""
     with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as pool:
-        futures = [pool.submit(work, item) for item in items]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+        for _ in pool.map(work, items):
+            pass
 
 
 def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[memoryview], object]) -> tuple[int, str]:
@@ -256,16 +226,22 @@ def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[me
     sha256 = hashlib.sha256()
     with _translated(place, key):
         meta = obstore.head(place.store, key)
-        for start in range(0, meta["size"], _PIECE):
-            span = (start, min(start + _PIECE, meta["size"]))
-            # All pieces of one version: somebody may replace it meanwhile.
-            found = obstore.get(place.store, key, options={"range": span, "if_match": meta["e_tag"]})
-            piece = memoryview(found.bytes())
+        for piece in _pieces(place, meta, 0, on_bytes):
             take(piece)
             sha256.update(piece)
-            if on_bytes is not None:
-                on_bytes(len(piece))
     return meta["size"], sha256.hexdigest()
+
+
+def _pieces(place: Place, meta: ObjectMeta, start: int, on_bytes: OnBytes | None) -> Iterator[memoryview]:
+    """Download an object in pieces, all of one version: another client may replace the object meanwhile."""
+    import obstore
+
+    for begin in range(start, meta["size"], _PIECE):
+        span = (begin, min(begin + _PIECE, meta["size"]))
+        found = obstore.get(place.store, meta["path"], options={"range": span, "if_match": meta["e_tag"]})
+        yield memoryview(found.bytes())
+        if on_bytes is not None:
+            on_bytes(span[1] - span[0])
 
 
 def _send(place: Place, path: Path, key: str) -> None:
@@ -283,7 +259,7 @@ def _send(place: Place, path: Path, key: str) -> None:
 
 @contextlib.contextmanager
 def _translated(place: Place, key: str) -> Iterator[None]:
-    """The package's errors as ours, in one line that names the object."""
+    """Raise obstore's errors as ours, in one line that names the object."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     where = f"{S3_SCHEME}{place.bucket}/{key}"
@@ -292,10 +268,12 @@ def _translated(place: Place, key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{where}: there is no such object") from error
     except BaseError as error:
-        told = _TOLD.search(str(error))
-        line = told.expand(r"\1: \2") if told else " ".join(str(error).partition("\n\n")[0].split())
-        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or (told and told[1] in _REFUSALS)
+        store_error = _STORE_ERROR.search(str(error))
+        line = store_error.expand(r"\1: \2") if store_error else " ".join(str(error).partition("\n\n")[0].split())
+        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or (
+            store_error and store_error[1] in _REFUSALS
+        )
         kind = AccessRefusedError if refused else ObjectStoreError
-        if told and told[1] == "NoSuchBucket":
+        if store_error and store_error[1] == "NoSuchBucket":
             kind = NoSuchBucketError
         raise kind(f"{where}: {line[:500]}") from error

@@ -14,9 +14,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
 """How long one process waits for the others, which may be saving or compiling."""
@@ -196,6 +198,38 @@ def current_process() -> Process:
             "call torch.distributed.init_process_group() or jax.distributed.initialize() first"
         )
     return SingleProcess()
+
+
+def call_on_first(
+    process: Process,
+    name: str,
+    work: Callable[[], T],
+    *,
+    errors: Iterable[type[Exception]] = (),
+    otherwise: type[Exception] = ProcessError,
+) -> T:
+    """Call a function on process 0; every process returns its result, as JSON, or raises.
+
+    Process 0 raises the function's own error. The others raise one of the same type if it is among `errors`, and an
+    `otherwise` if not. `name` identifies the call in messages.
+    """
+    answer: dict[str, Any] = {}
+    problem: Exception | None = None
+    if process.index == 0:
+        try:
+            answer = {"result": work()}
+        except Exception as error:
+            problem, answer = error, {"error": type(error).__name__, "message": str(error)}
+    answer = process.broadcast(answer, name)
+    if problem is not None:
+        raise problem
+    if "error" in answer:
+        for kind in errors:
+            if kind.__name__ == answer["error"]:
+                raise kind(answer["message"])
+        raise otherwise(f"process 0 failed to {name}: {answer['error']}: {answer['message']}")
+    result: T = answer["result"]
+    return result
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a rank tells the server and asks of it. `trainmaster.jobs.report` has the one of this process."""
+"""The reports of a rank to the server, and the requests of the server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
@@ -27,33 +28,16 @@ from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
 MAX_NOTE = 10_000
 MAX_METRIC_NAME = 200
 MAX_CHECKPOINT_METRICS = 200
-"""The server passes over a report of more than 1 MiB, and must never pass over a checkpoint."""
+"""The server ignores a report of more than 1 MiB, and must never ignore a checkpoint."""
 
 _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class PhaseScope:
-    """Returned by `phase`: used with `with`, it goes back to the phase before at the end of the block."""
-
-    def __init__(self, reporter: Reporter, before: Phase, phase: Phase) -> None:
-        self._reporter = reporter
-        self._before = before
-        self._phase = phase
-
-    def __enter__(self) -> None:
-        """The phase was announced already."""
-
-    def __exit__(self, *_: object) -> None:
-        # Nothing comes after an export but the end.
-        if self._phase is not Phase.EXPORTING:
-            self._reporter.phase(self._before)
 
 
 class Reporter:
     """Reports of one rank. A report that cannot be written is dropped, with one warning on stderr.
 
-    All methods may be called from any thread. Each rank reports into streams of its own; one rank, usually
-    rank 0, should announce phases and commit checkpoints.
+    All methods are thread-safe. Each rank reports into its own streams; one rank, usually rank 0, should announce
+    phases and commit checkpoints.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -74,7 +58,7 @@ class Reporter:
     def progress(
         self, step: SupportsInt, *, total_steps: SupportsInt | None = None, epoch: SupportsFloat | None = None
     ) -> None:
-        """Say which step was reached, and of how many."""
+        """Report the current step, and of how many."""
         self._write_metrics(_position(step, epoch, total_steps), {})
 
     def metrics(
@@ -86,15 +70,14 @@ class Reporter:
         total_steps: SupportsInt | None = None,
         **more: SupportsFloat,
     ) -> None:
-        """Report numbers, and how far it is: `metrics({"loss": 0.1}, step=3)` or `metrics(loss=0.1, step=3)`.
+        """Report metrics and progress: `metrics({"loss": 0.1}, step=3)` or `metrics(loss=0.1, step=3)`.
 
-        What is no number is left out. NaN and infinity have no place in a series; the first of each name
-        becomes a note instead.
+        Values that are no numbers are left out. The first NaN or infinity of each name becomes a note instead.
         """
         self._write_metrics(_position(step, epoch, total_steps), self._finite({**(values or {}), **more}, step))
 
-    def phase(self, phase: str) -> PhaseScope:
-        """Say what the rank does from now on; as a context manager, only for the block.
+    def phase(self, phase: str) -> AbstractContextManager[None]:
+        """Announce what the rank does from now on; as a context manager, only for the block.
 
         Raises:
             ValueError: there is no such phase.
@@ -102,14 +85,20 @@ class Reporter:
         with self._lock:
             before, self._phase = self._phase, Phase(phase)
             self._show_phase(again=True)
-        return PhaseScope(self, before, Phase(phase))
+        return self._return_to(before, Phase(phase))
+
+    @contextlib.contextmanager
+    def _return_to(self, before: Phase, phase: Phase) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            # Nothing comes after an export but the end.
+            if phase is not Phase.EXPORTING:
+                self.phase(before)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Show a save in the background as the phase CHECKPOINTING, wherever the rank would else be TRAINING.
-
-        What the rank announces meanwhile is shown; when the save ends, its phase of that moment is.
-        """
+        """Show the phase CHECKPOINTING during a save in the background, while the rank's own phase is TRAINING."""
         with self._lock:
             self._saves += 1
             self._show_phase()
@@ -121,22 +110,22 @@ class Reporter:
                 self._show_phase()
 
     def note(self, message: str) -> None:
-        """Leave a remark among the job's events; a very long one is cut."""
+        """Add a note to the job's events; a very long one is cut."""
         self._write_event({"type": "note", "message": str(message)[:MAX_NOTE]})
 
     def doing(self, message: str) -> None:
-        """Say what a job that still prepares is at; it is the job's status message until the next one."""
+        """Set the status message of a job that is still preparing."""
         self._write_event({"type": "doing", "message": str(message)[:MAX_NOTE]})
 
     def finished(self) -> None:
-        """Say that the work is complete: an exit with 0 after this is a success, even if a stop was asked for."""
+        """Report that the work is complete: exit code 0 is then a success, even if a stop was requested."""
         self._write_event({"type": "finished"})
 
     def fail(self, reason: str, message: str) -> NoReturn:
-        """Leave, saying why: `reason` is BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried.
+        """Exit with a reason: BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried.
 
         Raises:
-            ValueError: that is no reason that code inside a job can give.
+            ValueError: code inside a job cannot give this reason.
         """
         if reason not in TELLABLE:
             raise ValueError(f"{reason!r} is not among {', '.join(sorted(TELLABLE))}")
@@ -144,22 +133,22 @@ class Reporter:
         raise SystemExit(f"{reason}: {message}")
 
     def stop_requested(self) -> Stop | None:
-        """The stop that was asked for, if any. Cheap enough for every step.
+        """The requested stop, if any. Cheap enough for every step.
 
-        The first call also tells the server that this job saves and leaves by itself when it is asked to.
+        The first call also tells the server that this job saves and exits by itself on request.
         """
         with self._lock:
             self._announce_save()
             return self._control.stop()
 
     def save_requested(self) -> bool:
-        """Whether a checkpoint is wanted now while training goes on; true once per request."""
+        """Whether a checkpoint was requested while training goes on; true once per request."""
         with self._lock:
             self._announce_save()
             return self._control.take_save()
 
     def exit_stopped(self) -> NoReturn:
-        """Leave, saying that the stop was obeyed."""
+        """Exit with the code of an obeyed stop."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
@@ -174,16 +163,16 @@ class Reporter:
         metrics: Mapping[str, SupportsFloat] | None = None,
         name: str | None = None,
     ) -> Iterator[Path]:
-        """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save below `directory`.
+        """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save files below `directory`.
 
-        At the end of the block all is flushed, sealed by a manifest and renamed to its final name, which
-        never replaces an older checkpoint; then the server is told. An exception in the block removes
-        what was written. Call it on one rank only, usually rank 0.
+        At the end of the block all files are flushed, sealed by a manifest and renamed to the final name, which never
+        replaces an older checkpoint; then the server is told. An exception in the block removes the files. Call it on
+        one rank only, usually rank 0.
 
         Raises:
             NotOwnerError: another attempt owns the job now; nothing was committed.
             OSError: the checkpoint could not be written, or the server could not be told of it.
-            ValueError: the name is no plain file name, or the block left something that is no plain file.
+            ValueError: the name is no plain file name, or the block left something other than plain files.
         """
         at = int(step)
         name = name if name is not None else f"checkpoint-{at}"
@@ -209,7 +198,7 @@ class Reporter:
         epoch: SupportsFloat | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Manifest:
-        """Of a checkpoint that is about to be written by this attempt; what is said of it is made fit to be told."""
+        """The manifest of a checkpoint that this attempt is about to write."""
         job_id, attempt, at = self.job_id() or "local", self.attempt(), int(step)
         return Manifest(
             checkpoint_id=f"{job_id}-{attempt}-{at}-{os.urandom(3).hex()}",
@@ -223,10 +212,10 @@ class Reporter:
         )
 
     def committed(self, manifest: Manifest, where: str, *, took_s: float, is_best: bool = False) -> None:
-        """Tell the server of a checkpoint that was committed at an absolute path or URI, and whether it is the best.
+        """Tell the server of a checkpoint that was committed at an absolute path or URI.
 
-        Not dropped when it fails: an attempt that goes on believing in a checkpoint that nobody knows of would lose
-        more than this step.
+        Unlike other reports this one is not dropped on failure: an attempt that relies on a checkpoint that nobody
+        knows of would lose more than this step.
 
         Raises:
             OSError: the server could not be told.
@@ -237,25 +226,21 @@ class Reporter:
             self._events.append({**event, "is_best": True} if is_best else event, sync=True)
 
     def require_ownership(self) -> None:
-        """Return when this attempt still owns its job, or when there is no job: before every commit.
-
-        Raises:
-            NotOwnerError: another attempt owns it.
-        """
+        """Raise NotOwnerError if another attempt owns the job; called before every commit."""
         require_ownership(self._environ)
 
     def checkpoint_root(self) -> Root:
-        """Where checkpoints of this job lie."""
+        """The root of this job's checkpoints."""
         return open_root(self._environ.get(environment.CHECKPOINT_DIR) or "checkpoints")
 
     def resume_from(self) -> str | None:
-        """The absolute path or URI of the committed checkpoint to go on from; None on a start from nothing."""
+        """The absolute path or URI of the committed checkpoint to continue from; None on a fresh start."""
         return self._environ.get(environment.RESUME_FROM) or None
 
     def resume_path(self) -> Path | None:
-        """The committed checkpoint to go on from, as a local directory; None on a start from nothing.
+        """The committed checkpoint to continue from, as a local directory; None on a fresh start.
 
-        One that lies on an object store is brought here, checked, and kept until this process ends.
+        One on an object store is downloaded, verified, and kept until this process ends.
         """
         with self._lock:
             where = self.resume_from()
@@ -269,25 +254,25 @@ class Reporter:
             return self._resume_path
 
     def output_dir(self) -> Path:
-        """Where results belong; it exists."""
+        """The existing directory for results."""
         path = Path(self._environ.get(environment.OUTPUT_DIR) or "output").absolute()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def job_id(self) -> str | None:
-        """The job that this process belongs to; None outside a job."""
+        """The id of the job that this process belongs to; None outside a job."""
         return self._environ.get(environment.JOB_ID)
 
     def attempt(self) -> int:
-        """Which try at the job this is; 0 outside a job."""
+        """The number of the attempt; 0 outside a job."""
         return int(self._environ.get(environment.ATTEMPT, "0"))
 
     def rank(self) -> int:
-        """This process among all of the job; 0 outside a job."""
+        """The rank of this process; 0 outside a job."""
         return int(self._environ.get("RANK", "0"))
 
     def offer_stacks(self) -> None:
-        """Inside a job: print all threads' stacks to stderr on SIGUSR1, and tell the worker that it may ask."""
+        """Inside a job: print all threads' stacks to stderr on SIGUSR1, and tell the worker that it may send it."""
         if environment.EVENTS_FILE not in self._environ or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
             return
         try:
@@ -323,7 +308,7 @@ class Reporter:
             with self._lock:
                 journal.append(record)
         except OSError as error:
-            self._warn(f"a report was dropped, as others may be: {error}")
+            self._warn(f"a report was dropped, and others may be: {error}")
 
     def _finite(self, values: Mapping[str, SupportsFloat], step: SupportsInt | None) -> dict[str, float]:
         finite = {}
@@ -331,7 +316,7 @@ class Reporter:
             try:
                 number = float(value)
             except (TypeError, ValueError, OverflowError):
-                self._warn(f"metric {name!r} is left out, as others may be: {type(value).__name__} is no number")
+                self._warn(f"metric {name!r} is left out, and others may be: {type(value).__name__} is no number")
                 continue
             if math.isfinite(number):
                 finite[str(name)[:MAX_METRIC_NAME]] = number
@@ -362,7 +347,7 @@ def _position(
 
 
 def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
-    """JSON has no other: a checkpoint must not be lost, nor a loop end, over an epoch that nobody can place."""
+    """None if an epoch is not finite: JSON cannot hold it, and no checkpoint may be lost over it."""
     return None if epoch is None or not math.isfinite(number := float(epoch)) else number
 
 

@@ -1,8 +1,8 @@
-"""`RestoreableJob`: a job class that goes on from its latest checkpoint, and can be made from any.
+"""`RestoreableJob`: a job class that continues from its latest checkpoint, and can be made from any.
 
-A subclass is written against a configuration of its own, `class Pretrain(RestoreableJob[PretrainConfig])`, and knows
-nothing of where it runs: the same class works in a notebook (`Pretrain.local(...)`), in the foreground
-(`trainmaster run`) and as a job of a server.
+A subclass is written against a configuration of its own, `class Pretrain(RestoreableJob[PretrainConfig])`, and does not
+know where it runs: the same class works in a notebook (`Pretrain.local(...)`), in the foreground (`trainmaster run`)
+and as a job of a server.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ C = TypeVar("C")
 
 
 class RestoreableJob(CheckpointedJob[C]):
-    """A job that goes on from its latest checkpoint, however often it is started."""
+    """A job that continues from its latest checkpoint whenever it is started."""
 
     @abstractmethod
     def restore_from_path(self, rel_path: str | os.PathLike[str]) -> None:
-        """Take this job's state from a checkpoint, which may be another job's."""
+        """Restore this job's state from a checkpoint, which may be another job's."""
 
     def restore(self, suffix: str | os.PathLike[str]) -> None:
-        """The same, from one of this job's own checkpoints."""
+        """Restore from one of this job's own checkpoints."""
         self._restore_from_place(self._find(self._own(suffix)))
 
     def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:
-        """Make a checkpoint the latest, from which the job goes on when it is started again.
+        """Make a checkpoint the latest, from which the job continues when it is started again.
 
-        One that is still being written is registered when it is committed, and not before. With `best`, it becomes
-        the best one, too.
+        A checkpoint that is still being written is registered when it is committed. With `best`, it also becomes the
+        best one.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -56,15 +56,15 @@ class RestoreableJob(CheckpointedJob[C]):
 
     @classmethod
     def latest(cls, spec: ExecutionSpec) -> str | None:
-        """The suffix of the latest checkpoint; None when none was ever registered.
+        """The suffix of the latest checkpoint; None if none was ever registered.
 
-        Where what was registered is gone, the newest that is there stands in for it.
+        If that checkpoint is gone, the newest one takes its place.
         """
         return _pointed_suffix(spec, LATEST)
 
     @classmethod
     def best(cls, spec: ExecutionSpec) -> str | None:
-        """The suffix of the best checkpoint; None when none was ever said to be."""
+        """The suffix of the best checkpoint; None if none was registered as the best."""
         return _pointed_suffix(spec, BEST)
 
     @classmethod
@@ -84,24 +84,24 @@ class RestoreableJob(CheckpointedJob[C]):
         *,
         elastic: bool = False,
     ) -> tuple[Self, C]:
-        """A job made and restored from a checkpoint; collective, where there are several processes.
+        """Make a job from a checkpoint and restore it; collective where there are several processes.
 
         Args:
-            rel_path: which one, below the root.
-            spec: what it runs on; says where the checkpoint is found.
-            runtime_cfg: values that win over the checkpoint's configuration.
-            resume: go on as the very job that wrote it: name, project, group and the tracker's run are the saved ones.
-                Otherwise the job is who `spec` says that it is.
-            elastic: allow another number of processes than saved it, as `CheckpointedJob.elastic` does.
+            rel_path: the checkpoint below the root.
+            spec: what the job runs on, and where its checkpoints are.
+            runtime_cfg: values that override the checkpoint's configuration.
+            resume: continue as the job that wrote it, with its name, project, group and tracker run. Otherwise the job
+                has the identity of `spec`.
+            elastic: allow another number of processes, as `CheckpointedJob.elastic` does.
 
         Returns:
-            The job, whose `spec` is the one that holds, and its configuration.
+            The job, whose `spec` has the final identity, and its configuration.
 
         Raises:
             FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: it is not what was committed.
+            CorruptCheckpointError: a file is not what was committed.
             ConfigurationError: the configuration does not fit the class.
-            UnknownJobClassError: the class that wrote it is not loaded, and this is none that could be made.
+            UnknownJobClassError: the class that wrote it is not loaded, and this class is abstract.
         """
         finish_saves()
         current_process().barrier(f"restore {check_path(rel_path)}")  # process 0 commits
@@ -112,7 +112,7 @@ class RestoreableJob(CheckpointedJob[C]):
     def _from_place(
         cls, place: str, spec: ExecutionSpec, runtime_cfg: C | Mapping[str, Any] | None, resume: bool, *, elastic: bool
     ) -> tuple[Self, C]:
-        """The same, from the checkpoint that lies at this very place, whatever was saved to its path since."""
+        """The same from the checkpoint at exactly this place, even if its path has newer saves."""
         root = open_root(spec.cluster.checkpoints_uri)
         saved, document = identity_and_configuration(root, place)
         if runtime_cfg is not None:
@@ -138,7 +138,7 @@ class RestoreableJob(CheckpointedJob[C]):
         *,
         elastic: bool = False,
     ) -> tuple[Self, C]:
-        """The same, from one of the checkpoints that belong to `spec`."""
+        """Make a job from one of the checkpoints of `spec`; see `from_checkpoint_path`."""
         return cls.from_checkpoint_path(f"{spec.path}/{check_path(suffix)}", spec, runtime_cfg, resume, elastic=elastic)
 
     def _restore_from_place(self, place: str) -> None:
@@ -151,7 +151,7 @@ class RestoreableJob(CheckpointedJob[C]):
 
     @classmethod
     def _class_for(cls, name: str, place: str) -> type[Self]:
-        """The class that wrote a checkpoint, if it is this one or one of its kind; else this one, if it can be made."""
+        """The class that wrote a checkpoint if it is a subclass of this one; else this one, unless it is abstract."""
         known = known_class(name)
         if known is not None and issubclass(known, cls):
             return known
@@ -164,11 +164,11 @@ class RestoreableJob(CheckpointedJob[C]):
 
 
 def identity_and_configuration(root: Root, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Who wrote a checkpoint, and with which configuration.
+    """The identity and the configuration that a checkpoint of a job class holds.
 
     Raises:
         FileNotFoundError: nothing is committed there, or it is no checkpoint of a job class.
-        CorruptCheckpointError: it is not what was committed.
+        CorruptCheckpointError: a file is not what was committed.
     """
     theirs = checkpoint_reader.theseus_directory(root, place) if root.manifest(place) is None else None
     if theirs is not None:

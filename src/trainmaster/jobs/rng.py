@@ -1,8 +1,7 @@
-"""The state of the global random-number generators of this process: Python's, NumPy's and PyTorch's.
+"""The state of this process's global random-number generators: Python's, NumPy's and PyTorch's.
 
-Whatever was drawn before a save is not drawn again after a restore, and what follows is the same. A library
-that is not imported has drawn nothing and is left alone. JAX has no global one: its keys are arrays of the tree, and
-the key of a job class is a file of its checkpoints.
+A library that is not imported has drawn nothing and is left alone. JAX has no global generator: its keys are arrays of
+the tree, and the key of a job class is a file of its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,13 +20,10 @@ from trainmaster.jobs.trees.writer import write_small
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of all generators, at one moment."""
-
     tree: Mapping[str, Any]
 
 
 def capture() -> State:
-    """The state of now."""
     version, words, gauss = random.getstate()
     tree: dict[str, Any] = {"python": {"version": version, "words": list(words), "gauss": gauss}}
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -47,7 +43,6 @@ def capture() -> State:
 
 
 def restore(state: State) -> None:
-    """Put every generator into this state."""
     tree = state.tree
     python = tree["python"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -65,21 +60,16 @@ def restore(state: State) -> None:
 
 
 def write(state: State, directory: Path, rank: int) -> dict[str, str]:
-    """Write the state of one rank into a checkpoint; the digests of its files, by name."""
+    """Write the state of one rank into a checkpoint; returns the digests of its files, by name."""
     return write_small(dict(state.tree), directory, _stem(rank))
 
 
 def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> State:
-    """The state of one rank.
-
-    Raises:
-        CorruptCheckpointError: it is missing, or its files differ from their digests.
-    """
     return State(read_small(directory, _stem(rank), digests=digests))
 
 
 def file_of(rank: int) -> str:
-    """The file by which one tells whether a checkpoint has the state of a rank."""
+    """The file whose presence shows that a checkpoint has the state of a rank."""
     return f"{_stem(rank)}.json"
 
 
@@ -92,14 +82,13 @@ KEY_FILE = "key.json"
 
 
 def first_key() -> Any:
-    """The key that a new job begins with."""
     import jax
 
     return jax.random.PRNGKey(0)
 
 
 def key_files(key: Any) -> dict[str, str]:
-    """The file that keeps a key; none where there is no key, or where the class means something else by that name."""
+    """The file for a key; none if this is no JAX key."""
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(key, jax.Array) or not key.is_fully_addressable:
         return {}
@@ -112,7 +101,6 @@ def key_files(key: Any) -> dict[str, str]:
 
 
 def key_from_json(data: bytes) -> Any:
-    """The key of a file."""
     import jax
     import jax.numpy
 

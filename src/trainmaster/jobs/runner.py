@@ -1,6 +1,6 @@
 """Runs a job class: in the foreground for `trainmaster run`, and as `python -m trainmaster.jobs.runner` inside a job.
 
-The same class under the same identity goes on where it was. Process 0 looks and decides, and tells the others.
+The same class under the same identity continues where it was. Process 0 decides how, and tells the others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trainmaster.jobs.config_document import (
 )
 from trainmaster.jobs.lock import Lock, LockedError
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
-from trainmaster.jobs.process import Process, connected, current_process
+from trainmaster.jobs.process import Process, call_on_first, connected, current_process
 from trainmaster.jobs.restoreable_job import RestoreableJob, identity_and_configuration
 from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, Cluster, ExecutionSpec, HardwareRequest
@@ -40,12 +40,12 @@ from trainmaster.protocol.reasons import Reason
 
 
 class RunError(Exception):
-    """A job class cannot be run as it was asked for; the message says why, and what to do."""
+    """A job class cannot be run as requested; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run, and as whom."""
+    """A job class to run, and its identity."""
 
     target: str
     """`module:Class`, or a registered name."""
@@ -56,22 +56,22 @@ class RunRequest:
     """Imported first, so that a registered name is known."""
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
-    """`key=value`, over the configuration."""
+    """`key=value` settings over the configuration."""
     restore: str | None = None
-    """Another run's checkpoint to begin with, while this one has none of its own."""
+    """Another run's checkpoint to start from, while this run has none of its own."""
     overlay: bool = False
-    """Go on with another configuration than the checkpoint's."""
+    """Continue with another configuration than the checkpoint's."""
     elastic: bool = False
-    """Go on from a checkpoint of another number of processes, without its random-number generators."""
+    """Continue from a checkpoint of another number of processes, without its random-number generators."""
     checkpoints: str | None = None
-    """The root of its checkpoints, if it is another than the job's: `s3://bucket/prefix`."""
+    """The root of its checkpoints if it is not the job's: `s3://bucket/prefix`."""
     tracker: str = NONE
     nodes: int = 1
     hardware: HardwareRequest | None = None
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> RunRequest:
-        """The request of a plain form; what a newer writer added is ignored."""
+        """Read a request; fields that a newer version added are ignored."""
         known = {name: document[name] for name in RunRequest.__dataclass_fields__ if name in document}
         known["overrides"] = tuple(known.get("overrides", ()))
         if known.get("hardware") is not None:
@@ -81,35 +81,35 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a run begins."""
+    """How a run starts."""
 
     document: Mapping[str, Any]
     """Its whole configuration."""
     own: tuple[str, ...] = ()
-    """Its own checkpoints to go on from: the first that is whole."""
+    """Its own checkpoints to continue from: the first that is not corrupt."""
     other: str | None = None
-    """Another run's checkpoint to begin with, as it was named."""
+    """Another run's checkpoint to start from, as it was named."""
     other_place: str | None = None
-    """Where that one lies: the newest save to its path."""
+    """The place of that checkpoint: the newest save to its path."""
     notes: tuple[str, ...] = ()
-    """What to tell whoever watches."""
+    """Messages for the user."""
 
 
 def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest) -> Plan:
-    """How this class begins under this identity now.
+    """Decide how a class starts under this identity.
 
     Raises:
-        RunError, ConfigurationError: it must not be run like this.
-        CorruptCheckpointError: the checkpoint to begin with cannot be read.
+        RunError, ConfigurationError: it cannot be run like this.
+        CorruptCheckpointError: the checkpoint to start from cannot be read.
     """
     given = overridden(request.config, request.overrides)
     if not issubclass(cls, RestoreableJob):
         if request.restore is not None:
             raise RunError(f"{request.target} is no RestoreableJob: it cannot begin from {request.restore}")
         return Plan(document=completed_document(cls, given))
-    own, other = _beginnings(spec, root, request)
+    own, other = _starting_points(spec, root, request)
     if own:
-        return _going_on(cls, spec, root, request, own, other=other, given=given)
+        return _continue_run(cls, spec, root, request, own, other=other, given=given)
     document = completed_document(cls, given)
     if other is None:
         return Plan(document=document)
@@ -122,18 +122,14 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
 
 
 def next_after(own: Sequence[str], error: CorruptCheckpointError) -> str:
-    """What to say when the first of some checkpoints is damaged and the second is used.
-
-    Raises:
-        RunError: there is no second.
-    """
+    """The message that the first of some checkpoints is damaged and the second is used; RunError if there is none."""
     if len(own) == 1:
         raise RunError(f"{own[0]} is damaged, and there is none before it: {error}") from error
     return f"{own[0]} is damaged, and {own[1]} is used instead: {error}"
 
 
-def _beginnings(spec: ExecutionSpec, root: Root, request: RunRequest) -> tuple[list[str], str | None]:
-    """The run's own checkpoints that it may go on from, the newest first; and another's to begin with."""
+def _starting_points(spec: ExecutionSpec, root: Root, request: RunRequest) -> tuple[list[str], str | None]:
+    """The run's own checkpoints that it may continue from, the newest first; and another's to start from."""
     own = []
     if (latest := pointed(root, spec.path, LATEST)) is not None:
         committed = root.committed(spec.path)
@@ -155,7 +151,7 @@ def _chosen_by_server(spec: ExecutionSpec, root: Root) -> str | None:
     return path.removeprefix(f"{root.uri}/")
 
 
-def _going_on(
+def _continue_run(
     cls: type[BasicJob[Any]],
     spec: ExecutionSpec,
     root: Root,
@@ -168,7 +164,7 @@ def _going_on(
     notes = []
     while True:
         try:
-            began_from, before = _papers(cls, root, own[0])
+            began_from, before = _saved_configuration(cls, root, own[0])
             break
         except CorruptCheckpointError as error:
             notes.append(next_after(own, error))
@@ -194,8 +190,8 @@ def _going_on(
     return Plan(document=document, own=tuple(own), notes=tuple(notes))
 
 
-def _papers(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
-    """What a run began from, and its configuration as its class fills it today.
+def _saved_configuration(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
+    """The checkpoint that a run started from, and its configuration completed by its class of today.
 
     A configuration that does not fit the class any more is compared as it was written.
     """
@@ -209,23 +205,23 @@ def _papers(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | Non
 
 
 LOCK_WAIT_S = 10.0
-"""For somebody who is just leaving; whoever still works does so for much longer."""
+"""For a run that is just ending; one that still works takes much longer."""
 
-_PROBLEMS = {kind.__name__: kind for kind in (RunError, ObjectStoreError, AccessRefusedError)}
+_PROBLEMS = (RunError, ObjectStoreError, AccessRefusedError)
 
 
 def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
-    """Run a job class until it is through, from its latest checkpoint if it has one.
+    """Run a job class to its end, from its latest checkpoint if it has one.
 
     Args:
-        request: what to run, and as whom.
-        cluster: where its files lie.
-        shows_progress: print a line about it every now and then.
+        request: what to run.
+        cluster: where its files are.
+        shows_progress: print a line of metrics every now and then.
 
     Raises:
         RunError: it cannot be run like this.
-        ObjectStoreError: its checkpoints lie on a store that cannot be reached, or refuses.
-        SystemExit: it was asked to stop, and has.
+        ObjectStoreError: the store of its checkpoints is unreachable, or refuses.
+        SystemExit: it stopped on request.
     """
     try:
         cls = job_class(request.target, module=request.module)
@@ -239,7 +235,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
             if process.index == 0:
                 sys.stdout.write(f"# {spec.path}\n{to_yaml(plan.document)}")
                 sys.stdout.flush()
-                _tell(*plan.notes)
+                _notify(*plan.notes)
             try:
                 job = _restored(cls, spec, plan, process, elastic=request.elastic)
             except ConfigurationError as error:
@@ -255,7 +251,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
 
 def main() -> None:
-    """What runs inside a job of kind `job_class`."""
+    """Run the job class of a job of kind `job_class`."""
     request = RunRequest.from_json(json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
     cluster = Cluster(
         name="trainmaster",
@@ -301,7 +297,7 @@ def _root(cluster: Cluster) -> Root:
 
 @contextlib.contextmanager
 def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock | None]:
-    """The identity's lock, held by process 0 for all."""
+    """The lock on the identity, which process 0 holds for all."""
     held: list[Lock] = []
     with contextlib.ExitStack() as stack:
 
@@ -312,14 +308,14 @@ def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock 
             except LockedError as error:
                 raise RunError(f"{spec.path} runs already: {error}") from error
 
-        _on_first(process, f"{spec.path}:lock", take)
+        call_on_first(process, f"lock {spec.path}", take, errors=_PROBLEMS)
         yield held[0] if held else None
 
 
 def _agreed_plan(
     cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest, process: Process
 ) -> Plan:
-    """The plan that process 0 makes, on all of them."""
+    """The plan of process 0, on all processes."""
 
     def make() -> dict[str, Any]:
         try:
@@ -327,29 +323,13 @@ def _agreed_plan(
         except (ConfigurationError, CorruptCheckpointError) as error:
             raise RunError(str(error)) from error
 
-    told = _on_first(process, f"{spec.path}:plan", make)
-    return Plan(**{**told, "own": tuple(told["own"]), "notes": tuple(told["notes"])})
-
-
-def _on_first(process: Process, name: str, work: Callable[[], Any]) -> Any:
-    """What process 0 finds, as JSON, on all of them; what stops it there, stops all, for the same reason."""
-    said: dict[str, Any] = {}
-    problem: Exception | None = None
-    if process.index == 0:
-        try:
-            said = {"found": work()}
-        except tuple(_PROBLEMS.values()) as error:
-            problem, said = error, {"problem": type(error).__name__, "message": str(error)}
-    said = process.broadcast(said, name)
-    if "problem" in said:
-        raise problem if problem is not None else _PROBLEMS[said["problem"]](said["message"])
-    return said["found"]
+    plan = call_on_first(process, f"plan {spec.path}", make, errors=_PROBLEMS)
+    return Plan(**{**plan, "own": tuple(plan["own"]), "notes": tuple(plan["notes"])})
 
 
 def _restored(
     cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process, *, elastic: bool
 ) -> BasicJob[Any]:
-    """The job as the plan says."""
     if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other_place):
         return make_job(cls, spec, plan.document)
     if plan.other_place is not None:
@@ -369,13 +349,13 @@ def _restored(
                 f"{error}; run as many as before, or set `elastic` (--elastic) to go on with other random numbers"
             ) from error
         except CorruptCheckpointError as error:
-            said = next_after(own, error)
+            message = next_after(own, error)
             if process.index == 0:
-                _tell(said)
+                _notify(message)
             own = own[1:]
 
 
-def _tell(*messages: str) -> None:
+def _notify(*messages: str) -> None:
     for message in messages:
         sys.stderr.write(f"trainmaster: {message}\n")
         report.note(message)

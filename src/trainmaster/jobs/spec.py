@@ -1,4 +1,4 @@
-"""What a job class is told: who it is (`JobSpec`), and where and on what it runs (`ExecutionSpec`)."""
+"""The identity (`JobSpec`) and the hardware (`ExecutionSpec`) of a job class."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ class Chip:
 
     name: str
     memory_bytes: int | None = None
-    """Of one of them, where it is known."""
+    """Of one chip, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A file system's layout. Nothing in it says what computes there.
+    """The directories of a file system.
 
-    Every place but `root` has a default below it. A place may be an `s3://` URI where nobody needs a local directory
-    of it: checkpoints and data.
+    Every directory but `root` has a default below it. Checkpoints and data may be `s3://` URIs.
     """
 
     root: str
@@ -56,42 +55,42 @@ class Cluster:
 
     @property
     def checkpoints_uri(self) -> str:
-        """Where checkpoints lie: a path or an `s3://` URI, as `open_root` takes it."""
+        """Where checkpoints are: a path or an `s3://` URI, for `open_root`."""
         return self._place("checkpoints")
 
     @property
     def root_dir(self) -> Path:
-        """The root as a local directory. Like all the others it is made when it is asked for."""
+        """The root as a local directory. Like all the others it is created on access."""
         return _made(self.root)
 
     @property
     def work_dir(self) -> Path:
-        """For what is of use to this run alone."""
+        """For files of this run alone."""
         return _made(self._place("work"))
 
     @property
     def log_dir(self) -> Path:
-        """For logs; below the work directory unless it is named."""
+        """For logs; by default below the work directory."""
         return _made(self.log or f"{self._place('work')}/logs")
 
     @property
     def data_dir(self) -> Path:
-        """Where data sets lie."""
+        """For datasets."""
         return _made(self._place("data"))
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where checkpoints lie, if that is a local directory."""
+        """For checkpoints, if that is a local directory."""
         return _made(self.checkpoints_uri)
 
     @property
     def results_dir(self) -> Path:
-        """Where results lie."""
+        """For results."""
         return _made(self._place("results"))
 
     @property
     def status_dir(self) -> Path:
-        """For what says how runs are going, such as the files of an experiment tracker."""
+        """For the state of runs, such as the files of an experiment tracker."""
         return _made(self._place("status"))
 
     def _place(self, kind: str) -> str:
@@ -100,22 +99,22 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterMachine:
-    """One machine that was given, with the file systems that it sees."""
+    """A machine of the job, with the file systems that it sees."""
 
     name: str
     cluster: Cluster
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Chips of each kind, by the kind's name."""
+    """Chips of each kind, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRequest:
-    """What was asked for."""
+    """The hardware that was requested."""
 
     chip: str | None = None
-    """The kind; None means any."""
+    """The kind; None: any."""
     min_chips: int = 0
-    """Over all machines; 0 means that a CPU is enough."""
+    """Over all machines; 0: a CPU is enough."""
     preferred_clusters: tuple[str, ...] = ()
     forbidden_clusters: tuple[str, ...] = ()
 
@@ -128,12 +127,12 @@ class HardwareRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareResult:
-    """What was given."""
+    """The hardware that was allocated."""
 
     hosts: tuple[ClusterMachine, ...]
     """In the order of their node ranks."""
     chip: Chip | None = None
-    """None when nothing but CPUs was given."""
+    """None if there are only CPUs."""
     total_chips: int = 0
     requested: HardwareRequest | None = None
 
@@ -152,7 +151,7 @@ class Topology:
     process_count: int
     is_main: bool
     shard_into: int = 1
-    """Devices that hold one copy of the model together. They are of one process: shards never cross hosts."""
+    """Devices that hold one copy of the model together. They belong to one process: shards never cross hosts."""
 
     def __post_init__(self) -> None:
         if self.shard_into < 1 or self.local_device_count % self.shard_into:
@@ -162,7 +161,7 @@ class Topology:
 
     @property
     def replicas(self) -> int:
-        """Copies of the model, over all processes."""
+        """Copies of the model over all processes."""
         return self.device_count // self.shard_into
 
     @property
@@ -182,7 +181,7 @@ class Topology:
 
 
 def seen_devices(shard_into: int) -> Topology:
-    """The devices that the frameworks which are imported already see; nothing heavy is loaded by this."""
+    """The devices that already imported frameworks see; nothing heavy is loaded."""
     process = current_process()
     chip, local, count = _devices(process.count)
     return Topology(
@@ -196,7 +195,7 @@ def seen_devices(shard_into: int) -> Topology:
 
 
 def _devices(process_count: int) -> tuple[Chip, int, int]:
-    """The kind of device, how many this process has, and how many there are; by what is imported already."""
+    """The kind of device, how many this process has, and how many there are."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -222,14 +221,14 @@ DEFAULT_GROUP = "default"
 
 @dataclass(slots=True, kw_only=True)
 class JobSpec:
-    """Who a job is. Project, group and name are where its checkpoints lie; a resume restores all four fields.
+    """The identity of a job. Its checkpoints are below project, group and name; a resume restores all four fields.
 
     A project or group of None is the default one. A class that starts a tracker itself may set `id`.
     """
 
     name: str
     id: str | None = None
-    """The run of the experiment tracker; known once the tracker has begun."""
+    """The run of the experiment tracker, once it has started."""
     project: str = DEFAULT_PROJECT
     group: str = DEFAULT_GROUP
 
@@ -242,32 +241,29 @@ class JobSpec:
 
     @property
     def path(self) -> str:
-        """`project/group/name`: where this job's own files lie below each directory of its cluster."""
+        """`project/group/name`: where this job's files are below each directory of its cluster."""
         return f"{self.project}/{self.group}/{self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, plain."""
         return asdict(self)
 
     def model_dump(self) -> dict[str, Any]:
-        """All fields, plain; by the name that a pydantic model has for it."""
         return self.to_json()
 
     def model_dump_json(self, *, indent: int | None = None) -> str:
-        """All fields as JSON; by the name that a pydantic model has for it."""
         return json.dumps(self.to_json(), indent=indent)
 
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionSpec(JobSpec):
-    """A job's identity with all that it was given to run on."""
+    """A job's identity and everything that it runs on."""
 
     hardware: HardwareResult
     topology: Topology | None = None
     distributed: bool = False
     """Whether there is more than one process."""
     node: int = 0
-    """Which of the hosts this process runs on."""
+    """The index of this process's host."""
 
     @classmethod
     def local(
@@ -278,9 +274,9 @@ class ExecutionSpec(JobSpec):
         group: str | None = None,
         shard_into: int | None = None,
     ) -> Self:
-        """This machine, with all files below `root_dir` (or its `s3://` URI), and the devices that can be seen.
+        """This machine, with all files below `root_dir` (or its `s3://` URI).
 
-        Only frameworks that are imported already are asked for devices: nothing heavy is loaded by this.
+        Only frameworks that are already imported are asked for devices.
         """
         return cls.on(Cluster(root=_absolute(root_dir)), name=name, project=project, group=group, shard_into=shard_into)
 
@@ -297,7 +293,7 @@ class ExecutionSpec(JobSpec):
         node: int = 0,
         requested: HardwareRequest | None = None,
     ) -> Self:
-        """This process on a cluster, with what its frameworks see; all machines are taken to be alike.
+        """This process on a cluster, with the devices that its frameworks see; all machines are assumed to be alike.
 
         Where machines run several processes each, every process counts as a host: `hosts[process.index]` is its own.
         """
@@ -333,12 +329,12 @@ class ExecutionSpec(JobSpec):
         return self.hardware.hosts[self.node].cluster
 
     def with_identity(self, saved: Mapping[str, Any]) -> Self:
-        """This allocation under a saved identity: every field of `JobSpec` that is there, and nothing else."""
+        """This hardware under a saved identity."""
         known = {each.name for each in fields(JobSpec)}
         return replace(self, **{name: value for name, value in saved.items() if name in known})
 
     def result_path(self, name: str) -> Path:
-        """Where a result of this job lies: `results/project/group/job/name`.
+        """The path of a result: `results/project/group/job/name`.
 
         Raises:
             ValueError: `name` is no plain relative path.
@@ -349,11 +345,11 @@ class ExecutionSpec(JobSpec):
     def result(
         self, name: str, main_process_only: bool = True, mode: str = "w", encoding: str | None = "utf-8"
     ) -> Iterator[IO[Any] | None]:
-        """A file for a result, written as a whole: it is there at the end of the block, and not when the block fails.
+        """Write a result file atomically: it exists at the end of the block, and not if the block fails.
 
-        With `main_process_only` the other processes get None, and all of them wait for each other before and after.
-        Otherwise each writes a file of its own and should choose a name of its own. A mode that appends or changes a
-        file works on it directly.
+        With `main_process_only` the other processes get None, and all wait for each other before and after. Otherwise
+        each process writes a file and should choose its own name. A mode that appends or updates works on the file
+        directly.
         """
         process = current_process()
         path = self.result_path(name)

@@ -1,4 +1,4 @@
-"""What is wanted of a job class while it runs, by the server or by a signal: to save, or to stop. All ranks agree."""
+"""Requests to a running job class, by the server or by a signal: to save, or to stop. All ranks agree on them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from trainmaster.protocol.reasons import StopCause
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Wishes:
-    """What is wanted, the same on every rank. `look` is collective; between two looks nothing changes."""
+class StopRequests:
+    """The requests, the same on every rank. `look` is collective; nothing changes between two looks."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._signalled = False
         self.stop: Stop | None = None
-        """The stop that was agreed on in the last look."""
+        """The stop that all ranks agreed on."""
 
     def look(self) -> bool:
-        """See what is wanted now; whether a save is, with or without a stop."""
+        """Check for requests; returns whether to save, with or without a stop."""
         stop = report.stop_requested()
         if stop is None and self._signalled:
             stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
         save = report.save_requested()
-        # One word between the ranks in nearly every step; the others follow only when somebody wants something.
+        # One message between the ranks in nearly every step; more only when one of them has a request.
         if not self._process.any(stop is not None or save):
             return False
-        told = self._process.gather(json.dumps({"stop": _to_json(stop), "save": save}).encode())
-        agreed = self._process.broadcast(_agreed([json.loads(each) for each in told]), "wishes")
+        by_rank = self._process.gather(json.dumps({"stop": _to_json(stop), "save": save}).encode())
+        agreed = self._process.broadcast(_agreed([json.loads(each) for each in by_rank]), "requests")
         if agreed["stop"] is not None:
             self.stop = Stop(
                 cause=StopCause(agreed["stop"]["cause"]),
@@ -51,9 +51,10 @@ class Wishes:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C for the wish to save and stop, while the block lasts. A second one acts as ever.
+        """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
 
-        Inside a job of a server nothing is taken: there, wishes come by the control file, and SIGTERM is an order.
+        Inside a job of a server signals are left alone: requests come by the control file there, and SIGTERM ends the
+        process.
         """
         owned = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, _INTERRUPT)]
         if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
@@ -69,7 +70,9 @@ class Wishes:
         self._signalled = True
         signal.signal(number, _INTERRUPT if number == signal.SIGINT else signal.SIG_DFL)
         name = signal.Signals(number).name
-        sys.stderr.write(f"trainmaster: {name}: saves and stops after this step; a second one ends it at once\n")
+        sys.stderr.write(
+            f"trainmaster: {name}: saving and stopping after this step; a second signal ends the job at once\n"
+        )
 
 
 _INTERRUPT = signal.default_int_handler
@@ -85,9 +88,9 @@ def _to_json(stop: Stop | None) -> dict[str, Any] | None:
     }
 
 
-def _agreed(told: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all ranks go by: the first stop that any of them has heard of."""
+def _agreed(by_rank: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The requests that all ranks follow: the first stop that any of them has seen."""
     return {
-        "stop": next((each["stop"] for each in told if each["stop"]), None),
-        "save": any(each["save"] for each in told),
+        "stop": next((each["stop"] for each in by_rank if each["stop"]), None),
+        "save": any(each["save"] for each in by_rank),
     }

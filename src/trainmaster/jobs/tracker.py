@@ -1,6 +1,6 @@
-"""The one hook through which metrics are mirrored to an experiment tracker.
+"""Mirrors metrics to an experiment tracker.
 
-A mirror is a convenience: what the server has is what counts. So a tracker that fails is dropped with a warning, and
+The server's metrics are the record; a mirror is a convenience. So a tracker that fails is dropped with a warning, and
 training goes on.
 """
 
@@ -28,36 +28,22 @@ class TrackerMissingError(ImportError):
 
 
 class Tracker(Protocol):
-    """An experiment tracker, as far as a job needs one. It is used by one rank of a job."""
+    """An experiment tracker, used by one rank of a job."""
 
     def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Begin a run, or join the one with `run_id` again; returns the run's id, None when there is none."""
+        """Start a run, or continue the one with `run_id`; returns the run's id, None if there is none."""
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Take numbers in."""
+        pass
 
     def finish(self) -> None:
-        """Write everything out; a later `start` with the run's id joins it again."""
-
-
-class NoTracker:
-    """Mirrors nothing."""
-
-    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:  # noqa: ARG002
-        """Keep the id that is there: a later run with a tracker joins it."""
-        return run_id
-
-    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Nothing happens."""
-
-    def finish(self) -> None:
-        """Nothing happens."""
+        """Write everything out; a later `start` with the run's id continues it."""
 
 
 class TrackioTracker:
-    """Trackio, in a local directory: `TRACKIO_DIR` if it is set, else the one that was given, else Trackio's own.
+    """Trackio, in `TRACKIO_DIR`, else the given directory, else Trackio's own.
 
-    Trackio finds a run by its name. So the id of a run is its name there, which has something random in it.
+    Trackio finds a run by its name, so the id of a run is its name there, with a random part.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -65,7 +51,7 @@ class TrackioTracker:
         self._run: Any = None
 
     def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Begin or join a run; without the network, and without measurements of Trackio's own."""
+        """Start or continue a run, without the network and without Trackio's own system metrics."""
         if self._directory is not None and "trackio" not in sys.modules:
             os.environ.setdefault("TRACKIO_DIR", str(self._directory))
         import trackio
@@ -84,11 +70,9 @@ class TrackioTracker:
         return run_id
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Queue numbers for Trackio's own thread."""
         self._run.log(dict(values), step=step)
 
     def finish(self) -> None:
-        """Write out what is queued."""
         import trackio
 
         with contextlib.redirect_stdout(io.StringIO()):
@@ -96,9 +80,9 @@ class TrackioTracker:
 
 
 class WandbTracker:
-    """Weights & Biases: online where it finds credentials, else offline, in a local directory for `wandb sync`.
+    """Weights & Biases: online with credentials, else offline in a local directory, for `wandb sync`.
 
-    Its own variables are honoured: `WANDB_MODE`, `WANDB_API_KEY`, `WANDB_DIR`, `WANDB_BASE_URL`.
+    Its own variables apply: `WANDB_MODE`, `WANDB_API_KEY`, `WANDB_DIR`, `WANDB_BASE_URL`.
     """
 
     def __init__(self, directory: Path | None = None, group: str | None = None) -> None:
@@ -107,7 +91,6 @@ class WandbTracker:
         self._run: Any = None
 
     def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Begin a run, or go on with the one of this id."""
         import wandb
 
         options: dict[str, Any] = {
@@ -131,16 +114,14 @@ class WandbTracker:
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Queue numbers for the package's own process."""
         self._run.log(dict(values), step=step)
 
     def finish(self) -> None:
-        """Write out what is queued."""
         self._run.finish()
 
 
 class Lines:
-    """Metrics as lines for a person to watch: the first ones at once, then one a second."""
+    """Prints metrics for a person to watch: the first ones at once, then one line a second."""
 
     EVERY_S = 1.0
 
@@ -148,7 +129,6 @@ class Lines:
         self._due = 0.0
 
     def show(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Print a line, if it is time for one or this is the last step."""
         if time.monotonic() < self._due and (step is None or step != total_steps):
             return
         self._due = time.monotonic() + self.EVERY_S
@@ -158,26 +138,25 @@ class Lines:
 
 
 class Mirror:
-    """A tracker that cannot harm: after its first failure it is left alone."""
+    """A tracker whose first failure disables it; without a tracker it does nothing."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker: Tracker | None = tracker
+    def __init__(self, tracker: Tracker | None) -> None:
+        self._tracker = tracker
         self._started = False
 
     def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Begin or join a run; the id that was given, when that fails."""
+        """Start or continue a run; if that fails, returns the given id."""
         if self._tracker is None or self._started:
             return run_id
         try:
             found = self._tracker.start(name, project, config, run_id)
         except Exception as error:
-            self._drop("begun", error)
+            self._drop("started", error)
             return run_id
         self._started = True
         return found
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Pass numbers on."""
         if self._tracker is not None and self._started:
             try:
                 self._tracker.log(values, step)
@@ -185,7 +164,6 @@ class Mirror:
                 self._drop("written to", error)
 
     def finish(self) -> None:
-        """Have everything written out."""
         if self._tracker is not None and self._started:
             self._started = False
             try:
@@ -195,25 +173,25 @@ class Mirror:
 
     def _drop(self, what: str, error: Exception) -> None:
         self._tracker = None
-        sys.stderr.write(f"trainmaster: the tracker could not be {what} and is left alone from now on: {error!r}\n")
+        sys.stderr.write(f"trainmaster: the tracker could not be {what} and is disabled from now on: {error!r}\n")
 
 
 def tracker_for(kind: str, *, directory: Path | None = None, group: str | None = None) -> Mirror:
-    """The tracker of a name: `none`, `trackio` or `wandb`.
+    """The tracker `none`, `trackio` or `wandb`.
 
     Args:
-        kind: which one.
-        directory: where its files lie, unless its own variables say otherwise.
-        group: what its runs are grouped by, where it has groups.
+        kind: its name.
+        directory: for its files, unless its own variables name one.
+        group: the group of its runs.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no such tracker.
         TrackerMissingError: its package is not installed.
     """
     if kind not in TRACKERS:
         raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
     if kind == NONE:
-        return Mirror(NoTracker())
+        return Mirror(None)
     if importlib.util.find_spec(kind) is None:
         raise TrackerMissingError(f"the tracker {kind} needs one more package: pip install 'trainmaster[{kind}]'")
     return Mirror(TrackioTracker(directory) if kind == TRACKIO else WandbTracker(directory, group))

@@ -16,7 +16,7 @@ from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver, to
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.reporter import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
-from trainmaster.jobs.stop_requests import Wishes
+from trainmaster.jobs.stop_requests import StopRequests
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
 from trainmaster.training.progress_report import Reporting, reported_metrics
@@ -112,7 +112,7 @@ class Session:
             NodeCopies(self._root, reporter, keep=checkpoint.save_total_limit) if checkpoint.save_on_each_node else None
         )
         self.reporter = reporter
-        self._wishes = Wishes(process)
+        self._requests = StopRequests(process)
         self._metrics: dict[str, float] = {}
         self.resumed = resumed
         self._latest = None if resumed is None else resumed.where
@@ -126,11 +126,11 @@ class Session:
     @property
     def stop(self) -> Stop | None:
         """The stop that the ranks agreed on in the last look."""
-        return self._wishes.stop
+        return self._requests.stop
 
     def look(self) -> bool:
         """Look for requests to the job; returns whether a save is requested."""
-        return self._wishes.look()
+        return self._requests.look()
 
     @property
     def best_needs_evaluation(self) -> bool:
