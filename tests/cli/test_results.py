@@ -18,7 +18,7 @@ from typer.testing import Result
 from trainmaster.client import Client, download
 from trainmaster.client.errors import DownloadError
 from trainmaster.jobs import committed, verify
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import open_root
 
 TRAIN = f"""

@@ -108,7 +108,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest
     whole = drift(tmp_path / "whole", steps=6)
     whole()
     cut = drift(tmp_path / "cut", steps=6)
-    monkeypatch.setattr(cut._wishes, "_signalled", True)
+    monkeypatch.setattr(cut._requests, "_signalled", True)
     with pytest.raises(SystemExit) as stopped:
         cut()
     assert stopped.value.code == EXIT_STOPPED

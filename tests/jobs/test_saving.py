@@ -24,7 +24,7 @@ from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError, Saver
 from trainmaster.jobs.process import current_process
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import LocalRoot, open_root
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol import environment

@@ -11,7 +11,7 @@ from running_service import BASE_MODEL
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service.channel import EngineChannel

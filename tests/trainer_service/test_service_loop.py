@@ -16,7 +16,7 @@ from real_server import wait_for
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.attempt import NotOwnerError
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.trainer_service import channel

@@ -17,7 +17,7 @@ import pytest
 
 from data_tokenizer import GENERATION, PLAIN, make_tokenizer, shown
 from trainmaster.jobs import inputs, report
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.training import data_check, steps
 from trainmaster.training import prepare as preparing
 from trainmaster.training.data import dataset, load

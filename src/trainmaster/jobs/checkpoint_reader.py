@@ -16,7 +16,7 @@ from trainmaster.jobs import rng, trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, check_path
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, ProcessError
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import ANOTHER_SAVE, Root
 from trainmaster.jobs.trees.reader import read_text, verify_file
 from trainmaster.protocol.launch import POINTERS

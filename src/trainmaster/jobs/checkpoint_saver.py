@@ -23,7 +23,7 @@ from trainmaster.jobs.checkpoint import Manifest, check_path
 from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded, Loader
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Parts, Process, SingleProcess, call_on_first
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import TREE, write_text
 

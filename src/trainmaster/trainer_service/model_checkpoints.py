@@ -27,7 +27,7 @@ from trainmaster.engine.trained_model import Snapshot, weights_state
 from trainmaster.engine.types import Blame, EngineError, Trained
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import Saver
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.trainer_requests import TINKER

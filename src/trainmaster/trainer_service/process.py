@@ -19,7 +19,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.attempt import LOOK_EVERY_S
 from trainmaster.jobs.attempt import Stop as StopRequest
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service.channel import EngineChannel

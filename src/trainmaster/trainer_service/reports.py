@@ -10,7 +10,7 @@ import torch
 
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, SampledSequence
 from trainmaster.jobs.attempt import NotOwnerError
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.trainer_service.messages import Reply
 
 

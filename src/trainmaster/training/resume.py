@@ -20,7 +20,7 @@ from trainmaster.jobs import rng
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import InexactResumeError, Saver
 from trainmaster.jobs.process import Process
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training.document import Prepared

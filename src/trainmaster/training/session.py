@@ -14,7 +14,7 @@ from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver, to_remove
 from trainmaster.jobs.process import Process
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.stop_requests import StopRequests
 from trainmaster.protocol import environment

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trainmaster.jobs import CorruptCheckpointError, Manifest, NotOwnerError, committed, verify
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import open_root
 from trainmaster.protocol import environment
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainmaster.jobs.attempt import RecordStream, Stop
-from trainmaster.jobs.reporter import Reporter
+from trainmaster.jobs.report import Reporter
 from trainmaster.protocol import environment
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
@@ -215,7 +215,7 @@ for pid in children: assert os.waitpid(pid, 0)[1] == 0
 def test_lock_held_at_a_fork_does_not_hang_the_child(rank: Any) -> None:
     code = """
 import os, threading
-from trainmaster.jobs import report, reporter
+from trainmaster.jobs import report
 held, done = threading.Event(), threading.Event()
 def hold():
     with report.reporter._lock:
