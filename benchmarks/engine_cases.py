@@ -35,7 +35,7 @@ from benchmarks.kernels import profiled
 from benchmarks.models import Shape, make_model
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Datum,
@@ -104,7 +104,7 @@ def sample_engine(setting: Setting, *, count: int, adapters: int = 0) -> Outcome
     return Outcome(tokens=tokens, seconds=time.perf_counter() - began, peak_bytes=peak(setting))
 
 
-def _sampler(setting: Setting, adapters: int) -> tuple[Sampler, list[Snapshot]]:
+def _sampler(setting: Setting, adapters: int) -> tuple[Sampler, list[WeightsSnapshot]]:
     engine = _engine(setting)
     for number in range(adapters):
         engine.create_model(
@@ -114,7 +114,9 @@ def _sampler(setting: Setting, adapters: int) -> tuple[Sampler, list[Snapshot]]:
     return Sampler(engine.base, Path(setting.model), context_length=setting.prompt + setting.new_tokens), snapshots
 
 
-def _sample(sampler: Sampler, snapshots: Sequence[Snapshot], prompts: Sequence[np.ndarray], *, max_tokens: int) -> int:
+def _sample(
+    sampler: Sampler, snapshots: Sequence[WeightsSnapshot], prompts: Sequence[np.ndarray], *, max_tokens: int
+) -> int:
     """How many tokens there are once all have as many as they may."""
     for number, prompt in enumerate(prompts):
         request = SampleRequest(

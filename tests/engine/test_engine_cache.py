@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tiny_models import make_checkpoint, random_tokens
 
 from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.cache import BLOCK, Cache, Layout, Room, Sight, blocks_for, pages_of
+from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, Room, Sight, blocks_for, pages_of
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import EngineError, SampleRequest, SampleResult
 
 WINDOWS: dict[str, tuple[list[int | None], int, tuple[int, int]]] = {
@@ -57,7 +57,7 @@ def test_as_many_blocks_fit_as_their_pages_do(pages: int, windows: str, tokens: 
 @pytest.mark.parametrize("length", [1, 16, 300, 700])
 def test_no_block_that_is_seen_is_written_over(window: int, length: int) -> None:
     layout = Layout.of([None, window], longest=1000)
-    cache = Cache(layout, heads=1, width=2, pages=500, device=torch.device("cpu"), dtype=torch.float32)
+    cache = KeyValueCache(layout, heads=1, width=2, pages=500, device=torch.device("cpu"), dtype=torch.float32)
     prompt = cache.take(0, blocks_for(length), layout.ring(256))
     samples = [cache.take(length // BLOCK, 10, layout.ring(1)) for _ in range(2)]
     written: dict[int, tuple[int, int]] = {}
@@ -95,7 +95,7 @@ def test_long_sequences_need_no_more_than_the_window_and_give_what_training_comp
     wanted = SampleRequest(request_id="it", prompt=prompt, num_samples=2, max_tokens=130, seed=1, stop_tokens=())
     sampler = Sampler(model, directory, cache_bytes=pages * page_bytes)
     for _ in range(2):  # the second time in the same pages
-        sampler.submit(wanted, Snapshot(transformer=model))
+        sampler.submit(wanted, WeightsSnapshot(transformer=model))
         # Four pieces of the prompt, after which the first token is chosen: both samples at once.
         assert [sampler.step() for _ in range(132)] == [[]] * 132
         ((_, result),) = sampler.step()
@@ -108,4 +108,4 @@ def test_long_sequences_need_no_more_than_the_window_and_give_what_training_comp
             assert np.abs(truth - sequence.logprobs).mean() < 1e-7
     longer = SampleRequest(request_id="longer", prompt=prompt, max_tokens=800)
     with pytest.raises(EngineError, match="needs room for 1800 tokens, and the sampler's memory holds 1552"):
-        sampler.submit(longer, Snapshot(transformer=model))
+        sampler.submit(longer, WeightsSnapshot(transformer=model))

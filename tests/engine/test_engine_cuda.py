@@ -26,7 +26,7 @@ from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.passes import CheckedPass, Chunk, check_pass, compute
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import AdamW, Snapshot
+from trainmaster.engine.trained_model import AdamW, WeightsSnapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Datum,
@@ -415,7 +415,7 @@ def chunks(engine: Engine, request: Pass) -> list[Chunk]:
 # Sampling
 
 
-def sampled(sampler: Sampler, snapshot: Snapshot, *requests: SampleRequest) -> dict[str, SampledSequence]:
+def sampled(sampler: Sampler, snapshot: WeightsSnapshot, *requests: SampleRequest) -> dict[str, SampledSequence]:
     """All of them at once."""
     for request in requests:
         sampler.submit(request, snapshot)

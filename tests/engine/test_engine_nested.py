@@ -23,7 +23,7 @@ from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
 from trainmaster.server.coordinator.base_models import BaseModel
 
@@ -75,12 +75,12 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-def adapted(directory: Path, **options: Any) -> tuple[Snapshot, torch.Tensor]:
+def adapted(directory: Path, **options: Any) -> tuple[WeightsSnapshot, torch.Tensor]:
     """The model with an adapter beside it, and the logits of both."""
     transformer = load(directory)
     adapter = filled_adapter(transformer.config, **options)
     (found,) = logits_of(transformer, [TOKENS], AdapterRows([(adapter, len(TOKENS))]))
-    return Snapshot(transformer=transformer, adapter=adapter), found
+    return WeightsSnapshot(transformer=transformer, adapter=adapter), found
 
 
 def test_logits_are_those_of_transformers_by_both_kinds_of_names(checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import (
     AdamOptions,
     Blame,
@@ -100,7 +100,7 @@ def run(sampler: Sampler, most: int = 2_000) -> dict[str, Any]:
     raise AssertionError(f"{sampler.pending} requests did not end")
 
 
-def sampled(sampler: Sampler, snapshot: Snapshot, **fields: Any) -> SampleResult:
+def sampled(sampler: Sampler, snapshot: WeightsSnapshot, **fields: Any) -> SampleResult:
     sampler.submit(request(**fields), snapshot)
     (result,) = run(sampler).values()
     assert isinstance(result, SampleResult)
@@ -139,7 +139,7 @@ def test_greedy_continuation_is_what_transformers_generates(tmp_path: Path, kind
     directory = make_checkpoint(tmp_path, kind)
     model = Transformer(ModelConfig.read(directory)).load(directory)
     asked: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": True, "topk_prompt_logprobs": 3}
-    result = sampled(Sampler(model, directory), Snapshot(transformer=model), length=45, max_tokens=30, **asked)
+    result = sampled(Sampler(model, directory), WeightsSnapshot(transformer=model), length=45, max_tokens=30, **asked)
     theirs = reference(directory)
     tokens = list(prompt_of(45))
     with torch.no_grad():
@@ -167,9 +167,9 @@ def test_logprobs_of_sampling_and_of_training_agree(
     base: Transformer, other_weights: Transformer, sampler: Sampler, weights: str
 ) -> None:
     if weights == "adapter":
-        snapshot = Snapshot(transformer=base, adapter=trained_adapter(base).copy())
+        snapshot = WeightsSnapshot(transformer=base, adapter=trained_adapter(base).copy())
     else:
-        snapshot = Snapshot(transformer=other_weights)
+        snapshot = WeightsSnapshot(transformer=other_weights)
     lengths = (1, 3, 16, 17, 64, 256, 257, 300)
     for length in lengths:
         asked = request(str(length), length, max_tokens=100, num_samples=2, prompt_logprobs=True, temperature=0.8)
@@ -217,7 +217,7 @@ def test_every_family_samples_and_trains_with_one_set_of_logprobs(tmp_path: Path
 
 
 def test_likeliest_tokens_of_the_sample_are_those_of_its_distribution(base: Transformer, sampler: Sampler) -> None:
-    sequence = one(sampled(sampler, Snapshot(transformer=base), temperature=0.0, topk_sample_logprobs=5))
+    sequence = one(sampled(sampler, WeightsSnapshot(transformer=base), temperature=0.0, topk_sample_logprobs=5))
     assert sequence.topk is not None
     ids, values = sequence.topk
     assert ids.shape == values.shape == (12, 5)
@@ -229,7 +229,7 @@ def test_likeliest_tokens_of_the_sample_are_those_of_its_distribution(base: Tran
 
 def test_tempered_sampler_draws_the_same_and_tells_how_likely_that_was(base: Transformer, checkpoint: Path) -> None:
     rule = {"temperature": 0.5, "top_k": 20, "seed": 3}
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     raw = one(sampled(Sampler(base, checkpoint), snapshot, **rule))
     tempered = one(sampled(Sampler(base, checkpoint, tempered_logprobs=True), snapshot, **rule))
     assert tempered.tokens.tolist() == raw.tokens.tolist()
@@ -242,7 +242,7 @@ def test_tempered_sampler_draws_the_same_and_tells_how_likely_that_was(base: Tra
 
 def test_sampling_in_16_bits_gives_logprobs_near_those_of_training(checkpoint: Path) -> None:
     model = Transformer(ModelConfig.read(checkpoint)).load(checkpoint, dtype=torch.bfloat16)
-    sequence = one(sampled(Sampler(model, checkpoint), Snapshot(transformer=model), max_tokens=40))
+    sequence = one(sampled(Sampler(model, checkpoint), WeightsSnapshot(transformer=model), max_tokens=40))
     truth = training_logprobs(model, None, [*prompt_of(20), *sequence.tokens.tolist()])[19:]
     assert np.abs(truth - sequence.logprobs).mean() < 0.1
 
@@ -259,11 +259,11 @@ def test_same_seed_gives_the_same_whatever_else_runs(tmp_path: Path, kind: str, 
     base, other_weights = (Transformer(ModelConfig.read(each)).load(each) for each in (checkpoint, other))
     adapters = [trained_adapter(base, seed, rank) for seed, rank in ((0, 4), (1, 2), (2, 8))]
     watched = {
-        "base": (Snapshot(transformer=base), {"length": 30}),
-        "adapter": (Snapshot(transformer=base, adapter=adapters[0].copy()), {"length": 7, "num_samples": 3}),
-        "long": (Snapshot(transformer=base, adapter=adapters[1].copy()), {"length": 400, "top_p": 0.9}),
-        "one": (Snapshot(transformer=base), {"length": 1, "top_k": 20, "temperature": 1.5}),
-        "weights": (Snapshot(transformer=other_weights), {"length": 50}),
+        "base": (WeightsSnapshot(transformer=base), {"length": 30}),
+        "adapter": (WeightsSnapshot(transformer=base, adapter=adapters[0].copy()), {"length": 7, "num_samples": 3}),
+        "long": (WeightsSnapshot(transformer=base, adapter=adapters[1].copy()), {"length": 400, "top_p": 0.9}),
+        "one": (WeightsSnapshot(transformer=base), {"length": 1, "top_k": 20, "temperature": 1.5}),
+        "weights": (WeightsSnapshot(transformer=other_weights), {"length": 50}),
     }
     alone = {}
     for name, (snapshot, fields) in watched.items():
@@ -274,7 +274,7 @@ def test_same_seed_gives_the_same_whatever_else_runs(tmp_path: Path, kind: str, 
     for number, (name, (snapshot, fields)) in enumerate(watched.items()):
         for other in range(6):
             length, samples = int(chance.integers(1, 300)), int(chance.integers(1, 4))
-            company = Snapshot(transformer=base, adapter=adapters[other % 3].copy() if other % 2 else None)
+            company = WeightsSnapshot(transformer=base, adapter=adapters[other % 3].copy() if other % 2 else None)
             fields_of_it = {"max_tokens": int(chance.integers(1, 60)), "num_samples": samples, "seed": other}
             crowded.submit(request(f"{number}/{other}", length, **fields_of_it), company)
         crowded.submit(request(name, max_tokens=40, **fields), snapshot)
@@ -286,14 +286,14 @@ def test_same_seed_gives_the_same_whatever_else_runs(tmp_path: Path, kind: str, 
 
 
 def test_samples_differ_from_each_other_and_not_by_how_many_there_are(base: Transformer, sampler: Sampler) -> None:
-    many = sampled(sampler, Snapshot(transformer=base), num_samples=4)
-    few = sampled(sampler, Snapshot(transformer=base), num_samples=2)
+    many = sampled(sampler, WeightsSnapshot(transformer=base), num_samples=4)
+    few = sampled(sampler, WeightsSnapshot(transformer=base), num_samples=2)
     assert len({tuple(sequence.tokens) for sequence in many.sequences}) == 4
     assert [each.tokens.tolist() for each in few.sequences] == [each.tokens.tolist() for each in many.sequences[:2]]
 
 
 def test_without_a_seed_nothing_is_repeated(base: Transformer, sampler: Sampler) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     tokens = {tuple(one(sampled(sampler, snapshot, seed=None)).tokens) for _ in range(3)}
     tokens |= {tuple(one(sampled(sampler, snapshot, seed=seed)).tokens) for seed in (1, 2)}
     assert len(tokens) == 5
@@ -347,7 +347,7 @@ def train(engine: Engine, model_id: str) -> float:
 
 
 def test_token_to_stop_at_ends_a_continuation_and_is_its_last(base: Transformer, sampler: Sampler) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     free = one(sampled(sampler, snapshot, max_tokens=30))
     assert free.stop_reason is StopReason.LENGTH
     assert len(free.tokens) == 30
@@ -362,7 +362,7 @@ def test_token_to_stop_at_ends_a_continuation_and_is_its_last(base: Transformer,
 def test_end_of_text_stops_unless_the_request_says_otherwise(
     base: Transformer, checkpoint: Path, tmp_path: Path
 ) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     free = one(sampled(Sampler(base, checkpoint), snapshot, max_tokens=30))
     ends = [int(free.tokens[9]), 271]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
@@ -377,7 +377,7 @@ def test_end_of_text_stops_unless_the_request_says_otherwise(
 def test_string_to_stop_at_ends_a_continuation_with_the_token_that_completes_it(
     base: Transformer, sampler: Sampler
 ) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     written = "".join(map(chr, range(33, 127)))
     # Tokens 0 to 93 of the test tokenizer are these characters.
     for seed in range(20):
@@ -393,7 +393,7 @@ def test_string_to_stop_at_ends_a_continuation_with_the_token_that_completes_it(
 
 
 def test_lengths_end_a_continuation(base: Transformer, sampler: Sampler) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     filling = one(sampled(sampler, snapshot, length=CONTEXT - 5, max_tokens=None))
     assert len(filling.tokens) == 5
     assert filling.stop_reason is StopReason.LENGTH
@@ -411,9 +411,9 @@ def test_lengths_end_a_continuation(base: Transformer, sampler: Sampler) -> None
 
 
 def test_short_request_sent_after_a_long_one_ends_first(base: Transformer, sampler: Sampler) -> None:
-    sampler.submit(request("long", 10, max_tokens=500), Snapshot(transformer=base))
+    sampler.submit(request("long", 10, max_tokens=500), WeightsSnapshot(transformer=base))
     sampler.step()
-    sampler.submit(request("short", 10, max_tokens=4), Snapshot(transformer=base))
+    sampler.submit(request("short", 10, max_tokens=4), WeightsSnapshot(transformer=base))
     ended = [[name for name, _ in sampler.step()] for _ in range(4)]
     assert ended == [[], [], [], ["short"]]
     assert len(one(run(sampler)["long"]).tokens) == 500
@@ -432,9 +432,9 @@ def test_step_computes_all_adapters_of_a_base_at_once_and_full_weights_each_by_t
     monkeypatch.setattr(Transformer, "hidden", counted)
     for seed in range(5):
         adapter = trained_adapter(base, seed).copy() if seed else None
-        sampler.submit(request(f"adapter {seed}", 10 + seed), Snapshot(transformer=base, adapter=adapter))
+        sampler.submit(request(f"adapter {seed}", 10 + seed), WeightsSnapshot(transformer=base, adapter=adapter))
     for seed in range(3):
-        sampler.submit(request(f"weights {seed}"), Snapshot(transformer=other_weights))
+        sampler.submit(request(f"weights {seed}"), WeightsSnapshot(transformer=other_weights))
     sampler.step()
     assert sorted(calls, key=id) == sorted([base, other_weights], key=id)
     run(sampler)
@@ -452,7 +452,7 @@ def test_long_prompts_are_read_in_pieces_while_others_go_on(
         return compute(self, tokens, *args, **others)
 
     monkeypatch.setattr(Transformer, "hidden", counted)
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     sampler.submit(request("running", 5, max_tokens=20), snapshot)
     for number in range(12):
         sampler.submit(request(str(number), 500, max_tokens=2), snapshot)
@@ -465,7 +465,7 @@ def test_long_prompts_are_read_in_pieces_while_others_go_on(
 def test_full_cache_lets_requests_wait_and_changes_nothing_of_what_they_give(
     base: Transformer, checkpoint: Path
 ) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
 
     def submit_all(sampler: Sampler) -> None:
         for number in range(12):
@@ -492,7 +492,7 @@ def test_full_cache_lets_requests_wait_and_changes_nothing_of_what_they_give(
 def test_samples_share_the_room_of_their_prompt(base: Transformer, checkpoint: Path) -> None:
     # 20 blocks of prompt, and one for each sample: two prompts would not fit.
     sampler = Sampler(base, checkpoint, cache_bytes=28 * BLOCK_BYTES)
-    sampler.submit(request("it", 320, num_samples=8, max_tokens=17), Snapshot(transformer=base))
+    sampler.submit(request("it", 320, num_samples=8, max_tokens=17), WeightsSnapshot(transformer=base))
     # Two steps read the prompt, and the second one chooses the first token of each.
     assert [sampler.step() for _ in range(17)] == [[]] * 17
     ((_, result),) = sampler.step()
@@ -501,7 +501,7 @@ def test_samples_share_the_room_of_their_prompt(base: Transformer, checkpoint: P
 
 
 def test_samples_that_do_not_fit_at_once_run_one_after_the_other(base: Transformer, checkpoint: Path) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     expected = sampled(Sampler(base, checkpoint), snapshot, length=50, num_samples=7, max_tokens=20)
     for limits in ({"cache_bytes": 9 * BLOCK_BYTES}, {"max_sequences": 2}):
         narrow = Sampler(base, checkpoint, **limits)
@@ -509,7 +509,7 @@ def test_samples_that_do_not_fit_at_once_run_one_after_the_other(base: Transform
 
 
 def test_request_that_can_never_fit_is_refused(base: Transformer, checkpoint: Path) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     sampler = Sampler(base, checkpoint, cache_bytes=8 * BLOCK_BYTES)
     with pytest.raises(EngineError, match=r"memory holds 128.*lower max_tokens"):
         sampler.submit(request(length=40, max_tokens=100), snapshot)
@@ -547,29 +547,29 @@ def test_request_that_can_never_fit_is_refused(base: Transformer, checkpoint: Pa
 def test_request_that_makes_no_sense_is_refused_and_nothing_else_ends(
     base: Transformer, sampler: Sampler, fields: dict[str, Any], says: str
 ) -> None:
-    sampler.submit(request("good"), Snapshot(transformer=base))
+    sampler.submit(request("good"), WeightsSnapshot(transformer=base))
     with pytest.raises(EngineError, match=says) as caught:
-        sampler.submit(request("bad", **fields), Snapshot(transformer=base))
+        sampler.submit(request("bad", **fields), WeightsSnapshot(transformer=base))
     assert caught.value.blame is Blame.USER
     assert len(one(run(sampler)["good"]).tokens) == 12
 
 
 def test_second_request_of_an_id_is_refused_while_the_first_is_under_way(base: Transformer, sampler: Sampler) -> None:
-    sampler.submit(request("it"), Snapshot(transformer=base))
+    sampler.submit(request("it"), WeightsSnapshot(transformer=base))
     with pytest.raises(EngineError, match="it is under way"):
-        sampler.submit(request("it"), Snapshot(transformer=base))
+        sampler.submit(request("it"), WeightsSnapshot(transformer=base))
     run(sampler)
-    sampler.submit(request("it"), Snapshot(transformer=base))
+    sampler.submit(request("it"), WeightsSnapshot(transformer=base))
     assert list(run(sampler)) == ["it"]
 
 
 def test_stop_strings_without_a_tokenizer_are_refused(base: Transformer, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        Sampler(base, tmp_path).submit(request(stop_strings=("x",)), Snapshot(transformer=base))
+        Sampler(base, tmp_path).submit(request(stop_strings=("x",)), WeightsSnapshot(transformer=base))
 
 
 def test_cancelled_request_gives_nothing_and_leaves_its_room(base: Transformer, checkpoint: Path) -> None:
-    snapshot = Snapshot(transformer=base)
+    snapshot = WeightsSnapshot(transformer=base)
     sampler = Sampler(base, checkpoint, cache_bytes=8 * BLOCK_BYTES)
     for name in ("running", "waiting", "next"):
         sampler.submit(request(name, 40, max_tokens=50), snapshot)
@@ -586,14 +586,14 @@ def test_diverged_weights_fail_their_own_requests_alone(base: Transformer, check
     broken = trained_adapter(base)
     with torch.no_grad():
         broken.factors["model.layers.1.self_attn.v_proj"].b[0, 0] = float("nan")
-    good = Snapshot(transformer=base, adapter=trained_adapter(base, 1).copy())
+    good = WeightsSnapshot(transformer=base, adapter=trained_adapter(base, 1).copy())
     expected = sampled(Sampler(base, checkpoint), good, length=40, max_tokens=20)
     # So small that the blocks of those that fail are used again.
     sampler = Sampler(base, checkpoint, cache_bytes=16 * BLOCK_BYTES)
     for round_ in range(3):
         for number in range(2):
             bad = request(f"bad {round_} {number}", 48, num_samples=2, max_tokens=20)
-            sampler.submit(bad, Snapshot(transformer=base, adapter=broken))
+            sampler.submit(bad, WeightsSnapshot(transformer=base, adapter=broken))
             sampler.submit(request(f"good {round_} {number}", 40, max_tokens=20), good)
     results = run(sampler)
     assert len(results) == 12
@@ -610,9 +610,9 @@ def test_step_that_fails_ends_the_requests_of_its_weights_and_no_others(
     base: Transformer, sampler: Sampler, checkpoint: Path
 ) -> None:
     without_weights = Transformer(ModelConfig.read(checkpoint))
-    sampler.submit(request("good"), Snapshot(transformer=base))
-    sampler.submit(request("bad"), Snapshot(transformer=without_weights))
+    sampler.submit(request("good"), WeightsSnapshot(transformer=base))
+    sampler.submit(request("bad"), WeightsSnapshot(transformer=without_weights))
     results = run(sampler)
     assert isinstance(results["bad"], EngineError)
     assert results["bad"].blame is Blame.SERVER
-    assert same(results["good"], sampled(sampler, Snapshot(transformer=base)))
+    assert same(results["good"], sampled(sampler, WeightsSnapshot(transformer=base)))

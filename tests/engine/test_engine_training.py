@@ -18,7 +18,7 @@ from tiny_models import make_checkpoint, reference
 from trainmaster.engine import engine as engine_module
 from trainmaster.engine import losses
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.trained_model import SKIPPED, Snapshot, weights_state
+from trainmaster.engine.trained_model import SKIPPED, WeightsSnapshot, weights_state
 from trainmaster.engine.types import (
     AdamOptions,
     Blame,
@@ -458,7 +458,7 @@ def test_error_within_a_pack_fails_whose_it_is(
     def broken(tokens: losses.Tokens) -> losses.TokenLosses:
         raise ValueError("it broke")
 
-    monkeypatch.setitem(losses.LOSSES, "broken", losses.Loss(formula=broken, optional=("weights",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(losses.LOSSES, "broken", losses.LossFunction(formula=broken, optional=("weights",)))  # type: ignore[arg-type]
     passes = the_company(engine)
     bad = Pass(model_id="a", data=passes[1].data, loss="broken")
     results = engine.run([*passes[:1], bad, *passes[1:]])
@@ -678,7 +678,7 @@ def test_state_of_another_model_is_refused_and_changes_nothing(
 # Snapshots
 
 
-def snapshot_state(engine: Engine, snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_state(engine: Engine, snapshot: WeightsSnapshot) -> dict[str, Any]:
     """A snapshot as a tree, for `Engine.snapshot_from`; its tensors are the snapshot's own."""
     if snapshot.adapter is not None:
         weights = {name: each.detach() for name, each in snapshot.adapter.named_parameters()}

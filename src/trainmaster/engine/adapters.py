@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.products import Factors, Share
+from trainmaster.engine.products import AdapterShare, Factors
 from trainmaster.engine.types import EngineError, LoraOptions
 from trainmaster.engine.weight_files import module_naming, naming_of
 
@@ -225,17 +225,17 @@ class AdapterRows:
     """
 
     parts: Sequence[tuple[Adapter | None, int]]
-    _shares: dict[str, tuple[Share, ...]] = field(default_factory=dict, init=False)
+    _shares: dict[str, tuple[AdapterShare, ...]] = field(default_factory=dict, init=False)
 
     @property
     def total(self) -> int:
         return sum(rows for _, rows in self.parts)
 
-    def shares(self, target: str, dtype: torch.dtype) -> tuple[Share, ...]:
+    def shares(self, target: str, dtype: torch.dtype) -> tuple[AdapterShare, ...]:
         """The parts that adapt a layer; their factors are rounded once for the pack to the type that it computes in."""
         if target not in self._shares:
             self._shares[target] = tuple(
-                Share(
+                AdapterShare(
                     start,
                     start + rows,
                     adapter.scale,

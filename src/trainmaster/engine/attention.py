@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainmaster.engine.cache import BLOCK, NO_PAGE, Cache, Room, Sight, blocks_for, pages_of
+from trainmaster.engine.cache import BLOCK, NO_PAGE, KeyValueCache, Room, Sight, blocks_for, pages_of
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
@@ -209,7 +209,7 @@ class CachedAttention:
         spans: In the order of the pack's rows. Further rows at the end of the pack get zeros.
     """
 
-    def __init__(self, cache: Cache, spans: Sequence[Span]) -> None:
+    def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
         self._cache = cache
         present = [sight for sight in Sight if cache.layout.strata[sight]]
         cache.clear(np.concatenate([span.begun(sight) for sight in present for span in spans]))
@@ -241,7 +241,7 @@ class CachedAttention:
 class _Sighted:
     """The slots of the spans' tokens, and the spans in groups, for the layers of one sight."""
 
-    def __init__(self, cache: Cache, spans: Sequence[Span], sight: Sight) -> None:
+    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], sight: Sight) -> None:
         device = cache.keys.device
         slots = np.concatenate([span.slots(sight) for span in spans])
         self.slots = torch.from_numpy(np.ascontiguousarray(slots.T)).to(device)
@@ -258,7 +258,7 @@ class _Sighted:
                 blocks = min(blocks, cache.layout.ring(width))
             alike[width, blocks].append(_Member(span, row, first * BLOCK, pages))
             row += span.count
-        self.groups = [_Group(members, width, blocks, device) for (width, blocks), members in alike.items()]
+        self.groups = [_SpanGroup(members, width, blocks, device) for (width, blocks), members in alike.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class _Member:
     """The pages that it sees: [blocks, strata]."""
 
 
-class _Group:
+class _SpanGroup:
     """Spans that are computed in one shape.
 
     Args:

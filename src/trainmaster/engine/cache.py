@@ -34,7 +34,7 @@ class Sight(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """Where a layer's keys and values are: its stratum among those of its sight, and its depth in the pages."""
 
     sight: Sight
@@ -46,7 +46,7 @@ class Place:
 class Layout:
     """How the layers of a model share pages."""
 
-    places: tuple[Place, ...]
+    places: tuple[LayerPlace, ...]
     """For each layer."""
     depth: int
     """Layers in a stratum."""
@@ -69,7 +69,7 @@ class Layout:
         seen = [0, 0]
         places = []
         for sight in sights:
-            places.append(Place(sight, *divmod(seen[sight], depth)))
+            places.append(LayerPlace(sight, *divmod(seen[sight], depth)))
             seen[sight] += 1
         strata = -(-counts[0] // depth), -(-counts[1] // depth)
         return cls(tuple(places), depth, strata, window=max(shorter, default=0))
@@ -119,7 +119,7 @@ def pages_of(rooms: Sequence[Room], sight: Sight, start: int, stop: int) -> np.n
     return np.concatenate(parts) if parts else rooms[0].tables[sight][:0]
 
 
-class Cache:
+class KeyValueCache:
     """A pool of pages.
 
     Args:

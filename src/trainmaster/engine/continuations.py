@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainmaster.engine.cache import BLOCK, Layout, Room, Sight, blocks_for
 from trainmaster.engine.decoding import Rule, StringWatch, draws_of
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest, SampleResult, StopReason
 
 MAX_TOPK = 1024
@@ -24,7 +24,7 @@ NO_LOGPROB = -99999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SampleLimits:
     """Limits of one request."""
 
     vocabulary: int
@@ -35,7 +35,7 @@ class Limits:
     """Pages in the cache."""
 
 
-def check(request: SampleRequest, limits: Limits) -> int:
+def check(request: SampleRequest, limits: SampleLimits) -> int:
     """Check a request; returns the most tokens that each continuation may have."""
     prompt = np.asarray(request.prompt)
     if not prompt.size:
@@ -66,7 +66,7 @@ def check(request: SampleRequest, limits: Limits) -> int:
     return _new_tokens(request, limits)
 
 
-def _new_tokens(request: SampleRequest, limits: Limits) -> int:
+def _new_tokens(request: SampleRequest, limits: SampleLimits) -> int:
     layout, length = limits.layout, len(request.prompt)
     room = limits.context - length
     asked = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -118,7 +118,7 @@ class Generation:
     def __init__(
         self,
         request: SampleRequest,
-        snapshot: Snapshot,
+        snapshot: WeightsSnapshot,
         *,
         new_tokens: int,
         ends: frozenset[int],

@@ -20,8 +20,8 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.parallel import OneRank, Ranks, as_engine_error, command
-from trainmaster.engine.passes import CheckedPass, Chunk, Computed, Part, check_pass, compute, cut, pack, share
-from trainmaster.engine.trained_model import Snapshot, State, TrainedModel, check_shapes, weights_state
+from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
+from trainmaster.engine.trained_model import State, TrainedModel, WeightsSnapshot, check_shapes, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
 
 PACK_TOKENS = 8192
@@ -92,7 +92,7 @@ class Engine:
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
         computed = self._compute(own)
-        told = {n: Outcome(each.failure, each.outputs, each.metrics) for n, each in computed.items()}
+        told = {n: RankOutcome(each.failure, each.outputs, each.metrics) for n, each in computed.items()}
         by_rank = self.ranks.exchange("the outcomes", told)
         return [
             each if isinstance(each, EngineError) else _ended(own[n], computed[n], [rank[n] for rank in by_rank])
@@ -130,28 +130,28 @@ class Engine:
         weights = dict(adapter.named_parameters())
         model.load_state(weights_state(Trained.ADAPTER, adapter.options, weights), self.ranks, optimizer=False)
 
-    def snapshot(self, model_id: str | None) -> Snapshot:
+    def snapshot(self, model_id: str | None) -> WeightsSnapshot:
         """A model's weights as they are now; None: the base model's."""
-        return Snapshot(transformer=self.base) if model_id is None else self._model(model_id).snapshot()
+        return WeightsSnapshot(transformer=self.base) if model_id is None else self._model(model_id).snapshot()
 
-    def snapshot_from(self, state: State) -> Snapshot:
+    def snapshot_from(self, state: State) -> WeightsSnapshot:
         """Make a snapshot of a state."""
         weights = state["weights"]
         if state["trained"] == Trained.NOTHING:
-            return Snapshot(transformer=self.base)
+            return WeightsSnapshot(transformer=self.base)
         if state["trained"] == Trained.ADAPTER:
             adapter = Adapter(self.config, LoraOptions(**state["lora"]), device=self.base.unembedding.weight.device)
             check_shapes(dict(adapter.named_parameters()), weights)
             adapter.load(weights)
-            return Snapshot(transformer=self.base, adapter=adapter.copy())
+            return WeightsSnapshot(transformer=self.base, adapter=adapter.copy())
         check_shapes(dict(self.base.named_parameters()), weights)
         transformer = copy.deepcopy(self.base)
         with torch.no_grad():
             for name, parameter in transformer.named_parameters():
                 parameter.copy_(weights[name])
-        return Snapshot(transformer=transformer)
+        return WeightsSnapshot(transformer=transformer)
 
-    def export(self, snapshot: Snapshot, directory: Path, *, merged: bool, tinker_names: bool = False) -> None:
+    def export(self, snapshot: WeightsSnapshot, directory: Path, *, merged: bool, tinker_names: bool = False) -> None:
         """Write a snapshot as a PEFT adapter, or merged as a transformers checkpoint.
 
         With `tinker_names`, an adapter of a tied model names the unembedding as Tinker's tools do.
@@ -193,7 +193,7 @@ class Engine:
         return computed
 
 
-class Outcome(NamedTuple):
+class RankOutcome(NamedTuple):
     """What ranks tell each other of a pass."""
 
     failure: EngineError | None
@@ -208,7 +208,7 @@ def _own_part(checked: CheckedPass, ranks: Ranks) -> CheckedPass:
     return replace(checked, request=replace(checked.request, data=data), inputs=checked.inputs[own.start : own.stop])
 
 
-def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Outcome]) -> PassResult | EngineError:
+def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[RankOutcome]) -> PassResult | EngineError:
     """The result of a pass over all ranks. Its gradients are added only now that no rank can fail any more."""
     for outcome in outcomes:
         if outcome.failure is not None:
@@ -222,7 +222,7 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Outcome]) ->
     )
 
 
-def _parts(chunks: Sequence[Chunk]) -> list[Part | EngineError]:
+def _parts(chunks: Sequence[Chunk]) -> list[ChunkResult | EngineError]:
     """Compute a pack; if that fails, each chunk alone, to find out which one failed."""
     if not chunks:
         return []
@@ -238,7 +238,7 @@ def _parts(chunks: Sequence[Chunk]) -> list[Part | EngineError]:
     return [_part_alone(chunk, recompute=recompute) for chunk in chunks]
 
 
-def _part_alone(chunk: Chunk, *, recompute: bool) -> Part | EngineError:
+def _part_alone(chunk: Chunk, *, recompute: bool) -> ChunkResult | EngineError:
     _forget_gradients(chunk)
     try:
         return compute([chunk], recompute=recompute)[0]

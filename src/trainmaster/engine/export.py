@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainmaster.engine.adapters import UNEMBEDDING, Adapter
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_files import StoredWeights
 
@@ -32,7 +32,7 @@ _FORMAT = {"format": "pt"}
 """Readers expect this in the header of a file."""
 
 
-def export_adapter(snapshot: Snapshot, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
+def export_adapter(snapshot: WeightsSnapshot, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
     """Write a PEFT adapter for a base model; for `tinker_names` see `Adapter.peft_tensors`."""
     if snapshot.adapter is None:
         raise EngineError("these weights have no adapter: export them merged, as a model")
@@ -54,7 +54,7 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
     return Adapter.from_peft(config, described, tensors)
 
 
-def export_model(snapshot: Snapshot, base_model: Path, directory: Path, *, trained: bool) -> None:
+def export_model(snapshot: WeightsSnapshot, base_model: Path, directory: Path, *, trained: bool) -> None:
     """Write a transformers checkpoint with the adapter merged into the weights.
 
     Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's.
@@ -86,7 +86,9 @@ def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **parts, "tie_word_embeddings": False}
 
 
-def _merged(snapshot: Snapshot, stored: StoredWeights, *, trained: bool, untied: bool) -> Iterator[tuple[str, Tensor]]:
+def _merged(
+    snapshot: WeightsSnapshot, stored: StoredWeights, *, trained: bool, untied: bool
+) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
     adapter, tied = snapshot.adapter, snapshot.transformer.config.tied
     for name, parameter in snapshot.transformer.named_parameters(remove_duplicate=False):

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.model import Unembedding
-from trainmaster.engine.products import Share, add_shares, back_product, factors_of, share_gradients, wide_product
+from trainmaster.engine.products import (
+    AdapterShare,
+    add_shares,
+    back_product,
+    factors_of,
+    share_gradients,
+    wide_product,
+)
 from trainmaster.engine.types import EngineError
 
 LOGITS = 2**27
@@ -99,11 +106,11 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _RowGroup:
     """Rows of consecutive spans whose logits are computed together."""
 
     rows: slice
-    shares: tuple[Share, ...]
+    shares: tuple[AdapterShare, ...]
     """The spans of adapters, counted from the group's first row."""
     owners: tuple[int, ...]
     """The indices of their shares."""
@@ -121,7 +128,7 @@ class _Plan:
         self.unembedding = unembedding
         self.shares = adapters.shares(unembedding.target, unembedding.weight.dtype) if adapters else ()
         chunk = chunk or max(1, LOGITS // len(unembedding.weight))
-        self.groups: list[_Group] = []
+        self.groups: list[_RowGroup] = []
         filling: list[_Span] = []
         for span in _spans(self.shares, rows, min(chunk, _SPAN)):
             filling.append(span)
@@ -131,7 +138,7 @@ class _Plan:
         if filling:
             self.groups.append(self._group(filling))
 
-    def logits(self, hidden: Tensor, group: _Group) -> tuple[Tensor, list[Tensor]]:
+    def logits(self, hidden: Tensor, group: _RowGroup) -> tuple[Tensor, list[Tensor]]:
         """The logits [rows of the group, vocabulary] after the softcap, and what `add_shares` returned."""
         logits = wide_product(hidden[group.rows], self.unembedding.weight)
         lowered = add_shares(logits, hidden[group.rows], group.shares)
@@ -139,12 +146,12 @@ class _Plan:
             logits.div_(cap).tanh_().mul_(cap)
         return logits, lowered
 
-    def _group(self, spans: Sequence[_Span]) -> _Group:
+    def _group(self, spans: Sequence[_Span]) -> _RowGroup:
         first, adapted = spans[0].start, [span for span in spans if span.owner != _NOBODY]
         shares = (
             replace(self.shares[each.owner], start=each.start - first, stop=each.stop - first) for each in adapted
         )
-        return _Group(slice(first, spans[-1].stop), tuple(shares), tuple(span.owner for span in adapted))
+        return _RowGroup(slice(first, spans[-1].stop), tuple(shares), tuple(span.owner for span in adapted))
 
 
 class _TargetLogprobs(torch.autograd.Function):
@@ -197,7 +204,7 @@ def _check(targets: Tensor, vocabulary: int) -> None:
         raise EngineError(f"the target token {wrong} is not among the {vocabulary} of the vocabulary")
 
 
-def _spans(shares: Sequence[Share], rows: int, longest: int) -> Iterator[_Span]:
+def _spans(shares: Sequence[AdapterShare], rows: int, longest: int) -> Iterator[_Span]:
     """All rows, split where adapters begin and end, and each part split from its first row on."""
     parts: list[tuple[int, int, int]] = []
     done = 0

@@ -54,7 +54,7 @@ class TokenLosses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class LossFunction:
     """A loss function and its inputs."""
 
     formula: Callable[[Tokens], TokenLosses]
@@ -122,24 +122,28 @@ def _clipped(ratios: Tensor, inputs: Mapping[str, Tensor]) -> TokenLosses:
 _POLICY = (LOGPROBS, ADVANTAGES)
 _THRESHOLDS = (CLIP_LOW, CLIP_HIGH)
 
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(formula=_cross_entropy, optional=(WEIGHTS,), wide=True),
-    "importance_sampling": Loss(formula=_importance_sampling, required=_POLICY),
-    "ppo": Loss(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
-    "cispo": Loss(formula=_cispo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
-    "dro": Loss(formula=_dro, required=_POLICY, defaults={"beta": 0.05}),
-    "gspo": Loss(
+LOSSES: Mapping[str, LossFunction] = {
+    "cross_entropy": LossFunction(formula=_cross_entropy, optional=(WEIGHTS,), wide=True),
+    "importance_sampling": LossFunction(formula=_importance_sampling, required=_POLICY),
+    "ppo": LossFunction(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
+    "cispo": LossFunction(
+        formula=_cispo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}
+    ),
+    "dro": LossFunction(formula=_dro, required=_POLICY, defaults={"beta": 0.05}),
+    "gspo": LossFunction(
         formula=_gspo,
         required=_POLICY,
         optional=(*_THRESHOLDS, RATIO_MASK),
         defaults={CLIP_LOW: 1 - 3e-4, CLIP_HIGH: 1 + 4e-4},
     ),
-    "dapo": Loss(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.28}),
-    "reinforce": Loss(formula=_reinforce, required=(ADVANTAGES,), optional=(LOGPROBS,)),
+    "dapo": LossFunction(
+        formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.28}
+    ),
+    "reinforce": LossFunction(formula=_reinforce, required=(ADVANTAGES,), optional=(LOGPROBS,)),
 }
 
 
-def find(name: str) -> Loss:
+def find(name: str) -> LossFunction:
     if loss := LOSSES.get(name):
         return loss
     raise EngineError(f"unknown loss function {name!r}; there are {_listed(LOSSES)}")
@@ -260,7 +264,7 @@ def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) ->
     return numbers
 
 
-def _defaults(loss: Loss, options: Options, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _defaults(loss: LossFunction, options: Options, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Defaults for the inputs that a datum omits."""
     shape = inputs[TARGETS].shape
     found = {key: np.full(shape, options[key], np.float32) for key in _THRESHOLDS if key in options}

@@ -195,7 +195,7 @@ class Layer(nn.Module):
         return rows + self.post_feedforward_layernorm(through)  # type: ignore[no-any-return]
 
 
-class Body(nn.Module):
+class DecoderBody(nn.Module):
     """All but the unembedding, as a module of its own because checkpoints name it `model`."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -212,7 +212,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         with torch.device("meta"):
-            self.model = Body(config)
+            self.model = DecoderBody(config)
             self.lm_head = Unembedding(config)
         if config.tied:
             self.lm_head.weight = cast(nn.Parameter, self.model.embed_tokens.weight)

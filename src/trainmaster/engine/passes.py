@@ -18,7 +18,7 @@ from trainmaster.engine import losses
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.logprobs import target_logprobs
-from trainmaster.engine.losses import Loss, Options, TokenLosses, Tokens
+from trainmaster.engine.losses import LossFunction, Options, TokenLosses, Tokens
 from trainmaster.engine.trained_model import TrainedModel, add_up
 from trainmaster.engine.types import Datum, EngineError, Pass, Trained
 
@@ -77,7 +77,7 @@ class CheckedPass:
 
     request: Pass
     model: TrainedModel
-    loss: Loss
+    loss: LossFunction
     options: Options
     inputs: Sequence[Mapping[str, np.ndarray]]
     """For each datum, all inputs of the loss."""
@@ -131,7 +131,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ChunkResult:
     """The result of a chunk."""
 
     outputs: list[dict[str, np.ndarray]]
@@ -150,7 +150,7 @@ class Computed:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     failure: EngineError | None = None
 
-    def add(self, part: Part | EngineError) -> None:
+    def add(self, part: ChunkResult | EngineError) -> None:
         if isinstance(part, EngineError):
             self.failure = part
             return
@@ -176,7 +176,7 @@ def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: 
     return CheckedPass(request=request, model=model, loss=loss, options=options, inputs=inputs)
 
 
-def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[Part | EngineError]:
+def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkResult | EngineError]:
     """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
     transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
     device = transformer.unembedding.weight.device
@@ -232,7 +232,7 @@ def _tokens(chunk: Chunk, logprobs: Tensor) -> Tokens:
     )
 
 
-def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> Part | EngineError:
+def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> ChunkResult | EngineError:
     gradients = chunk.of.model.take_gradients() if chunk.of.request.backward else {}
     logprobs, values = own.cpu().numpy(), of_tokens.values.detach().cpu().numpy()
     ends = np.cumsum(chunk.lengths)
@@ -242,7 +242,7 @@ def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> Part | EngineErr
         return EngineError(f"the loss of datum {index} is not finite; the request added nothing to the gradients")
     ratios = None if of_tokens.ratios is None else of_tokens.ratios.cpu().numpy()
     inputs = {name: chunk.joined(name) for name in chunk.names}
-    return Part(
+    return ChunkResult(
         outputs=[{"logprobs": each} for each in np.split(logprobs, ends[:-1])],
         metrics=losses.measure(values, ratios, logprobs, inputs, chunk.lengths),
         gradients=gradients,

@@ -67,7 +67,7 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class AdapterShare:
     """Consecutive rows of one adapter, and its factors for one layer."""
 
     start: int
@@ -79,19 +79,19 @@ class Share:
     b: Tensor
 
 
-def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share]) -> Tensor:
+def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare]) -> Tensor:
     """`rows @ weight.T + bias`, one product for all rows, plus each adapter's part on its own rows."""
     if not shares:
         return product(rows, weight, bias)
     return _AdaptedProduct.apply(rows, weight, bias, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
 
 
-def factors_of(shares: Sequence[Share]) -> list[nn.Parameter]:
+def factors_of(shares: Sequence[AdapterShare]) -> list[nn.Parameter]:
     """A and B of each share, in the order of `share_gradients`."""
     return [each for share in shares for each in (share.factors.a, share.factors.b)]
 
 
-def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[Share]) -> list[Tensor]:
+def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare]) -> list[Tensor]:
     """Add the adapters' part to the outputs of a layer.
 
     Args:
@@ -112,7 +112,7 @@ def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[Share]) -> list[T
 
 
 def share_gradients(
-    grad: Tensor, rows: Tensor, lowered: Sequence[Tensor], shares: Sequence[Share], grad_rows: Tensor | None
+    grad: Tensor, rows: Tensor, lowered: Sequence[Tensor], shares: Sequence[AdapterShare], grad_rows: Tensor | None
 ) -> list[Tensor]:
     """The gradients of A and B of each share; those of the rows are added to `grad_rows`, if it is given.
 
@@ -136,7 +136,7 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[Share], *_factors: Tensor
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare], *_factors: Tensor
     ) -> Tensor:
         outputs = product(rows, weight, bias)
         lowered = add_shares(outputs, rows, shares)

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import CachedAttention, Span
-from trainmaster.engine.cache import BLOCK, Cache, Layout, blocks_for
-from trainmaster.engine.continuations import PIECE, Continuation, Generation, Limits, check
+from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, blocks_for
+from trainmaster.engine.continuations import PIECE, Continuation, Generation, SampleLimits, check
 from trainmaster.engine.decoding import choose, end_tokens, likeliest, logprobs_of, read_tokenizer, tempered_logprobs_of
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import Blame, EngineError, SampleRequest, SampleResult, StopReason
 
 MAX_SEQUENCES = 256
@@ -76,7 +76,7 @@ class Sampler:
         self._tempered = tempered_logprobs
         self._end_tokens = end_tokens(checkpoint)
         self._tokenizer: Tokenizer | None = None
-        self._cache_or_none: Cache | None = None
+        self._cache_or_none: KeyValueCache | None = None
         self._generations: dict[str, Generation] = {}
         """By request id, in order of arrival."""
         self._ended: list[tuple[str, SampleResult | EngineError]] = []
@@ -98,7 +98,7 @@ class Sampler:
         sequences = sum(generation.wanted_sequences for generation in generations)
         return max(pages / self._cache.pages, sequences / self._max_sequences)
 
-    def submit(self, request: SampleRequest, snapshot: Snapshot) -> None:
+    def submit(self, request: SampleRequest, snapshot: WeightsSnapshot) -> None:
         """Accept a request.
 
         Raises:
@@ -106,7 +106,7 @@ class Sampler:
         """
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
-        limits = Limits(
+        limits = SampleLimits(
             vocabulary=self._transformer.config.vocab_size,
             context=self._context,
             layout=self._cache.layout,
@@ -148,7 +148,7 @@ class Sampler:
         return ended
 
     @property
-    def _cache(self) -> Cache:
+    def _cache(self) -> KeyValueCache:
         """Allocated on first use: many processes train and never sample."""
         if self._cache_or_none is None:
             self._cache_or_none = _new_cache(
@@ -311,7 +311,7 @@ def _pieces(generations: Sequence[Generation]) -> list[_Piece]:
     return pieces
 
 
-def _hidden(transformer: Transformer, cache: Cache, pieces: Sequence[_Piece]) -> Tensor:
+def _hidden(transformer: Transformer, cache: KeyValueCache, pieces: Sequence[_Piece]) -> Tensor:
     """Hidden states of all pieces; on the CPU padded with spare rows, so that no product needs to pad."""
     rows = pieces[-1].row + pieces[-1].span.count
     device = transformer.unembedding.weight.device
@@ -366,7 +366,7 @@ def _note_likeliest(choices: Sequence[_Choice], logits: Tensor) -> None:
             choices[row].continuation.topk.append((tokens[place], logprobs[place]))
 
 
-def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> Cache:
+def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> KeyValueCache:
     config, weight = transformer.config, transformer.unembedding.weight
     if memory_bytes is None:
         memory_bytes = _free_bytes(weight.device) // 4 if weight.device.type == "cuda" else _CPU_CACHE_BYTES
@@ -374,7 +374,7 @@ def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: i
     layout = Layout.of(config.windows, longest)
     page_bytes = 2 * layout.depth * BLOCK * heads * width * weight.element_size()
     most = sequences * layout.pages(blocks_for(longest) + 1, layout.ring(PIECE) + layout.ring(1))
-    return Cache(
+    return KeyValueCache(
         layout,
         heads=heads,
         width=width,

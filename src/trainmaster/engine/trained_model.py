@@ -18,7 +18,7 @@ from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Snapshot:
+class WeightsSnapshot:
     """A model's weights at one moment: no training step changes them.
 
     Snapshots compare by identity, so they can be keys when batching by weights.
@@ -157,10 +157,12 @@ class TrainedModel:
                 each.copy_(saved["tensors"][name])
             self.gradients.add(tensors, int(saved["loss_tokens"]), int(saved["sequences"]))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> WeightsSnapshot:
         if self.trained is Trained.ALL:
-            return Snapshot(transformer=copy.deepcopy(self.transformer).requires_grad_(False))
-        return Snapshot(transformer=self.transformer, adapter=None if self.adapter is None else self.adapter.copy())
+            return WeightsSnapshot(transformer=copy.deepcopy(self.transformer).requires_grad_(False))
+        return WeightsSnapshot(
+            transformer=self.transformer, adapter=None if self.adapter is None else self.adapter.copy()
+        )
 
     def _summed(self, gradients: Gradients, ranks: Ranks) -> Gradients:
         """The sum over all ranks; a rank without data adds nothing."""

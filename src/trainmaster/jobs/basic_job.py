@@ -20,7 +20,7 @@ from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.spec import ExecutionSpec
 from trainmaster.jobs.stop_requests import StopRequests
-from trainmaster.jobs.tracker import NONE, Lines, tracker_for
+from trainmaster.jobs.tracker import NONE, ProgressLines, tracker_for
 from trainmaster.protocol.reasons import Phase
 
 C = TypeVar("C")
@@ -63,7 +63,7 @@ class BasicJob(_BaseJob, Generic[C]):
         """The checkpoint of another job that this one started from, if any."""
         self._requests = StopRequests(self.process)
         self._mirror = tracker_for(NONE)
-        self._lines = Lines()
+        self._lines = ProgressLines()
 
     @classmethod
     def local(

@@ -28,7 +28,7 @@ class InexactResumeError(RuntimeError):
     """The checkpoint lacks something that an exact continuation of the training needs."""
 
 
-class Loaded(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     tree: Any
     metadata: dict[str, Any]
     manifest: Manifest
@@ -54,7 +54,7 @@ class Loader:
         exact: bool = False,
         needs: Sequence[str] = (),
         elastic: bool = False,
-    ) -> Loaded:
+    ) -> LoadedCheckpoint:
         """Read a checkpoint.
 
         Args:
@@ -77,7 +77,7 @@ class Loader:
         rel_path = check_path(rel_path)
         process = self._process
         problem: Exception | None = None
-        loaded: Loaded | None = None
+        loaded: LoadedCheckpoint | None = None
         state: rng.State | None = None
         try:
             manifest = _manifest(self._root, rel_path)
@@ -93,7 +93,7 @@ class Loader:
                 _require(rel_path, needs, tree, metadata)
                 if digests is not None:
                     _verify_rest(directory, digests, process)
-            loaded = Loaded(tree, metadata, manifest)
+            loaded = LoadedCheckpoint(tree, metadata, manifest)
         except Exception as error:
             problem = error
         _agree(rel_path, problem, process)
@@ -110,7 +110,7 @@ class Loader:
         partial: bool = False,
         exact: bool = False,
         needs: Sequence[str] = (),
-    ) -> tuple[str, Loaded]:
+    ) -> tuple[str, LoadedCheckpoint]:
         """Read the newest checkpoint of this job that is not corrupt; returns its place, too.
 
         Args:

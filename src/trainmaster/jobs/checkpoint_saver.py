@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Self
 from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest, check_path
-from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, Loaded, Loader
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, LoadedCheckpoint, Loader
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Parts, Process, SingleProcess, call_on_first
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import TREE, write_text
 
-__all__ = ["BEST", "LATEST", "InexactResumeError", "Loaded", "SaveError", "Saved", "Saver"]
+__all__ = ["BEST", "LATEST", "InexactResumeError", "LoadedCheckpoint", "SaveError", "SavedCheckpoint", "Saver"]
 
 TIMEOUT_S = 1800.0
 """How long rank 0 waits for the parts of the other ranks."""
@@ -50,7 +50,7 @@ class SaveError(RuntimeError):
     """A checkpoint was not saved."""
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that was committed."""
 
     rel_path: str
@@ -76,7 +76,7 @@ class Saver(Loader):
         keep: int | None = None,
         reporter: Reporter | None = None,
         check_owner: Callable[[], None] | None = None,
-        on_commit: Callable[[Saved], None] | None = None,
+        on_commit: Callable[[SavedCheckpoint], None] | None = None,
         staging_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -109,7 +109,7 @@ class Saver(Loader):
         self._thread: threading.Thread | None = None
         self._pending = False
         self._problem: BaseException | None = None
-        self._saved: Saved | None = None
+        self._saved: SavedCheckpoint | None = None
         _savers.add(self)
 
     def prepare(self, tree: Any) -> None:
@@ -138,7 +138,7 @@ class Saver(Loader):
         Args:
             tree: what to save. Whole arrays and plain values are those of process 0.
             rel_path: the path below the root. A second save to the same path is committed beside the first, under
-                another name; see `Saved.rel_path`.
+                another name; see `SavedCheckpoint.rel_path`.
             step: the step that training has reached.
             epoch: the epoch that training has reached.
             metrics: metrics of the checkpoint.
@@ -198,7 +198,7 @@ class Saver(Loader):
                 place, committed = commit_beside(
                     self._root, draft, rel_path, manifest, check_owner=self._check_owner, known_digests=digests
                 )
-                saved = Saved(place, committed, time.monotonic() - began)
+                saved = SavedCheckpoint(place, committed, time.monotonic() - began)
                 for name in point:
                     self._root.point(self._home, name, place.removeprefix(f"{self._home}/"))
                 self._on_commit(saved)
@@ -217,7 +217,7 @@ class Saver(Loader):
         if (thread := self._thread) is not None and thread is not threading.current_thread():
             thread.join()
 
-    def wait(self) -> Saved | None:
+    def wait(self) -> SavedCheckpoint | None:
         """Wait until nothing is under way; returns what was saved since the last wait, if anything.
 
         Raises:
@@ -266,7 +266,7 @@ class Saver(Loader):
         self._thread, self._pending = threading.Thread(target=run, name="checkpoint"), True
         self._thread.start()
 
-    def _report_commit(self, saved: Saved) -> None:
+    def _report_commit(self, saved: SavedCheckpoint) -> None:
         self._reporter.committed(saved.manifest, self._root.locate(saved.rel_path), took_s=saved.took_s)
 
     def _prune(self) -> None:
@@ -308,7 +308,7 @@ def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
     return files
 
 
-def _outcome_to_json(problem: BaseException | None, saved: Saved | None) -> dict[str, Any]:
+def _outcome_to_json(problem: BaseException | None, saved: SavedCheckpoint | None) -> dict[str, Any]:
     if problem is not None:
         return {"error": str(problem), "type": type(problem).__name__}
     if saved is None:
@@ -316,13 +316,13 @@ def _outcome_to_json(problem: BaseException | None, saved: Saved | None) -> dict
     return {"rel_path": saved.rel_path, "manifest": json.loads(saved.manifest.to_bytes()), "took_s": saved.took_s}
 
 
-def _outcome_from_json(outcome: Mapping[str, Any]) -> tuple[BaseException | None, Saved | None]:
+def _outcome_from_json(outcome: Mapping[str, Any]) -> tuple[BaseException | None, SavedCheckpoint | None]:
     if "error" in outcome:
         kind = NotOwnerError if outcome["type"] == NotOwnerError.__name__ else SaveError
         return kind(f"rank 0: {outcome['error']}"), None
     if not outcome:
         return None, None
-    return None, Saved(outcome["rel_path"], Manifest.from_json(outcome["manifest"]), outcome["took_s"])
+    return None, SavedCheckpoint(outcome["rel_path"], Manifest.from_json(outcome["manifest"]), outcome["took_s"])
 
 
 def to_remove(

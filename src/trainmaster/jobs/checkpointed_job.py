@@ -14,7 +14,7 @@ from trainmaster.jobs import ambient, checkpoint_reader, report, rng
 from trainmaster.jobs.basic_job import BasicJob, name_of
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, check_path
 from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, find
-from trainmaster.jobs.checkpoint_saver import Saved, Saver, finish_saves
+from trainmaster.jobs.checkpoint_saver import SavedCheckpoint, Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
 from trainmaster.jobs.objects import S3_SCHEME
@@ -281,7 +281,7 @@ class Registrar:
         self._pointers: set[str] = set()
         self._is_best = False
         """Whether the save that is under way becomes the best one, registered or not."""
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, SavedCheckpoint] = {}
         """Commits of this process, by place."""
         self._reported: dict[str, bool] = {}
         """Places that were reported to the server, and whether as the best."""
@@ -313,7 +313,7 @@ class Registrar:
             self.lock.require()
         report.reporter.require_ownership()
 
-    def on_commit(self, saved: Saved) -> None:
+    def on_commit(self, saved: SavedCheckpoint) -> None:
         """Set the pointers that waited for this commit.
 
         Only registered checkpoints are reported to the server, since a new attempt continues from those.

@@ -82,7 +82,7 @@ def _take(descriptor: int, path: Path, deadline: float) -> None:
 class ObjectLock:
     """A lock that a thread renews until the block ends."""
 
-    def __init__(self, place: objects.Place, key: str, owner: str) -> None:
+    def __init__(self, place: objects.ObjectPlace, key: str, owner: str) -> None:
         self._place = place
         self._key = key
         self._owner = owner
@@ -141,7 +141,7 @@ class ObjectLock:
 
 
 @contextlib.contextmanager
-def object_lock(place: objects.Place, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
+def object_lock(place: objects.ObjectPlace, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
     """Lock by an object that names the holder.
 
     Raises:

@@ -53,7 +53,7 @@ class NoSuchBucketError(ObjectStoreError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ObjectPlace:
     """A key in a bucket, or all keys that begin with it and a slash."""
 
     store: S3Store
@@ -74,7 +74,7 @@ Credentials = Callable[[], Mapping[str, Any]]
 """Called when there are no keys yet, and when those that it returned have expired."""
 
 
-def open_place(uri: str, credentials: Credentials | None = None) -> Place:
+def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
     """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet.
 
     Raises:
@@ -103,10 +103,10 @@ def open_place(uri: str, credentials: Credentials | None = None) -> Place:
     if credentials is not None:
         settings["credential_provider"] = credentials
     store = S3Store(bucket, client_options=options, **settings)  # type: ignore[arg-type]
-    return Place(store=store, bucket=bucket, key="/".join(part for part in key.split("/") if part))
+    return ObjectPlace(store=store, bucket=bucket, key="/".join(part for part in key.split("/") if part))
 
 
-def head(place: Place, key: str) -> ObjectMeta | None:
+def head(place: ObjectPlace, key: str) -> ObjectMeta | None:
     """The metadata of an object; None if there is none."""
     import obstore
 
@@ -115,7 +115,7 @@ def head(place: Place, key: str) -> ObjectMeta | None:
     return None
 
 
-def listing(place: Place, key: str) -> list[ObjectMeta]:
+def listing(place: ObjectPlace, key: str) -> list[ObjectMeta]:
     """All objects below a key."""
     import obstore
 
@@ -123,7 +123,7 @@ def listing(place: Place, key: str) -> list[ObjectMeta]:
         return [meta for batch in obstore.list(place.store, key or None) for meta in batch]
 
 
-def directories(place: Place, key: str) -> list[str]:
+def directories(place: ObjectPlace, key: str) -> list[str]:
     """The names directly below a key, up to the next slash."""
     import obstore
 
@@ -132,7 +132,7 @@ def directories(place: Place, key: str) -> list[str]:
     return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
 
 
-def get(place: Place, key: str) -> tuple[bytes, str]:
+def get(place: ObjectPlace, key: str) -> tuple[bytes, str]:
     """Read a small object and its version; raises FileNotFoundError if there is none."""
     import obstore
 
@@ -141,7 +141,7 @@ def get(place: Place, key: str) -> tuple[bytes, str]:
         return bytes(found.bytes()), found.meta["e_tag"] or ""
 
 
-def put(place: Place, key: str, data: bytes) -> None:
+def put(place: ObjectPlace, key: str, data: bytes) -> None:
     """Write a small object, replacing any other."""
     import obstore
 
@@ -149,7 +149,7 @@ def put(place: Place, key: str, data: bytes) -> None:
         obstore.put(place.store, key, data)
 
 
-def put_if(place: Place, key: str, data: bytes, *, version: str | None) -> str | None:
+def put_if(place: ObjectPlace, key: str, data: bytes, *, version: str | None) -> str | None:
     """Write a small object if there is none, or if it still has this version.
 
     Returns:
@@ -166,7 +166,7 @@ def put_if(place: Place, key: str, data: bytes, *, version: str | None) -> str |
             return None
 
 
-def delete(place: Place, keys: Iterable[str]) -> None:
+def delete(place: ObjectPlace, keys: Iterable[str]) -> None:
     """Remove objects; missing ones are no error."""
     import obstore
 
@@ -176,7 +176,7 @@ def delete(place: Place, keys: Iterable[str]) -> None:
             obstore.delete(place.store, doomed)
 
 
-def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+def receive(place: ObjectPlace, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
     """Download an object, completely or not at all; returns its size and SHA-256."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{os.urandom(6).hex()}.part")
@@ -189,7 +189,7 @@ def receive(place: Place, key: str, target: Path, *, on_bytes: OnBytes | None = 
     return digest
 
 
-def receive_version(place: Place, meta: ObjectMeta, target: Path, *, on_bytes: OnBytes | None = None) -> None:
+def receive_version(place: ObjectPlace, meta: ObjectMeta, target: Path, *, on_bytes: OnBytes | None = None) -> None:
     """Download one version of an object, continuing where an earlier call broke off. Not for concurrent callers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
@@ -203,12 +203,12 @@ def receive_version(place: Place, meta: ObjectMeta, target: Path, *, on_bytes: O
     os.replace(part, target)
 
 
-def digest(place: Place, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+def digest(place: ObjectPlace, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
     """Size and SHA-256 of an object, read completely."""
     return _digest(place, key, on_bytes, len)
 
 
-def send_all(place: Place, files: Mapping[Path, str]) -> None:
+def send_all(place: ObjectPlace, files: Mapping[Path, str]) -> None:
     """Upload files to their keys, several at a time."""
     in_parallel(lambda item: _send(place, *item), files.items())
 
@@ -220,7 +220,9 @@ def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
             pass
 
 
-def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[memoryview], object]) -> tuple[int, str]:
+def _digest(
+    place: ObjectPlace, key: str, on_bytes: OnBytes | None, take: Callable[[memoryview], object]
+) -> tuple[int, str]:
     import obstore
 
     sha256 = hashlib.sha256()
@@ -232,7 +234,7 @@ def _digest(place: Place, key: str, on_bytes: OnBytes | None, take: Callable[[me
     return meta["size"], sha256.hexdigest()
 
 
-def _pieces(place: Place, meta: ObjectMeta, start: int, on_bytes: OnBytes | None) -> Iterator[memoryview]:
+def _pieces(place: ObjectPlace, meta: ObjectMeta, start: int, on_bytes: OnBytes | None) -> Iterator[memoryview]:
     """Download an object in pieces, all of one version: another client may replace the object meanwhile."""
     import obstore
 
@@ -244,7 +246,7 @@ def _pieces(place: Place, meta: ObjectMeta, start: int, on_bytes: OnBytes | None
             on_bytes(span[1] - span[0])
 
 
-def _send(place: Place, path: Path, key: str) -> None:
+def _send(place: ObjectPlace, path: Path, key: str) -> None:
     import obstore
 
     with _translated(place, key):
@@ -258,7 +260,7 @@ def _send(place: Place, path: Path, key: str) -> None:
 
 
 @contextlib.contextmanager
-def _translated(place: Place, key: str) -> Iterator[None]:
+def _translated(place: ObjectPlace, key: str) -> Iterator[None]:
     """Raise obstore's errors as ours, in one line that names the object."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 

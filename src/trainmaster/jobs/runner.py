@@ -80,7 +80,7 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """How a run starts."""
 
     document: Mapping[str, Any]
@@ -95,7 +95,7 @@ class Plan:
     """Messages for the user."""
 
 
-def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest) -> Plan:
+def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest) -> RunPlan:
     """Decide how a class starts under this identity.
 
     Raises:
@@ -106,19 +106,19 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
     if not issubclass(cls, RestoreableJob):
         if request.restore is not None:
             raise RunError(f"{request.target} is no RestoreableJob: it cannot begin from {request.restore}")
-        return Plan(document=completed_document(cls, given))
+        return RunPlan(document=completed_document(cls, given))
     own, other = _starting_points(spec, root, request)
     if own:
         return _continue_run(cls, spec, root, request, own, other=other, given=given)
     document = completed_document(cls, given)
     if other is None:
-        return Plan(document=document)
+        return RunPlan(document=document)
     try:
         # What the server chose is this very checkpoint, whatever was saved to its path since.
         place = find(root, other) if request.restore is not None or root.manifest(other) is None else other
     except FileNotFoundError:
         raise RunError(f"there is no checkpoint {other} below {root.uri}") from None
-    return Plan(document=document, other=other, other_place=place, notes=(f"begins from {other}",))
+    return RunPlan(document=document, other=other, other_place=place, notes=(f"begins from {other}",))
 
 
 def next_after(own: Sequence[str], error: CorruptCheckpointError) -> str:
@@ -160,7 +160,7 @@ def _continue_run(
     *,
     other: str | None,
     given: Mapping[str, Any],
-) -> Plan:
+) -> RunPlan:
     notes = []
     while True:
         try:
@@ -187,7 +187,7 @@ def _continue_run(
     notes.append(f"goes on from {where}")
     if changed:
         notes.append("goes on with another configuration: " + "; ".join(changed))
-    return Plan(document=document, own=tuple(own), notes=tuple(notes))
+    return RunPlan(document=document, own=tuple(own), notes=tuple(notes))
 
 
 def _saved_configuration(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
@@ -314,7 +314,7 @@ def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock 
 
 def _agreed_plan(
     cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest, process: Process
-) -> Plan:
+) -> RunPlan:
     """The plan of process 0, on all processes."""
 
     def make() -> dict[str, Any]:
@@ -324,11 +324,11 @@ def _agreed_plan(
             raise RunError(str(error)) from error
 
     plan = call_on_first(process, f"plan {spec.path}", make, errors=_PROBLEMS)
-    return Plan(**{**plan, "own": tuple(plan["own"]), "notes": tuple(plan["notes"])})
+    return RunPlan(**{**plan, "own": tuple(plan["own"]), "notes": tuple(plan["notes"])})
 
 
 def _restored(
-    cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: Plan, process: Process, *, elastic: bool
+    cls: type[BasicJob[Any]], spec: ExecutionSpec, plan: RunPlan, process: Process, *, elastic: bool
 ) -> BasicJob[Any]:
     if not issubclass(cls, RestoreableJob) or not (plan.own or plan.other_place):
         return make_job(cls, spec, plan.document)

@@ -120,7 +120,7 @@ class WandbTracker:
         self._run.finish()
 
 
-class Lines:
+class ProgressLines:
     """Prints metrics for a person to watch: the first ones at once, then one line a second."""
 
     EVERY_S = 1.0

@@ -23,7 +23,7 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.export import read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.trained_model import Snapshot, weights_state
+from trainmaster.engine.trained_model import WeightsSnapshot, weights_state
 from trainmaster.engine.types import Blame, EngineError, Trained
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import Saver
@@ -273,7 +273,7 @@ def exported_snapshot(engine: Engine, directory: Path) -> Snapshot:
         adapter = read_adapter(engine.config, directory)
         return engine.snapshot_from(weights_state(Trained.ADAPTER, adapter.options, dict(adapter.named_parameters())))
     like = engine.base.unembedding.weight
-    return Snapshot(transformer=_transformer(directory, like.device, like.dtype))
+    return WeightsSnapshot(transformer=_transformer(directory, like.device, like.dtype))
 
 
 def load_export(engine: Engine, model_id: str, directory: Path) -> None:

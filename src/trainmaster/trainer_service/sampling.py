@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
-from trainmaster.engine.trained_model import Snapshot
+from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import EngineError, SampledSequence
 from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CommittedCheckpoint
 from trainmaster.trainer_service.configuration import Configuration
@@ -117,7 +117,7 @@ class SamplingSessions:
             self._reply(Reply(request_id=request_id, error=message, category="server"))
         self._waiting.clear()
 
-    def _snapshot(self, session_id: str) -> Snapshot:
+    def _snapshot(self, session_id: str) -> WeightsSnapshot:
         session = self._sessions.get(session_id)
         if session is None:
             raise EngineError(

@@ -111,7 +111,7 @@ def _require_replaceable(target: Path) -> None:
     _require_of_a_result(found, text, str(target))
 
 
-def _earlier_objects(place: objects.Place) -> list[str]:
+def _earlier_objects(place: objects.ObjectPlace) -> list[str]:
     """The keys of an earlier result at that place."""
     keys = [meta["path"] for meta in objects.listing(place, place.key)]
     text = objects.get(place, place.below(RECORD))[0].decode() if place.below(RECORD) in keys else None
@@ -132,7 +132,7 @@ def _require_of_a_result(found: Collection[str], text: str | None, shown: str) -
         )
 
 
-def _upload(result: Path, place: objects.Place) -> None:
+def _upload(result: Path, place: objects.ObjectPlace) -> None:
     earlier = _earlier_objects(place)
     files = {path: place.below(path.relative_to(result).as_posix()) for path in result.rglob("*") if path.is_file()}
     # From now on the place is ours, complete or not: another attempt may replace it.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from trainmaster.jobs.trees.safetensors import Entry, Sink
+from trainmaster.jobs.trees.safetensors import Sink, TensorEntry
 from trainmaster.jobs.trees.structure import Described, Node, TreeError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Array: TypeAlias = Any
 class ArrayModule(Protocol):
     """A module for arrays that are written to safetensors files here."""
 
-    def entry(self, name: str, value: Array, /) -> Entry:
+    def entry(self, name: str, value: Array, /) -> TensorEntry:
         """How an array lies in a file."""
 
     def itemsize(self, value: Array, /) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from trainmaster.jobs.trees.structure import ANYTHING, Described, Wanted
+from trainmaster.jobs.trees.structure import ANYTHING, Described, WantedArray
 
 DIRECTORY = "orbax"
 
@@ -47,7 +47,7 @@ def start(arrays: Mapping[str, Any], directory: Path) -> Callable[[], None]:
     return finish
 
 
-def read(directory: Path, wanted: Sequence[Wanted]) -> list[jax.Array]:
+def read(directory: Path, wanted: Sequence[WantedArray]) -> list[jax.Array]:
     """Read arrays onto the devices of their templates, sharded as those are."""
     structs: dict[str, jax.ShapeDtypeStruct] = {}
     for leaf in wanted:
@@ -96,7 +96,7 @@ def _plain(value: jax.Array) -> jax.Array:
     return whole
 
 
-def _struct(leaf: Wanted) -> jax.ShapeDtypeStruct:
+def _struct(leaf: WantedArray) -> jax.ShapeDtypeStruct:
     sharding = None if leaf.template is ANYTHING else leaf.template.sharding
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -111,7 +111,7 @@ def _shaped(shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def _finished(leaf: Wanted, array: jax.Array) -> jax.Array:
+def _finished(leaf: WantedArray, array: jax.Array) -> jax.Array:
     if isinstance(leaf.template, jax.Array) and not leaf.template.committed:
         # A scalar or key that was not committed to a device must combine with sharded arrays, as it did before.
         array = jax.numpy.asarray(jax.device_get(array))

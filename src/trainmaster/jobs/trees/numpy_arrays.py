@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from trainmaster.jobs.trees.safetensors import Entry, Memory, Sink
+from trainmaster.jobs.trees.safetensors import Memory, Sink, TensorEntry
 from trainmaster.jobs.trees.structure import Described, Node
 
 _FORMAT = {
@@ -45,12 +45,12 @@ def describe(value: object) -> Described | None:
     return Described(kind="numpy", dtype=_spell(value.dtype), shape=value.shape, identity=identity, extra=scalar)
 
 
-def entry(name: str, value: Any) -> Entry:
+def entry(name: str, value: Any) -> TensorEntry:
     array = numpy.asarray(value)
     word = _FORMAT.get(_spell(array.dtype))
     if word is None:
-        return Entry(name=name, dtype="U8", shape=(array.nbytes,), nbytes=array.nbytes)
-    return Entry(name=name, dtype=word, shape=array.shape, nbytes=array.nbytes)
+        return TensorEntry(name=name, dtype="U8", shape=(array.nbytes,), nbytes=array.nbytes)
+    return TensorEntry(name=name, dtype=word, shape=array.shape, nbytes=array.nbytes)
 
 
 def on_gpu(_value: object) -> bool:

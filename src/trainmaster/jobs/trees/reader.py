@@ -17,7 +17,7 @@ from trainmaster.jobs.trees import safetensors
 from trainmaster.jobs.trees.arrays import Array, describe_array, library, module_for
 from trainmaster.jobs.trees.buffers import Buffers
 from trainmaster.jobs.trees.safetensors import Sink
-from trainmaster.jobs.trees.structure import ANYTHING, Node, TreeError, Wanted, match
+from trainmaster.jobs.trees.structure import ANYTHING, Node, TreeError, WantedArray, match
 from trainmaster.jobs.trees.writer import TREE, VERSION
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _document(directory: Path, name: str, digests: Mapping[str, str] | None) -> 
 
 
 def _read_file(
-    directory: Path, name: str, wanted: Sequence[Wanted], digests: Mapping[str, str] | None, buffers: Buffers
+    directory: Path, name: str, wanted: Sequence[WantedArray], digests: Mapping[str, str] | None, buffers: Buffers
 ) -> list[Array]:
     path = directory / name
     if "/" in name or not name.endswith(safetensors.SUFFIX):
@@ -138,7 +138,7 @@ def _read_file(
 
 
 @contextlib.contextmanager
-def _ferry(wanted: Sequence[Wanted], buffers: Buffers) -> Iterator[Ferry | None]:
+def _ferry(wanted: Sequence[WantedArray], buffers: Buffers) -> Iterator[Ferry | None]:
     """The ferry that copies the arrays of one file to a GPU; None when none is wanted there."""
     if not any(module_for(leaf.node["array"]).on_gpu(leaf.template) for leaf in wanted):
         yield None
@@ -155,10 +155,10 @@ def _ferry(wanted: Sequence[Wanted], buffers: Buffers) -> Iterator[Ferry | None]
 
 
 def _read_library(
-    kind: str, directory: Path, wanted: Sequence[Wanted], digests: Mapping[str, str] | None, process: Process
+    kind: str, directory: Path, wanted: Sequence[WantedArray], digests: Mapping[str, str] | None, process: Process
 ) -> Sequence[Array]:
     """Read arrays whose files a library reads itself. Their digests are compared first, each process some of them."""
-    read_arrays: Callable[[Path, Sequence[Wanted]], Sequence[Array]]
+    read_arrays: Callable[[Path, Sequence[WantedArray]], Sequence[Array]]
     with library(kind):
         if kind == "jax":
             from trainmaster.jobs.trees import jax_arrays

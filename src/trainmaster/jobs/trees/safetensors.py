@@ -31,7 +31,7 @@ class FormatError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorEntry:
     name: str
     dtype: str
     """By the format's name: F32, BF16, I64, ..."""
@@ -43,7 +43,7 @@ class Entry:
 class Header:
     raw: bytes
     """All bytes before the first array."""
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     offsets: Mapping[str, int]
     """Where each array begins in the file."""
 
@@ -53,7 +53,9 @@ class Header:
         return self.entries[name].nbytes
 
 
-def write(path: Path, entries: Sequence[Entry], data: memoryview, *, metadata: Mapping[str, str] | None = None) -> str:
+def write(
+    path: Path, entries: Sequence[TensorEntry], data: memoryview, *, metadata: Mapping[str, str] | None = None
+) -> str:
     """Write a new file whose arrays lie in `data` one behind the other, flush it, and return its SHA-256.
 
     Raises:
@@ -111,7 +113,7 @@ class Memory:
         pass
 
 
-class _Nowhere:
+class _HashOnly:
     """A sink for arrays that are only hashed."""
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, has
         if sink is None:
             if not hashing:
                 continue
-            sink = nowhere = nowhere if nowhere is not None else _Nowhere()
+            sink = nowhere = nowhere if nowhere is not None else _HashOnly()
         nbytes, offset = header.entries[name].nbytes, header.offsets[name]
         for begin in range(0, nbytes, PIECE):
             length = min(PIECE, nbytes - begin)
@@ -148,19 +150,19 @@ def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, has
     return digest.hexdigest() if hashing else ""
 
 
-def _entries(document: Mapping[str, Any], base: int) -> tuple[dict[str, Entry], dict[str, int]]:
-    entries: dict[str, Entry] = {}
+def _entries(document: Mapping[str, Any], base: int) -> tuple[dict[str, TensorEntry], dict[str, int]]:
+    entries: dict[str, TensorEntry] = {}
     offsets: dict[str, int] = {}
     for name, found in document.items():
         begin, end = found["data_offsets"]
         if not 0 <= begin <= end:
             raise ValueError(f"{name} lies at {begin} to {end}")
-        entries[name] = Entry(name=name, dtype=found["dtype"], shape=tuple(found["shape"]), nbytes=end - begin)
+        entries[name] = TensorEntry(name=name, dtype=found["dtype"], shape=tuple(found["shape"]), nbytes=end - begin)
         offsets[name] = base + begin
     return entries, offsets
 
 
-def _header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
     document: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for entry in entries:

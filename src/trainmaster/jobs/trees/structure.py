@@ -59,7 +59,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedArray:
     """An array to read."""
 
     path: Path
@@ -85,7 +85,7 @@ def describe(tree: object, array: Describe) -> tuple[Node, list[Leaf]]:
     return describing.node(tree, ()), describing.leaves
 
 
-def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[Wanted], Build]:
+def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[WantedArray], Build]:
     """List the arrays to read, and return a function that makes the tree of them.
 
     Args:
@@ -172,7 +172,7 @@ class _Describing:
 
 class _Matching:
     def __init__(self, array: Describe, *, partial: bool) -> None:
-        self.wanted: list[Wanted] = []
+        self.wanted: list[WantedArray] = []
         self.problems: list[str] = []
         self._array = array
         self._partial = partial
@@ -202,7 +202,7 @@ class _Matching:
         )
         if not same:
             return self._mismatch(node, template, path)
-        return self._want(Wanted(path=path, node=node, template=template))
+        return self._want(WantedArray(path=path, node=node, template=template))
 
     def _like_container(self, node: Node, template: Any, children: list[tuple[Any, Any]], path: Path) -> Build:
         form = _form(template)
@@ -229,7 +229,7 @@ class _Matching:
 
     def _as_saved(self, node: Node, path: Path) -> Build:
         if "array" in node:
-            return self._want(Wanted(path=path, node=node, template=ANYTHING))
+            return self._want(WantedArray(path=path, node=node, template=ANYTHING))
         if (value := _value(node)) is not None:
             return lambda _: value[0]
         builds = {key: self._as_saved(child, (*path, key)) for key, child in _saved_children(node).items()}
@@ -238,7 +238,7 @@ class _Matching:
         make: Callable[[Any], Any] = list if "list" in node else tuple
         return lambda results: make(build(results) for build in builds.values())
 
-    def _want(self, wanted: Wanted) -> Build:
+    def _want(self, wanted: WantedArray) -> Build:
         index = len(self.wanted)
         self.wanted.append(wanted)
         return lambda results: results[index]

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.trees.buffers import Buffer
-from trainmaster.jobs.trees.safetensors import PIECE, Entry, Memory, Sink
-from trainmaster.jobs.trees.structure import ANYTHING, Described, Node, Wanted
+from trainmaster.jobs.trees.safetensors import PIECE, Memory, Sink, TensorEntry
+from trainmaster.jobs.trees.structure import ANYTHING, Described, Node, WantedArray
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -77,7 +77,7 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
     return module is not None and isinstance(value, module.DTensor)
 
 
-def entry(name: str, value: torch.Tensor) -> Entry:
+def entry(name: str, value: torch.Tensor) -> TensorEntry:
     """Describe how a tensor lies in a file.
 
     Raises:
@@ -88,8 +88,8 @@ def entry(name: str, value: torch.Tensor) -> Entry:
     nbytes = value.numel() * value.element_size()
     word = _FORMAT.get(value.dtype)
     if word is None:
-        return Entry(name=name, dtype="U8", shape=(nbytes,), nbytes=nbytes)
-    return Entry(name=name, dtype=word, shape=tuple(value.shape), nbytes=nbytes)
+        return TensorEntry(name=name, dtype="U8", shape=(nbytes,), nbytes=nbytes)
+    return TensorEntry(name=name, dtype=word, shape=tuple(value.shape), nbytes=nbytes)
 
 
 def itemsize(value: torch.Tensor) -> int:
@@ -178,7 +178,7 @@ def finish(_node: Node, template: Any, tensor: torch.Tensor) -> torch.Tensor:
     return placed
 
 
-def sharded_part(name: str, value: DTensor) -> tuple[Entry, torch.Tensor, list[int]] | None:
+def sharded_part(name: str, value: DTensor) -> tuple[TensorEntry, torch.Tensor, list[int]] | None:
     """This rank's part of a tensor, and its offsets in the whole; None where another rank writes the same part.
 
     Raises:
@@ -212,7 +212,7 @@ def sharded_metadata(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
     return {CUSTOM_METADATA_KEY: json.dumps(parts), "format": "pt"}
 
 
-def read_sharded(directory: Path, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+def read_sharded(directory: Path, wanted: Sequence[WantedArray]) -> list[torch.Tensor]:
     """Read tensors like their templates: sharded over whatever mesh, or whole. Each rank reads what it needs itself."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -246,7 +246,7 @@ def _shard_like(template: DTensor, whole: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def _empty(leaf: Wanted) -> torch.Tensor:
+def _empty(leaf: WantedArray) -> torch.Tensor:
     shape, dtype = leaf.node["shape"], _parse(leaf.node["dtype"])
     if is_sharded(leaf.template):
         from torch.distributed.tensor import empty

@@ -17,7 +17,7 @@ from trainmaster.jobs.process import Process, SingleProcess
 from trainmaster.jobs.trees import safetensors
 from trainmaster.jobs.trees.arrays import Array, ArrayModule, describe_array, module_for
 from trainmaster.jobs.trees.buffers import Buffer, Buffers
-from trainmaster.jobs.trees.safetensors import Entry
+from trainmaster.jobs.trees.safetensors import TensorEntry
 from trainmaster.jobs.trees.structure import Leaf, Node, TreeError, describe
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ArrayPiece:
     """An array, or this process's part of one, that goes into a file."""
 
-    entry: Entry
+    entry: TensorEntry
     value: Array
     module: ArrayModule
     offsets: Sequence[int] = ()
@@ -45,7 +45,7 @@ class Piece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFile:
     path: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[ArrayPiece]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,7 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SavePlan:
     """How a tree will be saved: which array goes to which file of which process."""
 
     document: Node
@@ -135,7 +135,7 @@ class Plan:
         buffers.reserve((file.nbytes, bool(file.on_gpu)) for file in self.files)
 
 
-def plan(tree: object, *, process: Process | None = None) -> Plan:
+def plan(tree: object, *, process: Process | None = None) -> SavePlan:
     """Plan how to save a tree.
 
     Process 0 writes whole arrays and plain values; every process writes its part of sharded arrays.
@@ -146,7 +146,7 @@ def plan(tree: object, *, process: Process | None = None) -> Plan:
     process = process if process is not None else SingleProcess()
     document, leaves = describe(tree, describe_array)
     files = _files(leaves, process)
-    return Plan(document=document, leaves=leaves, files=files, first=process.index == 0)
+    return SavePlan(document=document, leaves=leaves, files=files, first=process.index == 0)
 
 
 def write(tree: object, directory: Path, *, process: Process | None = None) -> dict[str, str]:
@@ -233,8 +233,8 @@ def _write(file: ArrayFile, directory: Path, buffer: Buffer, copies: Sequence[An
 
 def _files(leaves: Iterable[Leaf], process: Process) -> list[ArrayFile]:
     """The files that this process writes. Every process notes in its nodes which file a whole array is in."""
-    whole: list[tuple[Leaf, Piece]] = []
-    parts: list[Piece] = []
+    whole: list[tuple[Leaf, ArrayPiece]] = []
+    parts: list[ArrayPiece] = []
     for leaf in leaves:
         try:
             if leaf.described.kind == "torch-sharded":
@@ -260,19 +260,19 @@ def _files(leaves: Iterable[Leaf], process: Process) -> list[ArrayFile]:
     return files
 
 
-def _whole(leaf: Leaf) -> Piece:
+def _whole(leaf: Leaf) -> ArrayPiece:
     module = module_for(leaf.described.kind)
-    return Piece(entry=module.entry(leaf.name, leaf.value), value=leaf.value, module=module)
+    return ArrayPiece(entry=module.entry(leaf.name, leaf.value), value=leaf.value, module=module)
 
 
-def _sharded_part(leaf: Leaf) -> list[Piece]:
+def _sharded_part(leaf: Leaf) -> list[ArrayPiece]:
     from trainmaster.jobs.trees import torch_tensors
 
     part = torch_tensors.sharded_part(leaf.name, leaf.value)
     if part is None:
         return []
     entry, local, offsets = part
-    return [Piece(entry=entry, value=local, module=torch_tensors, offsets=offsets)]
+    return [ArrayPiece(entry=entry, value=local, module=torch_tensors, offsets=offsets)]
 
 
 def _nbytes(leaf: Leaf) -> int:
@@ -296,10 +296,10 @@ def _chunks(items: Iterable[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]
         yield chunk
 
 
-def _aligned(pieces: Iterable[Piece]) -> list[Piece]:
+def _aligned(pieces: Iterable[ArrayPiece]) -> list[ArrayPiece]:
     """Pieces with the largest elements first: the format has no gaps, so every element is aligned then."""
 
-    def alignment(piece: Piece) -> int:
+    def alignment(piece: ArrayPiece) -> int:
         size = piece.module.itemsize(piece.value)
         return size & -size
 

@@ -75,7 +75,7 @@ def directory(
         return Cache(access.cache).entry("s3", key, lambda draft: _bring_all(place, names, draft, meter))
 
 
-def _bring_all(place: objects.Place, names: Mapping[str, ObjectMeta], target: Path, meter: _Meter) -> None:
+def _bring_all(place: objects.ObjectPlace, names: Mapping[str, ObjectMeta], target: Path, meter: _Meter) -> None:
     """Fill an entry's draft. The entry's key has each object's version, so that files which exist are current."""
     missing = {}
     for name, meta in names.items():
@@ -89,7 +89,7 @@ def _bring_all(place: objects.Place, names: Mapping[str, ObjectMeta], target: Pa
     )
 
 
-def _name(place: objects.Place, meta: ObjectMeta) -> str:
+def _name(place: objects.ObjectPlace, meta: ObjectMeta) -> str:
     """The object's path below the place; where it is the place itself, the last part of its key."""
     path = PurePosixPath(meta["path"])
     if ".." in path.parts:
@@ -97,7 +97,7 @@ def _name(place: objects.Place, meta: ObjectMeta) -> str:
     return path.name if str(path) == place.key else path.relative_to(place.key or ".").as_posix()
 
 
-def _kept(place: objects.Place, meta: ObjectMeta, access: Access, meter: _Meter) -> Path:
+def _kept(place: objects.ObjectPlace, meta: ObjectMeta, access: Access, meter: _Meter) -> Path:
     name = PurePosixPath(meta["path"]).name
     key = key_of(place.bucket, _endpoint(), meta["path"], meta["e_tag"], meta["size"])
 
@@ -107,7 +107,7 @@ def _kept(place: objects.Place, meta: ObjectMeta, access: Access, meter: _Meter)
     return Cache(access.cache).entry("s3", key, bring) / name
 
 
-def _beginning(place: objects.Place, meta: ObjectMeta, access: Access) -> Fetched:
+def _beginning(place: objects.ObjectPlace, meta: ObjectMeta, access: Access) -> Fetched:
     import obstore
 
     assert access.beginning_bytes is not None
