@@ -129,7 +129,7 @@ def test_restore_begins_from_another_run(tm: Callable[..., Result], target: str)
         (("--config", "nowhere.yaml"), 2, "cannot read nowhere.yaml: No such file or directory"),
         (("--tracker", "paper"), 2, "--tracker paper: there are none, trackio"),
         (("--name", "a/b"), 1, "name 'a/b'"),
-        (("--root", "gs://bucket/x"), 1, "checkpoints lie in a directory or below s3://bucket/prefix"),
+        (("--root", "gs://bucket/x"), 1, "checkpoints are stored in a directory or below s3://bucket/prefix"),
         (("--restore", "general/default/x/1"), 1, "there is no checkpoint general/default/x/1"),
     ],
 )
