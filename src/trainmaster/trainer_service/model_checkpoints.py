@@ -267,7 +267,7 @@ def is_adapter(directory: Path) -> bool:
     return (directory / "adapter_config.json").is_file()
 
 
-def exported_snapshot(engine: Engine, directory: Path) -> Snapshot:
+def exported_snapshot(engine: Engine, directory: Path) -> WeightsSnapshot:
     """Raises EngineError where it is of another base model, or cannot be read."""
     if is_adapter(directory):
         adapter = read_adapter(engine.config, directory)

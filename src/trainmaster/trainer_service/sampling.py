@@ -25,7 +25,7 @@ KEEP_WHOLE = 2
 
 @dataclass(slots=True, kw_only=True)
 class _SamplingSession:
-    snapshot: Snapshot | None
+    snapshot: WeightsSnapshot | None
     source: CommittedCheckpoint | None = None
     """Where the weights can be read again; None: nowhere."""
 
@@ -51,7 +51,7 @@ class SamplingSessions:
     def pending(self) -> int:
         return len(self._waiting)
 
-    def open(self, session_id: str, snapshot: Snapshot) -> None:
+    def open(self, session_id: str, snapshot: WeightsSnapshot) -> None:
         """Begin a session on weights that were not saved."""
         self._put(session_id, _SamplingSession(snapshot=snapshot))
 
@@ -151,7 +151,7 @@ class SamplingSessions:
                 if session.source is None:
                     del self._sessions[session_id]
 
-    def _load(self, found: CommittedCheckpoint) -> Snapshot:
+    def _load(self, found: CommittedCheckpoint) -> WeightsSnapshot:
         for session in self._sessions.values():
             known = session.source
             if session.snapshot is not None and known is not None and known.manifest == found.manifest:
