@@ -36,7 +36,7 @@ from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.middleware import Front
+from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import accounts, jobs, nodes
@@ -259,7 +259,7 @@ class Served:
 
     url: str
     loop: asyncio.AbstractEventLoop
-    front: Front
+    front: ServerApp
 
     @staticmethod
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from api_world import Api
 
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.http.artifacts import Artifact, Place, Position, files
+from trainmaster.server.http.artifacts import Artifact, ArtifactPlace, Position, files
 from trainmaster.server.storage import ARTIFACTS
 
 
@@ -96,7 +96,7 @@ def test_page_looks_into_few_of_very_many_checkpoints(api: Api, job: str, monkey
         api.world.save(job, f"b{number}", step=number)
     opened: list[str] = []
 
-    def counted(place: Place, after: Position = ()) -> Iterator[Artifact]:
+    def counted(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
         opened.append(place.checkpoint_id or "output")
         return files(place, after)
 

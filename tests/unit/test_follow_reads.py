@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainmaster.server.http import followers as follow
-from trainmaster.server.http.followers import Followers, Piece
+from trainmaster.server.http.followers import Followers, StreamPiece
 from trainmaster.server.store.database import Database
 
 FOLLOWERS = 20
@@ -29,10 +29,10 @@ class Growing:
     def look(self, connection: Any, before: Any, *, changed: bool) -> int:
         return self.lines
 
-    def read(self, sight: int, cursor: str) -> Piece:
+    def read(self, sight: int, cursor: str) -> StreamPiece:
         self.reads.append(cursor)
         data = b"".join(b"%d\n" % number for number in range(int(cursor), sight))
-        return Piece(data=data, cursor=str(sight), end=sight == LINES, at_end=True)
+        return StreamPiece(data=data, cursor=str(sight), end=sight == LINES, at_end=True)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from trainmaster.server.http.context import API, GATEWAY, ApiContext
 from trainmaster.server.http.envelope import request_id_of
 from trainmaster.server.http.errors import InternalError, WrongMethodError
 from trainmaster.server.http.followers import Followers
-from trainmaster.server.http.middleware import Front
+from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.requests import ALIAS, PREFIX
 from trainmaster.server.http.router import Handler, QuickHandler, RawRoute, install_openapi
 from trainmaster.server.http.routes import (
@@ -95,7 +95,7 @@ def at_root(roles: Collection[str]) -> list[APIRouter]:
     ]
 
 
-def create_app(context: ApiContext) -> Front:
+def create_app(context: ApiContext) -> ServerApp:
     """The application of one server, with the routes of its roles."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False)
     app.state.context = context
@@ -132,7 +132,7 @@ def create_app(context: ApiContext) -> Front:
             shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
     if GATEWAY in context.roles:
         shortcuts |= tinker_routes.shortcuts()
-    return Front(
+    return ServerApp(
         app,
         context,
         app.state.gate,

@@ -34,7 +34,7 @@ from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_dige
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
 from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.middleware import Front
+from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.declared import Declared
@@ -54,7 +54,7 @@ write has it until it thaws or is killed."""
 
 
 @contextlib.contextmanager
-def running(settings: Settings, declared: Declared, *, file: Path | None, url: str, holder: str) -> Iterator[Front]:
+def running(settings: Settings, declared: Declared, *, file: Path | None, url: str, holder: str) -> Iterator[ServerApp]:
     """The application, with everything behind it running. `holder` is the name by which this server takes the lease."""
     with contextlib.ExitStack() as stack:
         sealer = load_sealer(settings)

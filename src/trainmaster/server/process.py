@@ -80,7 +80,7 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
         app = stack.enter_context(
             running(settings, declared, file=file, url=url, holder=_name_of_lock(settings.data_dir))
         )
-        server = _Server(
+        server = _HttpServer(
             uvicorn.Config(
                 app,
                 loop="uvloop",
@@ -138,7 +138,7 @@ def problems(settings: Settings, declared: Declared) -> list[str]:
     return found
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, *, on_ready: Sequence[Callable[[], None]], on_stop: Callable[[], None]
     ) -> None:

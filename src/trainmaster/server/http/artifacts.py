@@ -34,7 +34,7 @@ all files of that place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ArtifactPlace:
     """A directory whose files are artifacts."""
 
     kind: Literal["output", "checkpoint"]
@@ -55,7 +55,7 @@ class Place:
 class Artifact:
     """A file, as it was when it was opened."""
 
-    place: Place
+    place: ArtifactPlace
     path: str
     size: int
     modified_at: float
@@ -72,8 +72,8 @@ class OpenArtifact:
     artifact: Artifact = field(compare=False)
 
 
-def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> Place:
-    return Place(
+def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> ArtifactPlace:
+    return ArtifactPlace(
         kind="checkpoint",
         prefix=f"{CHECKPOINTS}/{checkpoint_id}/",
         top=roots.path(ARTIFACTS, ""),
@@ -82,8 +82,10 @@ def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> Place:
     )
 
 
-def output_place(roots: Roots, job: Job) -> Place:
-    return Place(kind="output", prefix=f"{OUTPUT}/", top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}")
+def output_place(roots: Roots, job: Job) -> ArtifactPlace:
+    return ArtifactPlace(
+        kind="output", prefix=f"{OUTPUT}/", top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}"
+    )
 
 
 def checkpoints_on_the_way(path: str) -> list[str]:
@@ -98,7 +100,7 @@ def has_output(roots: Roots, job: Job) -> bool:
     return has_entries(roots.path(ARTIFACTS, ""), f"{job.job_id}/{OUTPUT}")
 
 
-def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
+def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
     """The files of a place, sorted by name, after a position if it is in this place."""
     rest = after[2:] if place.position == after[:2] else ()
     with _opened(place) as directory:
@@ -116,7 +118,7 @@ def files(place: Place, after: Position = ()) -> Iterator[Artifact]:
                     return
 
 
-def open_file(found: Sequence[Place], path: str) -> OpenArtifact:
+def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
     """Open the file of a path.
 
     Raises:
@@ -149,7 +151,7 @@ def position_of_token(token: str) -> Position:
 
 
 @contextlib.contextmanager
-def _opened(place: Place) -> Iterator[int | None]:
+def _opened(place: ArtifactPlace) -> Iterator[int | None]:
     """A descriptor of the directory; None where it does not exist."""
     with contextlib.ExitStack() as stack:
         try:
@@ -170,7 +172,7 @@ def _open(directory: int, name: str) -> tuple[int, os.stat_result] | None:
 
 
 def _artifact(
-    place: Place, name: str, status: os.stat_result, manifest: Mapping[str, tuple[int, str]], position: Position
+    place: ArtifactPlace, name: str, status: os.stat_result, manifest: Mapping[str, tuple[int, str]], position: Position
 ) -> Artifact:
     size, sha256 = manifest.get(name, (None, None))
     known = sha256 if size == status.st_size else None
@@ -185,7 +187,7 @@ def _artifact(
     )
 
 
-def _manifest(place: Place, directory: int) -> dict[str, tuple[int, str]]:
+def _manifest(place: ArtifactPlace, directory: int) -> dict[str, tuple[int, str]]:
     """Size and digest of a checkpoint's files, as they were committed."""
     if place.kind != "checkpoint" or (opened := _open(directory, MANIFEST)) is None:
         return {}

@@ -83,7 +83,7 @@ _SHARED_PIECES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StreamPiece:
     """What comes after a cursor: bytes to send, and the cursor after them."""
 
     data: bytes
@@ -110,10 +110,10 @@ class Watched(Protocol):
         """
 
 
-class Source(Watched, Protocol):
+class FollowedSource(Watched, Protocol):
     """Something that grows, and is read piece by piece."""
 
-    def read(self, sight: Any, cursor: str) -> Piece:
+    def read(self, sight: Any, cursor: str) -> StreamPiece:
         """The next piece after a cursor, within what was seen."""
 
 
@@ -132,7 +132,7 @@ class Followers:
         for watch in self._watches.values():
             watch.wake()
 
-    async def follow(self, source: Source, cursor: str) -> AsyncGenerator[bytes, None]:
+    async def follow(self, source: FollowedSource, cursor: str) -> AsyncGenerator[bytes, None]:
         """What follows a cursor, now and later, as a body of server-sent events."""
         sent_at = time.monotonic()
         passing, passing_at = b"", -PASSING_EVERY_S
@@ -243,7 +243,7 @@ class _Watch:
         """The sight comes from a look at all sources, which notices later changes; the first look does not."""
         self.changed = asyncio.Event()
         self._first: asyncio.Task[None] | None = None
-        self._pieces: dict[str, asyncio.Task[Piece]] = {}
+        self._pieces: dict[str, asyncio.Task[StreamPiece]] = {}
 
     async def first_look(self, database: Database) -> None:
         """Look once, for all who begin to follow at the same time."""
@@ -271,7 +271,7 @@ class _Watch:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def read(self, source: Source, cursor: str) -> Piece:
+    async def read(self, source: FollowedSource, cursor: str) -> StreamPiece:
         """The next piece after a cursor, read once for all followers at it."""
         task = self._pieces.get(cursor)
         if task is None:
@@ -294,7 +294,7 @@ def _look(source: Watched, connection: Connection, before: Any, *, changed: bool
         return error
 
 
-def _retrieve(task: asyncio.Task[Piece]) -> None:
+def _retrieve(task: asyncio.Task[StreamPiece]) -> None:
     """Mark an exception as retrieved: those who waited got it, and asyncio need not warn when all have left."""
     if not task.cancelled():
         task.exception()

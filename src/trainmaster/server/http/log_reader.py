@@ -101,7 +101,7 @@ class LogSight:
     """Why a log that had lines has none now."""
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """Adjacent lines of one file on a page."""
 
     attempt: int
@@ -111,13 +111,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    entries: list[Entry]
+    entries: list[LogEntry]
     cursor: Cursor
     complete: bool
     """There are no more lines, and there will be none."""
     at_end: bool
     """There are no more lines now."""
-    open_lines: tuple[Entry, ...] = ()
+    open_lines: tuple[LogEntry, ...] = ()
     """The newest state of lines that are still being overwritten, such as progress bars; the cursor is before them.
     Read only where the page is `at_end`."""
 
@@ -162,7 +162,7 @@ class LogReader:
 
     def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """The lines after a cursor, at most `limit` of them."""
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         size, room = 0, math.inf if limit is None else limit
         while True:
             offsets = dict(cursor.offsets)
@@ -172,7 +172,7 @@ class LogReader:
                     return Page(entries=entries, cursor=here, complete=False, at_end=False)
                 if run.line_count > room:
                     run = run.first(int(room))
-                entries.append(Entry(cursor.attempt, file, run))
+                entries.append(LogEntry(cursor.attempt, file, run))
                 size, room = size + len(run.data), room - run.line_count
                 offsets[file.name] = run.end
             cursor = Cursor(attempt=cursor.attempt, offsets=offsets)
@@ -186,7 +186,7 @@ class LogReader:
                 )
             cursor = Cursor(attempt=cursor.attempt + 1)
 
-    def _open_lines(self, sight: LogSight, cursor: Cursor) -> Iterator[Entry]:
+    def _open_lines(self, sight: LogSight, cursor: Cursor) -> Iterator[LogEntry]:
         """The newest state of each line that is being overwritten."""
         if _ended(sight, cursor.attempt):
             return
@@ -198,7 +198,7 @@ class LogReader:
             written = directory.read(file.name, start, min(file.size - start, MAX_LINE_BYTES))
             if b"\r" in written and (state := newest_state(written)):
                 status = directory.status(file.name)
-                yield Entry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
+                yield LogEntry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
 
     def _complete(self, sight: LogSight, cursor: Cursor) -> bool:
         if self._filter.attempt:

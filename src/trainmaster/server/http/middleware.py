@@ -39,7 +39,7 @@ NO_ROUTE = "none"
 """Counts requests for unknown routes: paths that clients make up must not become labels of metrics."""
 
 
-class Front:
+class ServerApp:
     def __init__(
         self,
         app: ASGIApp,

@@ -64,8 +64,8 @@ def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         TooLargeError: it has more than `limit` bytes; at once, where its Content-Length says so.
         StalledError: the rest of it does not come.
     """
-    said = request.headers.get("content-length", "0")
-    if said.isdecimal() and (len(said) > 18 or int(said) > limit):
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise _too_large(limit)
     return _counted(request, limit)
 

@@ -125,8 +125,8 @@ async def _body(answer: httpx.Response) -> bytes:
 
 
 def _reason(document: dict[str, object]) -> str:
-    said = document.get("error_description") or document.get("error")
-    words = " ".join(said.split()) if isinstance(said, str) else ""
+    reason = document.get("error_description") or document.get("error")
+    words = " ".join(reason.split()) if isinstance(reason, str) else ""
     return words[:_MAX_REASON]
 
 

@@ -129,7 +129,7 @@ def forget_variables() -> None:
 
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line of a TOML text where a key or a table begins; None when that cannot be told."""
+    """The line of a TOML text where a key or a table begins; None when it cannot be found."""
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()

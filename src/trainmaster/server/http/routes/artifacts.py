@@ -20,8 +20,8 @@ from trainmaster.schema.reports import ArtifactPage, ArtifactResource
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.artifacts import (
     Artifact,
+    ArtifactPlace,
     OpenArtifact,
-    Place,
     Position,
     checkpoint_place,
     checkpoints_on_the_way,
@@ -71,7 +71,7 @@ async def list_artifacts(
     """
     after = position_of_token(page_token) if page_token else ()
 
-    def find(connection: Connection) -> tuple[list[Place], str | None]:
+    def find(connection: Connection) -> tuple[list[ArtifactPlace], str | None]:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
         return _places(context.roots, connection, principal.scope, job, kind, checkpoint_id, after)
 
@@ -97,7 +97,7 @@ def _places(
     kind: str | None,
     checkpoint_id: str | None,
     after: Position,
-) -> tuple[list[Place], str | None]:
+) -> tuple[list[ArtifactPlace], str | None]:
     """The directories that one page reads, and the token of the next page if there are more."""
     found: list[tuple[str, str]] = []
     start = after[1] if after and after[0] == "checkpoint" else ""
@@ -130,7 +130,7 @@ async def get_artifact(
 ) -> Response:
     """Fetch a file. A part of it with `Range`, and with `If-Range` only while it is what it was."""
 
-    def find(connection: Connection) -> list[Place]:
+    def find(connection: Connection) -> list[ArtifactPlace]:
         job = jobs.get(connection, principal.scope, job_id, deleted=True)
         ids = checkpoints_on_the_way(path)
         return [

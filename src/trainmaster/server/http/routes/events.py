@@ -16,7 +16,7 @@ from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, clean, encoded, instant, ok
-from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
+from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.router import MAX_OFFSET, JobId, StrictRoute, errors, stream_too
 from trainmaster.server.store import events, jobs
 from trainmaster.server.store.database import Database
@@ -116,7 +116,7 @@ PIECE_EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sight:
+class _EventSight:
     last: int
     status: JobStatus | None = None
 
@@ -128,13 +128,13 @@ class JobEventSource:
     job_id: str
     database: Database = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
+    def look(self, connection: Connection, before: _EventSight | None, *, changed: bool) -> _EventSight:
         if before is not None and not changed:
             return before
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
-        return _Sight(last=job.event_count, status=job.status)
+        return _EventSight(last=job.event_count, status=job.status)
 
-    def read(self, sight: _Sight, cursor: str) -> Piece:
+    def read(self, sight: _EventSight, cursor: str) -> StreamPiece:
         after = int(cursor)
         pieces: list[bytes] = []
         if after < sight.last:
@@ -146,7 +146,7 @@ class JobEventSource:
         ended = sight.status in TERMINAL and after >= sight.last
         if ended:
             pieces.append(sse_end(str(sight.status)))
-        return Piece(data=b"".join(pieces), cursor=str(after), end=ended)
+        return StreamPiece(data=b"".join(pieces), cursor=str(after), end=ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +157,15 @@ class FeedSource:
     database: Database = field(compare=False, repr=False)
     job_id: None = None
 
-    def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
-        return before if before and not changed else _Sight(last=events.last_id(connection, self.scope))
+    def look(self, connection: Connection, before: _EventSight | None, *, changed: bool) -> _EventSight:
+        return before if before and not changed else _EventSight(last=events.last_id(connection, self.scope))
 
-    def read(self, sight: _Sight, cursor: str) -> Piece:
+    def read(self, sight: _EventSight, cursor: str) -> StreamPiece:
         after = int(cursor)
         if after >= sight.last:
-            return Piece(data=b"", cursor=cursor)
+            return StreamPiece(data=b"", cursor=cursor)
         with self.database.read() as connection:
             found = events.feed(connection, self.scope, after, PIECE_EVENTS)
         data = b"".join(sse_event("event", encoded(feed_event(id_, event)).decode(), id_) for id_, event in found)
         # Skip the events of other accounts for good.
-        return Piece(data=data, cursor=str(found[-1][0] if found else sight.last))
+        return StreamPiece(data=data, cursor=str(found[-1][0] if found else sight.last))

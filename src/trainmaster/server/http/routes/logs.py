@@ -19,8 +19,8 @@ from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok_json, reported_at
-from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event, wants_events
-from trainmaster.server.http.log_reader import Cursor, Entry, LogFilter, LogReader, LogSight, Page
+from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
+from trainmaster.server.http.log_reader import Cursor, LogEntry, LogFilter, LogReader, LogSight, Page
 from trainmaster.server.http.requests import parse_time
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
 from trainmaster.server.storage import Roots
@@ -36,7 +36,7 @@ def page_json(page: Page, notice: str | None) -> bytes:
     return f'{{"lines":[{lines}],"open_lines":[{open_lines}],{json.dumps(rest)[1:]}'.encode()
 
 
-def line_jsons(entry: Entry) -> Iterator[tuple[str, int]]:
+def line_jsons(entry: LogEntry) -> Iterator[tuple[str, int]]:
     """Each line of an entry as a `LogLine`, and the offset of the next line in the file."""
     head, run = _head(entry), entry.run
     if b"\n" not in run.data:
@@ -48,7 +48,7 @@ def line_jsons(entry: Entry) -> Iterator[tuple[str, int]]:
         yield f"{head}{encode_basestring(message)}}}", end
 
 
-def open_line_json(entry: Entry) -> str:
+def open_line_json(entry: LogEntry) -> str:
     return f'{_head(entry)}{encode_basestring(entry.run.shown())},"open":true}}'
 
 
@@ -57,13 +57,13 @@ def page_text(page: Page, *, ranks: bool, times: bool) -> bytes:
     return "".join(_text(entry, ranks, times) for entry in (*page.entries, *page.open_lines)).encode()
 
 
-def _text(entry: Entry, ranks: bool, times: bool) -> str:
+def _text(entry: LogEntry, ranks: bool, times: bool) -> str:
     before = (f"{reported_at(entry.run.at) or '?'} " if times else "") + (f"[rank {entry.file.rank}] " if ranks else "")
     shown = entry.run.shown()
     return before + (shown.replace("\n", f"\n{before}") if before else shown) + "\n"
 
 
-def _head(entry: Entry) -> str:
+def _head(entry: LogEntry) -> str:
     """A `LogLine` up to its message."""
     file = entry.file
     rest = {"attempt": entry.attempt, "node": file.node, "rank": file.rank, "step": file.step, "stream": file.stream}
@@ -170,7 +170,7 @@ class LogSource:
             return reader.look_again(before)
         return reader.look(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
 
-    def read(self, sight: LogSight, cursor: str) -> Piece:
+    def read(self, sight: LogSight, cursor: str) -> StreamPiece:
         """Lines as events, each with the cursor after it."""
         position = Cursor.decode(cursor)
         page = self._reader().read(sight, position, PIECE_LINES, PIECE_BYTES)
@@ -185,7 +185,7 @@ class LogSource:
         if page.complete:
             events.append(sse_end(sight.status, sight.notice))
         passing = b"".join(sse_event("progress", open_line_json(entry)) for entry in page.open_lines)
-        return Piece(
+        return StreamPiece(
             data=b"".join(events),
             cursor=page.cursor.encode(),
             end=page.complete,

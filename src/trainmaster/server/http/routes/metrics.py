@@ -21,7 +21,7 @@ from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, clean, encoded, number, numbers, ok, reported_at
-from trainmaster.server.http.followers import EventStream, Piece, followers_of, sse_end, sse_event
+from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
@@ -118,14 +118,14 @@ def series(
 ) -> list[MetricSeries]:
     """The newest `limit` points of each metric; a later attempt's report of a step replaces an earlier one."""
     points: dict[str, list[Point]] = {}
-    said: dict[str, set[int]] = {}
+    reported: dict[str, set[int]] = {}
     for record in _newest_first(roots, job):
         step = _integer(record.get("step"))
         if since_step is not None and (step is None or step < since_step):
             continue
         at = reported_at(record.get("t"))
         for name, value in _values(record, names).items():
-            mine, steps = points.setdefault(name, []), said.setdefault(name, set())
+            mine, steps = points.setdefault(name, []), reported.setdefault(name, set())
             if len(mine) < limit and step not in steps:
                 mine.append((step, at, value))
                 if step is not None:
@@ -137,7 +137,7 @@ def series(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sight:
+class _MetricsSight:
     attempt: int
     ended: bool
     status: JobStatus
@@ -151,14 +151,14 @@ class MetricsSource:
     since_step: int | None = None
     roots: Roots = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: _Sight | None, *, changed: bool) -> _Sight:
+    def look(self, connection: Connection, before: _MetricsSight | None, *, changed: bool) -> _MetricsSight:
         if before is not None and not changed:
             return before if before.ended else replace(before, size=self._size(before.attempt))
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
         attempt = max(1, job.attempt_count)
-        return _Sight(attempt=attempt, ended=has_ended(job), status=job.status, size=self._size(attempt))
+        return _MetricsSight(attempt=attempt, ended=has_ended(job), status=job.status, size=self._size(attempt))
 
-    def read(self, sight: _Sight, cursor: str) -> Piece:
+    def read(self, sight: _MetricsSight, cursor: str) -> StreamPiece:
         attempt, offset = decode_cursor(cursor)
         events: list[bytes] = []
         while attempt <= sight.attempt:
@@ -172,7 +172,7 @@ class MetricsSource:
         complete = not events and sight.ended and sight.status in TERMINAL
         if complete:
             events.append(sse_end(sight.status))
-        return Piece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
+        return StreamPiece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
 
     def _take(self, attempt: int, offset: int, size: int, events: list[bytes]) -> int:
         """Add the reports of the next piece of a stream; returns the offset after it."""

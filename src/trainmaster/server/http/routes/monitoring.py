@@ -38,7 +38,7 @@ _process = ProcessCollector(registry=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ClusterSnapshot:
     """Numbers of the cluster in the database, over all accounts."""
 
     jobs: Mapping[tuple[str, str], int]
@@ -53,10 +53,10 @@ class Snapshot:
     gpus_unhealthy: Mapping[str, int]
 
 
-def take_snapshot(connection: Connection) -> Snapshot:
+def take_snapshot(connection: Connection) -> ClusterSnapshot:
     found = nodes.all(connection, _EVERYTHING)
     every = [(gpu.type, gpu.healthy) for node in found for gpu in node.gpus]
-    return Snapshot(
+    return ClusterSnapshot(
         jobs=queues.count_jobs(connection, _EVERYTHING),
         waiting_since=queues.oldest_waiting(connection, _EVERYTHING),
         nodes=Counter(str(node.state) for node in found),
@@ -77,7 +77,9 @@ def _allocated(connection: Connection, found: list[Node]) -> Mapping[str, int]:
     )
 
 
-def exposition(snapshot: Snapshot, meters: Meters, *, now: float, version: str, leads: bool, lag_s: float) -> bytes:
+def exposition(
+    snapshot: ClusterSnapshot, meters: Meters, *, now: float, version: str, leads: bool, lag_s: float
+) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given([*_of_cluster(snapshot, now), *_of_process(meters, version, leads, lag_s)]))
     registry.register(_process)
@@ -92,7 +94,7 @@ class _Given(Collector):
         return iter(self._metrics)
 
 
-def _of_cluster(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+def _of_cluster(snapshot: ClusterSnapshot, now: float) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("trainmaster_jobs", "Jobs in the database.", labels=("status", "queue"))
     depths = GaugeMetricFamily("trainmaster_queue_depth", "Jobs that wait for room.", labels=("queue",))
     for (status, queue), count in sorted(snapshot.jobs.items()):

@@ -153,7 +153,7 @@ FilePath = Annotated[str, Path(max_length=256, description="Relative to the atte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
+class RemoteWorker:
     """An authenticated worker, and the server's replica of its run directory."""
 
     context: ApiContext
@@ -192,13 +192,13 @@ class Reporter:
 
 
 @guard
-async def _reporter(request: Request, context: Context, attempt_id: AttemptId) -> Reporter:
+async def _remote_worker(request: Request, context: Context, attempt_id: AttemptId) -> RemoteWorker:
     attempt = await _attempt(request, context, attempt_id, lambda attempt: attempt.token)
     if attempt.ended_at is not None:
         # A worker sends its exit document last, so nothing that belongs to the attempt is refused here.
         raise AttemptEndedError
     job_id = attempt_id.rpartition(".")[0]
-    return Reporter(
+    return RemoteWorker(
         context=context,
         attempt_id=f"{job_id}.{attempt.number}",
         job_id=job_id,
@@ -225,7 +225,7 @@ async def _attempt(
     return attempt
 
 
-Worker = Annotated[Reporter, Depends(_reporter)]
+Worker = Annotated[RemoteWorker, Depends(_remote_worker)]
 Rank = Annotated[Attempt, Depends(_rank)]
 """The attempt of an authenticated rank, ended or not."""
 

@@ -28,7 +28,7 @@ from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import instant
-from trainmaster.server.http.artifacts import MANIFEST, Artifact, Place, checkpoint_place, files, open_file
+from trainmaster.server.http.artifacts import MANIFEST, Artifact, ArtifactPlace, checkpoint_place, files, open_file
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
 from trainmaster.server.http.routes.artifacts import FileStream, part_of
@@ -150,7 +150,7 @@ async def _readable(request: Request, door: TinkerDoor, principal: Principal) ->
     return checkpoint, found.run.account_id
 
 
-async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> Place:
+async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> ArtifactPlace:
     """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
 
     def find(connection: Connection) -> list[Checkpoint]:
@@ -163,7 +163,7 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
     raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
 
 
-def _all_files(place: Place) -> list[Artifact]:
+def _all_files(place: ArtifactPlace) -> list[Artifact]:
     found = list(itertools.islice(files(place), MAX_FILES + 1))
     if len(found) > MAX_FILES:
         raise RefusedError(
@@ -177,7 +177,7 @@ def _archive_size(found: Sequence[Artifact]) -> int:
     return size + len(_header(_COMPLETE, 0)) + len(_END)
 
 
-async def _archived(place: Place, found: Sequence[Artifact]) -> AsyncIterator[bytes]:
+async def _archived(place: ArtifactPlace, found: Sequence[Artifact]) -> AsyncIterator[bytes]:
     for artifact in found:
         yield _header(_name(artifact), artifact.size)
         opened = await run_in_threadpool(open_file, [place], artifact.path)
