@@ -24,7 +24,7 @@ from trainmaster.server.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.gateway import Activity
+from trainmaster.server.http.gateway import Activity, StreamedResponse
 from trainmaster.server.http.proxy import (
     BrokenOffError,
     Connections,
@@ -32,7 +32,6 @@ from trainmaster.server.http.proxy import (
     RequestBody,
     ServiceConnection,
     ServiceResponse,
-    StreamedResponse,
     forwarded_headers,
     target_of,
 )

@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ConflictError
@@ -31,8 +33,6 @@ from trainmaster.server.http.proxy import (
     Connections,
     Headers,
     ServiceResponse,
-    StreamedResponse,
-    disconnected,
     forwarded_headers,
     target_of,
 )
@@ -186,6 +186,48 @@ def _headers(request: Request, address: str, given: Headers) -> Headers:
         if name.decode("latin-1") not in forwarded and not (name == b"authorization" and credential in value)
     ]
     return kept + own
+
+
+class StreamedResponse(Response):
+    """A service's response, passed on as it comes; `use` is closed at its end."""
+
+    def __init__(self, response: ServiceResponse, use: contextlib.ExitStack, job_id: str) -> None:
+        self._response = response
+        self._use = use
+        self._job_id = job_id
+        self.status_code = response.status
+        self.background = None
+        self.raw_headers = response.headers
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as every response
+        """Send it. Where the service breaks off in the middle, so does this: half a response must not look whole."""
+        passing = asyncio.ensure_future(self._pass_on(send))
+        leaving = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                await passing
+        except BrokenOffError as error:
+            _log.info("the service of job %s broke off in the middle of a response: %s", self._job_id, error)
+        finally:
+            for task in (passing, leaving):
+                task.cancel()
+            await asyncio.gather(passing, leaving, return_exceptions=True)
+            self._response.close()
+            self._use.close()
+
+    async def _pass_on(self, send: Send) -> None:
+        async with contextlib.aclosing(self._response.pieces()) as pieces:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client is gone; its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Activity:

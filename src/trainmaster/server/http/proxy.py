@@ -1,14 +1,12 @@
 """The reverse proxy of the gateway and of the doors: HTTP/1.1 to services, and their responses passed on as they come.
 
 A training step is four small requests, so each should cost little. httptools (llhttp) parses the responses: a small
-request over a kept connection takes 65 µs of CPU, against 140 µs with h11 and 950 µs with httpx.
+request over a kept connection takes 0.1 ms of CPU here, against 1 ms with httpx.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import re
 import time
 from collections import deque
@@ -18,14 +16,10 @@ from http import HTTPStatus
 
 import httptools
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.protocol.trainer_requests import HEADER_PREFIX
-
-_log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 KEEP_IDLE_S = 30.0
@@ -40,17 +34,8 @@ _MAX_HEAD_BYTES = 256 << 10
 _MAX_INTERIM = 8
 """Responses of 1xx before the one that counts."""
 _HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
 )
 _NOT_FORWARDED = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-api-key"}
 _SERVERS_OWN = HEADER_PREFIX.encode()
@@ -187,20 +172,25 @@ class ServiceResponse:
                     return
                 await self._read_more()
         finally:
-            self._ended = True
-            if parsed.is_complete and parsed.keep_alive and self.connection.key is not None:
-                self.pool.give_back(self.connection)
-            else:
-                self.connection.close()
-
-    def close(self) -> None:
-        """Give up a body that nobody has begun to read."""
-        if not self._ended:
-            self._ended = True
-            self.connection.close()
+            self.close()
 
     async def body(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
+        try:
+            while not self._parsed.is_complete:
+                await self._read_more()
+        finally:
+            self.close()
+        return b"".join(self._parsed.pieces)
+
+    def close(self) -> None:
+        """Keep the connection where the response was read to its end, or else give it up. May be repeated."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._parsed.is_complete and self._parsed.keep_alive and self.connection.key is not None:
+            self.pool.give_back(self.connection)
+        else:
+            self.connection.close()
 
     async def _read_more(self) -> None:
         parsed = self._parsed
@@ -356,48 +346,6 @@ async def _send(
     if chunked:
         writer.write(b"0\r\n\r\n")
     return await writer.drain()
-
-
-class StreamedResponse(Response):
-    """A service's response, passed on as it comes; `use` is closed at its end."""
-
-    def __init__(self, response: ServiceResponse, use: contextlib.ExitStack, job_id: str) -> None:
-        self._response = response
-        self._use = use
-        self._job_id = job_id
-        self.status_code = response.status
-        self.background = None
-        self.raw_headers = response.headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as every response
-        """Send it. Where the service breaks off in the middle, so does this: half a response must not look whole."""
-        passing = asyncio.ensure_future(self._pass_on(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                await passing
-        except BrokenOffError as error:
-            _log.info("the service of job %s broke off in the middle of a response: %s", self._job_id, error)
-        finally:
-            for task in (passing, leaving):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
-            self._response.close()
-            self._use.close()
-
-    async def _pass_on(self, send: Send) -> None:
-        async with contextlib.aclosing(self._response.pieces()) as pieces:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client is gone; its body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def forwarded_headers(request: Request, body: RequestBody) -> Headers:
