@@ -114,7 +114,7 @@ OURS: dict[str, set[str]] = {
     # what people call
     "client": {"schema", "protocol"},
     "trainer": {"client", "protocol", "plain_yaml"},
-    "cli": {"client", "protocol", "plain_yaml"},
+    "cli": {"client", "schema", "protocol", "plain_yaml"},
 }
 """Room -> rooms that it may import, beside itself."""
 

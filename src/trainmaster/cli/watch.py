@@ -20,7 +20,7 @@ from trainmaster.cli.job_summary import StepRate, ending, percent, sentence
 from trainmaster.cli.output import console, print_json_line, status_text
 from trainmaster.client.errors import ClientError, UnavailableError, UnreachableError
 from trainmaster.client.event_stream import OpenLineStates
-from trainmaster.client.types import TERMINAL
+from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

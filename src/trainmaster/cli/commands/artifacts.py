@@ -12,7 +12,7 @@ from trainmaster.cli.human_units import size
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_with_files
 from trainmaster.cli.output import byte_bar, draw, print_json, table
 from trainmaster.client.errors import NotFoundError
-from trainmaster.client.types import TERMINAL
+from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from trainmaster.cli.human_units import about, clock
 from trainmaster.cli.job_summary import brief, failure_lines, title
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_id_of
 from trainmaster.cli.output import draw, print_json, print_json_line, styled, table
-from trainmaster.client.types import TERMINAL
+from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
     from trainmaster.client import Client

@@ -13,7 +13,7 @@ from trainmaster.cli.job_summary import title
 from trainmaster.cli.options import JobsArgument, JsonOption, LabelOption, SetOption, connect, job_id_of, job_with_files
 from trainmaster.cli.output import print_json
 from trainmaster.client.errors import ApiError
-from trainmaster.client.types import TERMINAL
+from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
     from trainmaster.client import Client

@@ -17,7 +17,7 @@ from trainmaster.cli.job_summary import brief
 from trainmaster.cli.options import JsonOption, LabelOption, connect
 from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, styled, table
 from trainmaster.client.errors import NotFoundError
-from trainmaster.client.types import STATUSES, TERMINAL
+from trainmaster.schema.jobs import STATUSES, TERMINAL
 
 if TYPE_CHECKING:
     from rich.table import Table

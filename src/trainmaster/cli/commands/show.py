@@ -16,7 +16,6 @@ from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines, 
 from trainmaster.cli.options import JobArgument, JobsArgument, JsonOption, connect, job_id_of
 from trainmaster.cli.output import draw, facts, print_json, status_text, styled, table
 from trainmaster.client.training_files import TRAINER
-from trainmaster.client.types import request_of
 
 JOB_CLASS = "job_class"
 MOST_CHECKPOINTS = 1000
@@ -250,6 +249,8 @@ def differences(jobs: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
 def fields_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a job's request that has a value, by its dotted path; a shipped file by its digest."""
+    from trainmaster.client.types import request_of
+
     return dict(_flat(request_of(job), ""))
 
 

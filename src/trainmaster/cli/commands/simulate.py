@@ -18,7 +18,7 @@ from trainmaster.cli.exits import CommandError, UsageError, say
 from trainmaster.cli.human_units import duration, seconds_between
 from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, facts, print_json, styled, table
-from trainmaster.client.types import TERMINAL
+from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
