@@ -1,4 +1,4 @@
-"""From an attempt to the containers that run it: plain documents of the engine's API, one for each node. Pure."""
+"""From an attempt to its containers: plain documents of the engine's API, one for each node. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
 from trainmaster.protocol.run_directory import PREPARED
 
 LABEL = "trainmaster."
-"""Begins the name of every label of ours."""
+"""Prefix of our labels."""
 RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PORT, PROBED_AT = (
     f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "port", "probed-at")
 )
 
 PROBE_PREFIX = "tm-probe-"
-"""Begins the name of a container that only looks into an image."""
+"""Prefix of containers that only probe an image."""
 INSIDE = "/trainmaster"
-"""Where a container has what is ours and has no path of its own."""
+"""Where our own files are mounted that keep no path from outside."""
 WORKER = f"{INSIDE}/worker.pyz"
 SECRETS = f"{INSIDE}/secrets"
 SECRETS_FILE = "values.json"
@@ -34,14 +34,15 @@ OF_WORKERS, OF_CLAIMED, OF_STEPS, OF_RANKS = (
     ("nodes/{node}/prepared",),
     (),
 )
-"""Which part of the run directory a container writes to, besides work/: one with a worker in it; one whose worker goes
-on from another outside, whose claim names a process of the machine; a step, and a rank, of a worker outside. That one
-writes to the node's directory itself, with the rights that it has outside, where nobody may have put links."""
+"""Which part of the run directory a container writes to, besides work/: a container with a worker in it; one whose
+worker continues from another outside, whose claim names a process of the machine; a step, and a rank, of a worker
+outside. The worker outside writes to the node's directory itself, with its rights outside, so nobody may put
+links there."""
 CDI_KIND = "nvidia.com/gpu"
 LOOPBACK = "127.0.0.1"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
-"""What root in a container can do beyond others: what installing packages and starting servers takes. Of what engines
-let it do besides, nothing is needed here: it makes no devices, forges no packets and changes no roots."""
+"""What root in a container may do: enough to install packages and start servers, and not the rest of the engines'
+default, such as making devices, forging packets and changing roots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +52,18 @@ class ImageFacts:
     id: str
     environment: Mapping[str, str]
     entrypoint: tuple[str, ...]
-    """What it starts when it is not told what to start."""
+    """The image's entry point."""
     command: tuple[str, ...]
-    """What it gives to that, or starts where it has no entry point."""
+    """The image's arguments for it, or its command if it has no entry point."""
     working_directory: str | None
-    """Where it runs that."""
     python: str | None
-    """The interpreter in it that runs the worker; None: the worker stays outside."""
+    """The interpreter that runs the worker; None: the worker stays outside."""
     lacks: str = ""
-    """Why that is so."""
+    """Why there is none."""
 
 
 def unknown_image(name: str) -> ImageFacts:
-    """An image of which nothing is known yet but its name."""
+    """An image of which only the name is known yet."""
     return ImageFacts(id=name, environment={}, entrypoint=(), command=(), working_directory=None, python="python3")
 
 
@@ -72,39 +72,37 @@ class ContainerContext:
     """What all containers of a server have in common."""
 
     runs: Path
-    """Below which all run directories lie; containers are ours by it."""
+    """Contains all run directories; also labels the containers of this server."""
     run_dir: Path
     worker: Path
-    """The worker's archive, on this machine."""
+    """The worker's archive on this machine."""
     secrets: Path
-    """Below which each container has a directory in memory."""
+    """Contains a directory in memory for each container."""
     user: str
-    """As whom the worker runs in there, as numbers."""
+    """The user that the worker runs as inside, as `uid:gid`."""
     machine_memory_mb: int
     passes_gpus: bool
-    """Whether the GPUs of this machine are real, and are handed on by their CDI names."""
+    """Whether the GPUs are real, and are passed on by their CDI names."""
     port: int | None = None
-    """Of a node with a service: where that listens, and is published on this machine's loopback address."""
+    """For a service: where it listens, published on this machine's loopback address."""
 
 
 def container_name(request: AttemptRequest, node: int) -> str:
-    """The name of a node's container."""
     return f"tm-{request.attempt_id}-{node}"
 
 
 def network_name(request: AttemptRequest) -> str | None:
-    """The name of the attempt's own network; None where it has the one that all containers have.
+    """The name of the attempt's own network; None if it uses the default network.
 
-    That one is for jobs of the server's own user: whatever listens in a container can be reached by all others there.
+    That one is for jobs of the server's own user: containers there can reach each other.
     """
     own = len(request.nodes) > 1 or request.launch.lifetime is Lifetime.SERVICE or request.confined
     return f"tm-{request.attempt_id}" if own else None
 
 
 def network_document(request: AttemptRequest, context: ContainerContext) -> dict[str, Any]:
-    """The attempt's own network."""
     labels = _labels(request, context)
-    # For podman, which parts networks from one another only where it is told to; docker always does.
+    # podman isolates networks from one another only with this option; docker always does.
     options = {"isolate": "true"}
     name = network_name(request)
     return {"Name": name, "Driver": "bridge", "CheckDuplicate": True, "Labels": labels, "Options": options}
@@ -113,7 +111,7 @@ def network_document(request: AttemptRequest, context: ContainerContext) -> dict
 def outside_document(
     request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext
 ) -> dict[str, Any]:
-    """The container of a rank of a worker that stays outside, but for its command, its variables and its streams."""
+    """The container of a rank of a worker outside, without its command, its variables and its streams."""
     document = container_document(request, node, image, context, writes=OF_RANKS)
     del document["Entrypoint"], document["Cmd"]
     host = document["HostConfig"]
@@ -125,7 +123,7 @@ def outside_document(
 
 
 def within_container(request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext) -> Within:
-    """What is different in a node's container."""
+    """What differs in a node's container."""
     gpus, steps = request.nodes[node].gpus, request.launch.steps
     return Within(
         address=f"node-{node}" if network_name(request) else None,
@@ -134,7 +132,7 @@ def within_container(request: AttemptRequest, node: int, image: ImageFacts, cont
         entrypoint=image.entrypoint,
         command=image.command,
         working_directory=image.working_directory,
-        # Steps that have images of their own come first, and are done when the node's container begins.
+        # Steps with images of their own come first, and are done when the node's container starts.
         first_step=next(step.name for step in steps if not step.image) if steps[0].image else None,
     )
 
@@ -147,7 +145,7 @@ def container_document(
     *,
     writes: Sequence[str] = OF_WORKERS,
 ) -> dict[str, Any]:
-    """The container of one node, as the engine is asked to create it; `writes` is its part of the run directory."""
+    """The document that creates the container of one node; `writes` is its part of the run directory."""
     launch, assigned = request.launch, request.nodes[node]
     network = network_name(request)
     name = container_name(request, node)
@@ -162,7 +160,7 @@ def container_document(
         ],
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
-        # Where SELinux is on, containers could not read what is mounted into them.
+        # With SELinux, containers could not read their mounts otherwise.
         "SecurityOpt": ["label=disable", "no-new-privileges"],
         "ShmSize": _shm_mb(request, node, context) << 20,
     }
@@ -176,7 +174,7 @@ def container_document(
         devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
         host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
     if context.port is not None:
-        # The same number on both sides: a worker outside looks where one inside would.
+        # The same port on both sides: a worker outside probes the same address as one inside.
         host["PortBindings"] = {f"{context.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(context.port)}]}
     within = within_container(request, node, image, context)
     document: dict[str, Any] = {
@@ -204,21 +202,21 @@ def container_document(
 def writable_directories(
     request: AttemptRequest, node: int, context: ContainerContext, writes: Sequence[str] = OF_WORKERS
 ) -> list[str]:
-    """What a node writes to, at the same paths inside and outside; it all has to be there before it is mounted."""
+    """What a node writes to, at the same paths inside and outside. All of it must exist before it is mounted."""
     parts = [str(context.run_dir / part.format(node=node)) for part in (*writes, "work")]
     found = [*parts, request.checkpoint_dir, request.output_dir]
     return [*found, *([request.cache_dir] if request.cache_dir else [])]
 
 
 def prepared_directories(request: AttemptRequest, node: int, context: ContainerContext) -> dict[str, str]:
-    """Where preparing steps leave what ranks find below /workspace, by the path there; they have to be there first."""
+    """Where preparing steps leave files, by their path below /workspace. They must exist before they are mounted."""
     home = context.run_dir / "nodes" / str(node) / PREPARED
     return {path: str(home / path) for path in request.launch.prepared.values()}
 
 
 def volume_name(volume: Volume, request: AttemptRequest) -> str:
     """The engine's name of a volume: each account of each server has its own."""
-    # As before there were directories for confined accounts: volumes with a name stay.
+    # The name from before confined accounts had their own directories: named volumes stay.
     account = (request.cache_dir or "").replace(f"/{CONFINED_CACHES}/", "/")
     owner = hashlib.sha256(account.encode()).hexdigest()[:12]
     return f"trainmaster-{owner}-{volume.source}"
@@ -234,7 +232,7 @@ def _labels(request: AttemptRequest, context: ContainerContext, node: int | None
     }
     if node is not None:
         labels[NODE] = str(node)
-        # Said in either case: the image may have labels of its own.
+        # Set in either case: the image may have labels of its own.
         labels[KEEP] = "no" if request.launch.container.auto_remove else "yes"
         labels[PORT] = str(context.port or "")
     return labels
@@ -243,10 +241,10 @@ def _labels(request: AttemptRequest, context: ContainerContext, node: int | None
 def _own_mounts(
     request: AttemptRequest, node: int, context: ContainerContext, writes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """What is the job's own.
+    """The job's own directories.
 
-    The server reads back what it wrote for the job: the request, and who owns the job. So of all attempts' files a
-    container writes to its own part alone.
+    The server reads back what it wrote for the job: the request, and who owns the job. So a container can write only to
+    its own part of the attempts' files.
     """
     job = str(context.run_dir.parent)
     yield _bind(job, job, read_only=True)
@@ -259,7 +257,7 @@ def _own_mounts(
 
 
 def _workspace_mounts(request: AttemptRequest, node: int, context: ContainerContext) -> Iterator[dict[str, Any]]:
-    """What was fetched, where programs for Kubeflow look for it; unless a volume of the job is there."""
+    """Fetched files, where programs for Kubeflow look for them, unless a volume of the job is there."""
     taken = {volume.target.rstrip("/") for volume in request.launch.volumes}
     for path, directory in prepared_directories(request, node, context).items():
         if f"{WORKSPACE}/{path}" not in taken:
@@ -267,7 +265,7 @@ def _workspace_mounts(request: AttemptRequest, node: int, context: ContainerCont
 
 
 def _home_of_checkpoint(request: AttemptRequest) -> str | None:
-    """Where the job that the checkpoint to go on from is of has all of its checkpoints; None: on no disk of ours.
+    """The checkpoint directory of the job whose checkpoint is resumed from; None if it is not on our disk.
 
     Not the checkpoint itself: that job may have put a link in its place, and the engine would follow it.
     """
@@ -286,18 +284,18 @@ def _mounted(volume: Volume, request: AttemptRequest) -> dict[str, Any]:
 
 def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
     bind = {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
-    # What is mounted below would come along, and could be written to. Podman takes a false one for a true one.
+    # Nested mounts would come along, and would be writable. podman treats `NonRecursive: false` as true.
     return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
 
 
 def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> int:
-    """How much /dev/shm may hold: 64 MiB, as engines have it, are too few for the workers of a data loader."""
+    """The size of /dev/shm: the engines' default of 64 MiB is too small for the workers of a data loader."""
     wish = request.launch.container.shm_mb
     return wish or request.nodes[node].memory_mb or context.machine_memory_mb // 2
 
 
 def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """GPUs as they are called inside: whole ones are counted anew, slices keep the names that they have."""
+    """GPUs as they are called inside: whole ones are numbered from 0, slices keep their names."""
     return tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
 
 
@@ -305,17 +303,16 @@ def _python_path(image: ImageFacts) -> str:
     return ":".join(filter(None, (image.environment.get("PYTHONPATH"), WORKER)))
 
 
-# A container in the words of podman's own API.
-#
-# Podman answers docker's API too, but takes no devices by their CDI names there: it leaves them out without a word. So
-# a container that gets GPUs is created by podman's own.
-
 CREATE = "/v4.0.0/libpod/containers/create"
 _CPU_PERIOD_US = 100_000
 
 
 def libpod_from(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The container of a document of docker's API, as far as `container_spec` writes such."""
+    """A container of ours as podman's own API takes it.
+
+    podman accepts docker's API, but silently ignores devices with CDI names there. So a container with GPUs is created
+    through its own API.
+    """
     host = document["HostConfig"]
     limits: dict[str, Any] = {}
     if "Memory" in host:

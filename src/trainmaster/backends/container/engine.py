@@ -1,4 +1,4 @@
-"""The container engine of this machine: found, and asked through docker's API, which podman answers too.
+"""The container engine of this machine, asked through docker's API, which podman implements, too.
 
 Nothing outside this package imports the client library.
 """
@@ -55,7 +55,7 @@ _NO_DEVICE_REMEDY = (
 
 
 class RefusedByEngineError(EngineError):
-    """The engine will not do what it was asked to, however often."""
+    """The engine will never do what it was asked to."""
 
 
 class TookTooLongError(EngineError):
@@ -63,7 +63,7 @@ class TookTooLongError(EngineError):
 
 
 class NoSuchImageError(Exception):
-    """There is no such image here, nor where it was looked for."""
+    pass
 
 
 class NoSuchCommandError(Exception):
@@ -72,36 +72,32 @@ class NoSuchCommandError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container of ours, as it was listed."""
-
     name: str
     state: str
-    """As the engine calls it, such as `created`, `running`, `paused`, `exited`, `dead`."""
+    """The engine's word, such as `created`, `running`, `paused`, `exited`, `dead`."""
     labels: Mapping[str, str]
 
     @property
     def is_running(self) -> bool:
-        """Whether it has processes."""
         return self.state == "running"
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs, or ever will."""
         return has_ended(self.state)
 
 
 def has_ended(state: str | None) -> bool:
-    """Whether nothing of a container in this state runs, or ever will; there is one."""
+    """Whether nothing of a container in this state runs, or ever will."""
     return state in _ENDED
 
 
 class Engine:
-    """One engine. For several threads."""
+    """One engine. Thread-safe."""
 
     def __init__(
         self, host: str = "", runtime: str = "", *, mark: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Take the settings, the file that keeps which engine has the containers, and how long an answer may take."""
+        """`mark`: the file that records which engine has the containers."""
         self._connection = Connection(host, runtime, mark=mark, timeout_s=timeout_s)
         self._timeout_s = timeout_s
 
@@ -112,7 +108,6 @@ class Engine:
 
     @property
     def host(self) -> str:
-        """Where it was found."""
         return self._connection.engine().host
 
     @property
@@ -127,7 +122,6 @@ class Engine:
 
         Raises:
             NoSuchImageError: it has none of this name.
-            EngineError: it does not answer.
         """
         with self._asking() as client:
             try:
@@ -137,13 +131,10 @@ class Engine:
             return found
 
     def pull(self, image: str) -> Iterator[Mapping[str, Any]]:
-        """Fetch an image from its registry, for as long as that takes; what the engine says of it, as it comes.
+        """Fetch an image from its registry; yields the engine's progress messages.
 
-        A failure is told as `error`. Credentials are those that the client finds in docker's configuration of this
-        user, as it is now; podman has its own beside them.
-
-        Raises:
-            EngineError: the engine does not answer.
+        A failure is a message with `error`. Credentials come from docker's current configuration of this user; podman
+        has its own in addition.
         """
         repository, tag = _parted(image)
         with self._asking() as client:
@@ -154,7 +145,7 @@ class Engine:
                 yield {"error": str(error.explanation or error)}
 
     def create(self, name: str, document: Mapping[str, Any]) -> None:
-        """Create a container, in the place of one of this name that there is."""
+        """Create a container, replacing one of the same name."""
         self.remove(name)
         self._connection.keep()
         with self._asking() as client:
@@ -169,7 +160,6 @@ class Engine:
 
         Raises:
             NoSuchCommandError: its image has no such program, or none that can be run.
-            EngineError: the engine does not answer, or refuses.
         """
         with self._asking() as client:
             try:
@@ -181,33 +171,32 @@ class Engine:
                 raise
 
     def state(self, name: str) -> str | None:
-        """The state of a container; None when there is none."""
+        """None if there is no such container."""
         found = self._inspected(name)
         return str(found["Status"]) if found else None
 
     def process(self, name: str) -> int | None:
-        """The first process of a container, as this machine numbers it; None when it does not run."""
+        """The first process of a container, as a pid of this machine; None if it does not run."""
         return int(self._inspected(name).get("Pid") or 0) or None
 
     def ran_out_of_memory(self, name: str) -> bool:
-        """Whether the engine saw the kernel kill something in a container for want of memory. Not every one looks."""
+        """Whether the engine saw an out-of-memory kill in a container. Not every engine looks."""
         return bool(self._inspected(name).get("OOMKilled"))
 
     def exit_code(self, name: str) -> int | None:
-        """How a container ended; None when it runs, or there is none."""
+        """None if it runs, or there is no such container."""
         found = self._inspected(name)
         return int(found["ExitCode"]) if found and not found["Running"] else None
 
     def wait(self, name: str, timeout_s: float | None = None) -> int:
-        """The exit code of a container, once it has ended.
+        """Wait for the end of a container; returns its exit code.
 
         Raises:
             TookTooLongError: it has not ended in time.
-            EngineError: the engine does not answer.
         """
         with self._asking() as client:
             try:
-                # An explicit none, because the client's own limit would hold otherwise.
+                # Explicit, because the client's own limit would apply otherwise.
                 answer = client.post(f"{client.base_url}/v{API_VERSION}/containers/{name}/wait", timeout=timeout_s)
             except ReadTimeout:
                 raise TookTooLongError(f"{name} has not ended after {timeout_s} s") from None
@@ -215,11 +204,11 @@ class Engine:
             return int(answer.json()["StatusCode"])
 
     def output(self, name: str, *, lines: int = 20) -> str:
-        """The last lines that a container itself wrote, or the beginning of them: it may have written anything."""
+        """The last lines of a container's output, cut to a limit: it may have written anything."""
         with self._asking() as client:
             place = f"{client.base_url}/v{API_VERSION}/containers/{name}/logs"
             wanted = {"stdout": 1, "stderr": 1, "tail": lines}
-            # Not by the library, which would take all of it into memory, or wait for it without limit.
+            # The library would read all of it into memory, or wait for it without limit.
             with client.get(place, params=wanted, stream=True, timeout=self._timeout_s) as answer:
                 _check(answer)
                 written = answer.raw.read(_OUTPUT_BYTES)
@@ -232,7 +221,7 @@ class Engine:
             yield from client.logs(name, stream=True, follow=True, **wanted)
 
     def kill(self, name: str, signal: str = "SIGKILL") -> None:
-        """Send a signal to a container; one that has ended, or is not there, is fine."""
+        """Send a signal to a container, if it still runs."""
         with self._asking() as client:
             try:
                 client.kill(name, signal)
@@ -244,7 +233,7 @@ class Engine:
                     raise
 
     def remove(self, name: str) -> None:
-        """Remove a container, and end it first if it runs; none there is fine."""
+        """Remove a container, if it exists; ends it first."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.remove_container(name, force=True, v=True)
 
@@ -258,7 +247,7 @@ class Engine:
         ]
 
     def create_network(self, document: Mapping[str, Any]) -> None:
-        """Make a network, unless there is one of this name."""
+        """Make a network, unless it exists."""
         self._connection.keep()
         with self._asking() as client:
             if not any(found["Name"] == document["Name"] for found in client.networks(names=[document["Name"]])):
@@ -271,26 +260,25 @@ class Engine:
                 )
 
     def networks(self, label: str) -> Mapping[str, Mapping[str, str]]:
-        """The labels of every network with a label, by its name."""
+        """The networks with a label: name -> labels."""
         with self._asking() as client:
             return {each["Name"]: each["Labels"] or {} for each in client.networks(filters={"label": [label]})}
 
     def disconnect(self, network: str, name: str) -> None:
-        """Take a container out of a network; neither there is fine."""
+        """Take a container out of a network, if both exist."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.disconnect_container_from_network(name, network, force=True)
 
     def remove_network(self, name: str) -> None:
-        """Remove a network; none there is fine."""
+        """Remove a network, if it exists."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.remove_network(name)
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._connection.close()
 
     def _inspected(self, name: str) -> Mapping[str, Any]:
-        """What the engine tells of the state of a container; nothing when there is none."""
+        """The engine's state of a container; empty if there is none."""
         with self._asking() as client:
             try:
                 found: Mapping[str, Any] = client.inspect_container(name)["State"]
@@ -300,7 +288,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[APIClient]:
-        """The client; what goes wrong with it is an EngineError."""
+        """The client; its errors become EngineErrors."""
         try:
             yield self._connection.client()
         except DockerException as error:
@@ -312,13 +300,12 @@ class Engine:
 
 
 def engine_of(context: BackendContext, *, timeout_s: float = TIMEOUT_S) -> Engine:
-    """The engine of a server."""
     mark = context.data_dir / f"{CONTAINER}.used"
     return Engine(context.container.host, context.container.runtime, mark=mark, timeout_s=timeout_s)
 
 
 def _unframed(written: bytes) -> bytes:
-    """What a container without a terminal wrote: engines send each part after eight bytes, the last four its size."""
+    """A container's output without the frames of the stream: eight bytes before each part, the last four its size."""
     said = b""
     while written:
         size = int.from_bytes(written[4:8])
@@ -328,7 +315,7 @@ def _unframed(written: bytes) -> bytes:
 
 
 def _is_about_program(said: str, program: str) -> bool:
-    """Whether an engine says that there is no such program; not of a mount, say, or of its own runtime.
+    """Whether an engine says that there is no such program, and not, for example, no such mount or runtime.
 
     >>> _is_about_program('exec: "python3": executable file not found in $PATH', "python3")
     True
@@ -343,20 +330,20 @@ def _is_about_program(said: str, program: str) -> bool:
 
 
 def _check(answer: Response) -> None:
-    """See that the engine did what it was asked to, where the library does not."""
+    """Raise the engine's error, where the library does not."""
     if answer.status_code >= HTTPStatus.BAD_REQUEST:
         raise _error(answer.text.strip(), is_final=answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _error(said: str, *, is_final: bool) -> EngineError:
-    """What the engine said, as an error. That a GPU is not known to it, it says as if it were a fault of its own."""
+    """The engine's message as an error. Engines report an unknown GPU as if it were their own fault."""
     if any(sign in said.lower() for sign in _NO_DEVICE):
         return RefusedByEngineError(f"{said}. {_NO_DEVICE_REMEDY}")
     return (RefusedByEngineError if is_final else EngineError)(said)
 
 
 def _parted(image: str) -> tuple[str, str | None]:
-    """An image's repository and its tag or digest; `latest` where it names neither, not all that there are.
+    """An image's repository and its tag or digest; `latest` if it names neither: docker would pull all tags.
 
     >>> _parted("registry:5000/team/image"), _parted("image:1.2"), _parted("image@sha256:00")
     (('registry:5000/team/image', 'latest'), ('image', '1.2'), ('image@sha256:00', None))

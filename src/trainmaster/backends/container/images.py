@@ -35,23 +35,23 @@ _OLD_PYTHON = "it has Python"
 
 
 class Images:
-    """The images of an engine. For several threads."""
+    """The images of an engine. Thread-safe."""
 
     def __init__(self, engine: Engine, runs: Path) -> None:
-        """Take the engine, and the place of run directories by which containers are a server's."""
+        """`runs`: where run directories lie; labels the containers of this server."""
         self._engine = engine
         self._runs = str(runs)
         self._pulls = Pulls(engine)
         self._lock = threading.Lock()
         self._probes: dict[str, Future[ImageFacts]] = {}
-        """By the image's id: what a name stands for may change. What may be otherwise next time is not kept."""
+        """By image id, as a name may change its meaning. Uncertain results are not kept."""
 
     def facts(self, image: str, *, policy: str, attempt_id: str) -> ImageFacts:
-        """What an image has, once it is here.
+        """The facts of an image, once it is here.
 
         Raises:
-            NotYetError: it is being fetched, or looked into; ask again later.
-            LaunchError: it cannot be had.
+            NotYetError: it is being pulled or probed; ask again later.
+            LaunchError: it is not available.
             EngineError: the engine does not answer.
         """
         if policy == PullPolicy.ALWAYS:
@@ -76,7 +76,7 @@ class Images:
             raise EngineError(f"image {image} was fetched, and somebody has removed it since") from None
 
     def _probed(self, image: str, document: Mapping[str, Any]) -> ImageFacts:
-        """What is known of an image that is here; each is looked into once, in a thread of its own."""
+        """The facts of a local image; each is probed once, in its own thread."""
         image_id = str(document["Id"])
         with self._lock:
             probe = self._probes.get(image_id)
@@ -100,7 +100,7 @@ class Images:
             probe.set_result(facts)
 
     def _looked_into(self, document: Mapping[str, Any]) -> ImageFacts:
-        """Run the image's Python once, to see which one it is."""
+        """Run the image's Python once, to see its version."""
         name = f"{PROBE_PREFIX}{uuid.uuid4().hex[:12]}"
         probe = {
             "Image": document["Id"],
@@ -144,7 +144,7 @@ class Images:
 
 
 def _python_of(said: str) -> tuple[str | None, str]:
-    """The interpreter that a probe told of; or None, and what is wrong with it. The image may have said anything."""
+    """The interpreter according to a probe's output; or None, and why. The image may have printed anything."""
     try:
         python, (major, minor) = json.loads(said.splitlines()[-1])
         if (int(major), int(minor)) >= OLDEST_PYTHON:
@@ -155,7 +155,7 @@ def _python_of(said: str) -> tuple[str | None, str]:
 
 
 def _is_sure(facts: ImageFacts) -> bool:
-    """Whether an image will be found to be the same the next time; a Python that fails may have failed for once."""
+    """Whether another probe would find the same; a Python that fails may work the next time."""
     return facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON))
 
 
@@ -164,15 +164,15 @@ _BACKOFF_S = 5.0
 _BACKOFF_MAX_S = 120.0
 _REMEMBERED = 256
 _FETCHED = ("Already exists", "Download complete", "Pull complete")
-"""What engines say of a layer that need not be waited for any more."""
+"""The engines' words for a layer that is complete."""
 _FINAL = (
     *("manifest unknown", "name unknown", "not found", "no matching manifest", "no image found in"),
     *("denied", "unauthorized", "authentication required", "no basic auth credentials", "forbidden"),
     *("invalid reference", "short-name", "unsupported"),
 )
-"""Signs of an answer that a registry, or the engine, will give again. All else may be better next time."""
+"""Signs of an error that a registry or an engine will repeat. All others may be transient."""
 _BUILT_HERE = "localhost/"
-"""Begins the names that podman gives to what was built on this machine: no registry has them."""
+"""Prefix of podman's names for images built on this machine: no registry has them."""
 
 
 class Pulls:
@@ -187,16 +187,16 @@ class Pulls:
         self._lock = threading.Lock()
         self._under_way: dict[str, _Pull] = {}
         self._of_attempt: dict[tuple[str, str], _Pull] = {}
-        """Which pull of an image each attempt has waited for, so that it wants no second one."""
+        """The pull that each attempt has waited for, so that it starts no second one."""
         self._failures: dict[str, int] = {}
-        """Pulls of an image that failed in a row and may succeed yet."""
+        """Consecutive transient failures of an image."""
 
     def fetch(self, image: str, *, policy: str, attempt_id: str) -> None:
-        """See that an image was fetched once for an attempt; one that is under way already will do.
+        """Make sure that an image was pulled once for an attempt; a pull under way counts.
 
         Raises:
-            NotYetError: it is being fetched; ask again later.
-            LaunchError: it cannot be had, or not now.
+            NotYetError: it is being pulled; ask again later.
+            LaunchError: it is not available, or not now.
         """
         with self._lock:
             pull = self._of_attempt.get((attempt_id, image))
@@ -222,7 +222,7 @@ class Pulls:
     def _begun(self, image: str) -> _Pull:
         pull = self._under_way[image] = _Pull(image)
         _log.info("fetching %s", image)
-        # Not of a pool, whose threads would have to end before the server can.
+        # No pool: its threads would have to end before the server can.
         threading.Thread(target=self._run, args=(pull,), name=f"pull {image}", daemon=True).start()
         return pull
 
@@ -250,43 +250,38 @@ class Pulls:
         _log.info("%s: %s", pull.image, said or "fetched")
 
     def _forget(self) -> None:
-        """Drop the oldest of the attempts that have nothing more to wait for."""
+        """Drop the oldest attempts whose pulls are done."""
         done = [key for key, pull in self._of_attempt.items() if pull.done.done()]
         for key in done[: max(len(self._of_attempt) - _REMEMBERED, 0)]:
             del self._of_attempt[key]
 
 
 class _Pull:
-    """One pull, and what the engine has said of it."""
-
     def __init__(self, image: str) -> None:
         self.image = image
         self.error = ""
-        """What went wrong, in the engine's words."""
+        """The engine's error message."""
         self.done: Future[None] = Future()
         self.refusal = ""
-        """Why nobody need try again."""
+        """Why another try is useless."""
         self.problem = ""
         """Why it failed, if another try may help."""
         self._layers: dict[str, bool] = {}
-        """Whether each was fetched."""
+        """Layer -> whether it is complete."""
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take in what the engine says."""
         self.error = self.error or str(line.get("error") or "")
-        # Docker names the tag in the same place, with a status of its own.
+        # Docker sends the tag in the same field, with another status.
         layer, status = line.get("id"), str(line.get("status"))
         if layer and (layer in self._layers or status in (*_FETCHED, "Pulling fs layer")):
             self._layers = {**self._layers, layer: self._layers.get(layer, False) or status in _FETCHED}
 
     def progress(self) -> str:
-        """How far it is."""
         layers = self._layers.values()
         return f"pulling {self.image}" + (f": {sum(layers)} of {len(layers)} layers" if layers else "")
 
 
 def remedy(image: str, engine: str) -> str:
-    """What to do about an image that cannot be had."""
     advice = f"Check its name, build it here (`{engine} build --tag {image} .`) or load it (`{engine} load`)"
     if image.startswith(_BUILT_HERE):
         return advice

@@ -1,4 +1,4 @@
-"""What this engine or an image cannot do, and what of the machine a job must not have."""
+"""Checks before a launch: what the engine or the image cannot do, and what of the machine a job must not have."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def checked(
     request: AttemptRequest, image: str, facts: ImageFacts, defaults: ContainerDefaults, *, engine: str
 ) -> AttemptRequest:
-    """A request that can run and may, with the directories that its volumes really are.
+    """The request with the real directories of its volumes, if it can run and may.
 
     Args:
         request: the attempt.
         image: the name of its image.
-        facts: what is known of that.
-        defaults: what the server says of its containers.
+        facts: what is known of the image.
+        defaults: the server's settings for containers.
         engine: `docker` or `podman`.
 
     Raises:
@@ -62,7 +62,7 @@ def _check_without_python(request: AttemptRequest, image: str, facts: ImageFacts
             "working_directory out, or mount them"
         )
     if request.confined and launch.blobs and len(request.nodes) > 1:
-        # A rank that runs already could put a link where the worker of another node is about to write.
+        # A rank that already runs could put a link where the worker of another node is about to write.
         raise _refused(f"image {image} has no Python that would put files into place on several nodes: mount them")
     if request.confined and any(step.image is None for step in launch.steps[:-1]):
         raise _refused(
@@ -72,10 +72,10 @@ def _check_without_python(request: AttemptRequest, image: str, facts: ImageFacts
 
 
 def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerDefaults) -> Volume:
-    """A volume by the directory that it really is, which is the one to mount: links may change.
+    """A volume with its real directory, which is the one to mount: links may change.
 
-    Nobody whose jobs must stay in containers writes to a directory of the machine. Whoever could, would put a link in
-    the place of a directory below it that the next job names, after it was looked at and before the engine mounts it.
+    No job that must stay in containers may write to a directory of the machine: it could put a link in place of a
+    directory below it that the next job names, after the check and before the engine mounts it.
 
     Raises:
         LaunchError: it must not be mounted, or is not there.
@@ -112,9 +112,9 @@ def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerD
 
 
 def _changeable_above(path: Path) -> Path | None:
-    """The first directory on the way to a path in which somebody else than root or us could exchange the next one.
+    """The first directory above a path in which somebody else than root or us could replace the next one, or None.
 
-    The engine looks the path up again, as root.
+    The engine resolves the path again, as root.
     """
     way = [*reversed(path.parents), path]
     for directory, inner in itertools.pairwise(way):

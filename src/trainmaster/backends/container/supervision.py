@@ -1,9 +1,9 @@
 """`python -m trainmaster.backends.container.supervision`: a container as a process, for a worker outside of it.
 
-An image without a Python that runs the worker is run by a worker on the machine, and so are steps that have images of
-their own. For the worker, this process is the rank, or the step: it starts the container, copies what that writes,
-passes signals on, and ends as it ends. When such steps are done the worker itself becomes this process, and the
-container is that of its node, in which another worker goes on.
+A worker on the machine runs images without a suitable Python, and steps with images of their own. For the worker, this
+process is the rank, or the step: it starts the container, copies its output, passes signals on, and ends as it ends.
+When such steps are done, the worker itself becomes this process, and the container is that of its node, in which
+another worker continues.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _EXIT_KILLED = 128 + signal.SIGKILL
 _EXIT_LOST = 1
 _COUNTED_S = 0.2
 _ENGINE_S = 60.0
-"""How long an engine that does not answer is waited for, before there is a container."""
+"""How long to wait for an engine that does not answer, before there is a container."""
 _NOT_STARTED = (None, "created", "configured", "initialized")
 _MAX_MESSAGE = 2000
 _OUT_OF_MEMORY = "the container was killed by the kernel: out of memory"
 _OURS = (environment.RESERVED_PREFIX, environment.KUBEFLOW_URL, environment.KUBEFLOW_TOKEN)
-"""How the variables begin that lead to files of the run directory, or to the worker."""
+"""Prefixes of variables that lead to files of the run directory, or to the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a container ended; or, with a reason, why it did, or there never was one."""
+    """How a container ended; with a reason, why it failed, or never started."""
 
     code: int = _EXIT_LOST
     reason: Reason | None = None
@@ -68,9 +68,9 @@ class End:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the container of a plan's step, with what is to run in it, to its end; the exit code.
+    """Run the container of a step of a plan, with this command, to its end; returns the exit code.
 
-    Standard input holds the variables of the step, or the secrets of the node.
+    Standard input has the variables of the step, or the secrets of the node.
     """
     plan, step, *command = arguments
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_container(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
-    """Be a rank, or a step that prepares: run its container to the end."""
+    """As a rank or a preparing step: run its container to the end."""
     try:
         return (_lead if "gang" in planned else _run)(engine, planned, variables, command)
     except (EngineError, OSError) as error:
@@ -99,7 +99,7 @@ def run_container(engine: Engine, planned: Mapping[str, Any], variables: Mapping
 
 
 def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
-    """Be a step with a gang beside it."""
+    """As a step with a gang beside it."""
     variables = {**variables, environment.GANG_DIR: "gang"}
     (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
     commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
@@ -129,7 +129,7 @@ def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str
         print(error, file=sys.stderr)  # noqa: T201 - this is the rank's log
         code, is_out_of_memory = _EXIT_NOT_FOUND, False
     if document["Labels"][KEEP] == "no":
-        # Who looks after containers removes what is left here.
+        # If this fails, the upkeep removes it.
         with contextlib.suppress(EngineError):
             engine.remove(name)
     if is_out_of_memory:
@@ -140,7 +140,7 @@ def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str
 
 
 def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -> int:
-    """Be the worker of a node whose container goes on in its place. There, how the node ends is written down."""
+    """As the worker of a node that continues in its container, which normally records the node's exit."""
     (name,), document, handed = planned["names"], planned["document"], Path(planned["secrets"])
     labels = document["Labels"]
     try:
@@ -162,7 +162,6 @@ def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -
 
 
 def _reason_of(error: Exception) -> Reason:
-    """Why a container that could not be started was not."""
     if isinstance(error, RefusedByEngineError | NoSuchCommandError):
         return Reason.LAUNCH_REFUSED
     if isinstance(error, OSError):
@@ -171,7 +170,7 @@ def _reason_of(error: Exception) -> Reason:
 
 
 def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
-    """Write down how a node ended, unless its container has."""
+    """Record the exit of a node, unless its container has."""
     directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
     if directory.document(exit_document(node)) is not None:
         return
@@ -181,7 +180,7 @@ def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
 
 
 def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> dict[str, Any]:
-    """The container of a step, with its variables and its command; without one, the image's own."""
+    """The container of a step with its variables and its command; without a command, the image's own."""
     given = {name: text for name, text in variables.items() if planned["reports"] or not name.startswith(_OURS)}
     given |= dict(line.partition("=")[::2] for line in planned["document"]["Env"])
     document = {**planned["document"], "Env": [f"{name}={text}" for name, text in given.items()]}
@@ -195,17 +194,17 @@ def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command:
 
 
 def _streams(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What a rank or a step reports in; all else of the node's directory is the worker's to write."""
+    """The files that a rank or a step reports in; only the worker writes to the rest of the node's directory."""
     for path in (variables[environment.EVENTS_FILE], variables[environment.METRICS_FILE]):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         yield {"Type": "bind", "Source": path, "Target": path, "ReadOnly": False}
 
 
 def _check_sources(document: Mapping[str, Any]) -> None:
-    """See that no step before has put a link where the engine is to mount something of the run directory.
+    """Check that no earlier step put a link where the engine will mount something of the run directory.
 
     Raises:
-        OSError: one has.
+        OSError: one did.
     """
     top = document["Labels"][RUN_DIR]
     for source in (mount["Source"] for mount in document["HostConfig"]["Mounts"]):
@@ -222,7 +221,7 @@ def _start(engine: Engine, name: str, document: Mapping[str, Any]) -> None:
     """
 
     def start() -> None:
-        # When what was lost is the answer to a start, it runs; or has ended, and must not run again.
+        # If only the answer to a start was lost, it runs; or it has ended, and must not run again.
         if engine.state(name) in _NOT_STARTED:
             engine.start(name)
 
@@ -236,13 +235,13 @@ def _ask(question: Callable[[], None], until: float) -> None:
         try:
             return question()
         except EngineAwayError:
-            # Whoever sends a signal now does not want the container any more.
+            # A signal now means that the container is not wanted any more.
             if time.monotonic() >= until or signal.sigtimedwait(SIGNALS, AWAY_S) is not None:
                 raise
 
 
 def _run_to_end(engine: Engine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
-    """The exit code of a running container, and whether it ended for want of memory."""
+    """The exit code of a running container, and whether it ran out of memory."""
     process, told = None, False
     with contextlib.suppress(EngineError):
         process = engine.process(name)
