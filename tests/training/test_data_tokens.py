@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
-from trainmaster.training.data import build, explain_row
+from trainmaster.training.data import build
 from trainmaster.training.data.dataset import IGNORED, Built
 from trainmaster.training.data.encoder import Encoder
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.training.data_check import preview
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, Origin, RowError
 
@@ -302,15 +303,18 @@ def test_slow_tokenizer_can_train_on_everything_alone() -> None:
         encoder.encode([{"prompt": "a", "completion": "b"}], [ORIGIN])
 
 
-def test_row_is_explained_as_it_is_trained_on() -> None:
-    tokenizer = make_tokenizer()
-    encoder = Encoder(TokenizationConfig.from_document(document()), tokenizer, 6)
-    found = explain_row(encoder, {"prompt": "q: ", "completion": "abcd"}, ORIGIN)
-    assert found.shape == "prompt and completion"
-    assert found.tokens == ["q", ":", " ", "a", "b", "c"]
-    assert found.trained == [False] * 3 + [True] * 3
-    assert [(part.text, part.tokens, part.trained) for part in found.segments] == [("q: ", 3, False), ("abc", 3, True)]
-    assert found.full_length == 8
+def test_preview_shows_a_row_as_it_is_trained_on() -> None:
+    encoder = Encoder(TokenizationConfig.from_document(document()), make_tokenizer(), 6)
+    row = {"prompt": "q: ", "completion": "abcd"}
+    found = preview(encoder, row, ORIGIN, encoder.encode([row], [ORIGIN])[0])
+    assert found["shape"] == "prompt and completion"
+    assert found["tokens"] == ["q", ":", " ", "a", "b", "c"]
+    assert found["trained"] == [False] * 3 + [True] * 3
+    assert found["segments"] == [
+        {"text": "q: ", "tokens": 3, "trained": False},
+        {"text": "abc", "tokens": 3, "trained": True},
+    ]
+    assert (found["length"], found["cut"]) == (8, True)
 
 
 # Whole builds

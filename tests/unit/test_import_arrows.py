@@ -108,7 +108,7 @@ OURS: dict[str, set[str]] = {
     },
     # what runs inside a job
     "jobs": {"protocol", "plain_yaml"},
-    "training": {"jobs", "protocol", "server.core"},
+    "training": {"jobs", "protocol", "schema", "server.core"},
     "engine": set(),
     "trainer_service": {"engine", "jobs", "protocol"},
     # what people call

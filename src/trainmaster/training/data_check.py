@@ -13,16 +13,18 @@ import resource
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainmaster.schema.data import CheckedData, CheckedSource, DataProblem, DataSample, TokenSegment
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
-from trainmaster.training.data.encoder import Encoder, explain_row
-from trainmaster.training.data.rows import RowCounts, nothing_left, rows_of
+from trainmaster.training.data.encoder import Encoder, Sample
+from trainmaster.training.data.rows import Row, RowCounts, nothing_left, rows_of
+from trainmaster.training.data.shapes import Chat, Pair, Plain
 from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_source
@@ -44,11 +46,12 @@ MAX_PROBLEMS = 10
 """Of one source; more of them usually have one cause."""
 MAX_TOKENS_SHOWN = 4_096
 """Of one row."""
+_SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
 
 
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> CheckedData:
     """Check the data of a job.
 
     Args:
@@ -59,7 +62,7 @@ def check(
     """
     config = TokenizationConfig.from_document(document)
     base_model = _base_model(document)
-    answer: dict[str, Any] = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
+    answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     encoder = None
     try:
         directories = _fetch_tokenizer(config, base_model, access) if fetched is None else _tokenizer_in(fetched)
@@ -139,7 +142,7 @@ def _open_encoder(
     return Encoder(config, tokenizer, length)
 
 
-def _alone(source: DataSource, access: Access, encoder: Encoder | None, limit: int) -> dict[str, Any]:
+def _alone(source: DataSource, access: Access, encoder: Encoder | None, limit: int) -> CheckedSource:
     """Fetch and check one source, then free its disk space."""
     scratch = access.cache / "source"
     try:
@@ -150,8 +153,8 @@ def _alone(source: DataSource, access: Access, encoder: Encoder | None, limit: i
 
 def _checked(
     source: DataSource, fetch: Callable[[], LocalSource], encoder: Encoder | None, limit: int
-) -> dict[str, Any]:
-    answer: dict[str, Any] = {
+) -> CheckedSource:
+    answer: CheckedSource = {
         "path": source.path,
         "ok": False,
         "format": None,
@@ -169,82 +172,80 @@ def _checked(
     }
     try:
         local = fetch()
-        answer |= {"path": local.path, "format": local.format, "files": len(local.files)}
+        answer["path"], answer["format"], answer["files"] = local.path, local.format, len(local.files)
         _read(source, local, encoder, limit, answer)
-    except RowError as error:
-        answer["problems"].append(_problem(error))
     except PreparingError as error:
-        answer["problems"].append({"message": str(error), "file": None, "row": None, "column": None})
+        answer["problems"].append(_problem(str(error), error if isinstance(error, RowError) else None))
     answer["ok"] = not answer["problems"]
     return answer
 
 
-def _read(source: DataSource, local: LocalSource, encoder: Encoder | None, limit: int, answer: dict[str, Any]) -> None:
+def _read(source: DataSource, local: LocalSource, encoder: Encoder | None, limit: int, answer: CheckedSource) -> None:
     counts = RowCounts()
     rows = rows_of(source, local, counts, whole=local.whole)
     lengths: list[int] = []
     try:
-        for row in _until(rows, counts):
+        for row in itertools.takewhile(lambda _: counts.read < MAX_READ, rows):
             if len(answer["samples"]) < limit and encoder is None:
-                answer["samples"].append(_raw_sample(row.values, row.origin))
+                answer["samples"].append(_raw_sample(row))
             if encoder is None or len(answer["problems"]) >= MAX_PROBLEMS:
                 continue
             try:
                 if answer["tokenized"] < MAX_ENCODED:
-                    _encode(row.values, row.origin, encoder, limit, lengths, answer)
+                    _encode(row, encoder, limit, lengths, answer)
                 else:
                     encoder.shape(row.values, row.origin)
             except RowError as error:
-                answer["problems"].append(_problem(error))
+                answer["problems"].append(_problem(str(error), error))
         else:
             answer["complete"] = local.whole and counts.read < MAX_READ
     finally:
-        answer |= {"rows": counts.read, "kept": counts.kept, "columns": list(counts.columns)}
+        answer["rows"], answer["kept"], answer["columns"] = counts.read, counts.kept, list(counts.columns)
     if not counts.kept:
-        why = nothing_left(source, counts)
-        answer["problems"].append({"message": f"{local.path}: {why}", "file": None, "row": None, "column": None})
+        answer["problems"].append(_problem(f"{local.path}: {nothing_left(source, counts)}"))
     if lengths:
         answer["tokens"] = {"min": min(lengths), "median": int(statistics.median(lengths)), "max": max(lengths)}
 
 
-def _until(rows: Iterator[Any], counts: Any) -> Iterator[Any]:
-    return itertools.takewhile(lambda _: counts.read < MAX_READ, rows)
-
-
-def _encode(
-    row: Mapping[str, Any], origin: Origin, encoder: Encoder, limit: int, lengths: list[int], answer: dict[str, Any]
-) -> None:
-    samples = encoder.encode([row], [origin])[0]
+def _encode(row: Row, encoder: Encoder, limit: int, lengths: list[int], answer: CheckedSource) -> None:
+    samples = encoder.encode([row.values], [row.origin])[0]
     answer["tokenized"] += 1
     lengths.append(sum(sample.full_length for sample in samples))
     answer["cut"] += any(sample.cut for sample in samples)
     answer["untrained"] += not any(sample.trained for sample in samples)
-    if len(answer["samples"]) >= limit:
-        return
-    shown = explain_row(encoder, row, origin)
-    answer["samples"].append(
-        {
-            "file": origin.file,
-            "row": origin.number,
-            "shape": shown.shape,
-            "values": None,
-            "length": lengths[-1],
-            "samples": shown.samples,
-            "cut": shown.full_length > len(shown.input_ids),
-            "input_ids": shown.input_ids[:MAX_TOKENS_SHOWN],
-            "tokens": shown.tokens[:MAX_TOKENS_SHOWN],
-            "trained": shown.trained[:MAX_TOKENS_SHOWN],
-            "segments": [asdict(segment) for segment in shown.segments],
-        }
-    )
+    if len(answer["samples"]) < limit:
+        answer["samples"].append(preview(encoder, row.values, row.origin, samples))
 
 
-def _raw_sample(values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
-    """A sample without a tokenizer: the row as it was read."""
-    text = json.dumps(values, ensure_ascii=False, default=str)
+def preview(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: Sequence[Sample]) -> DataSample:
+    """A row as it will be trained on: the first of its samples."""
+    first, decode = samples[0], encoder.tokenizer.decode
+    trained = [bool(mark) for mark in first.mask]
+    segments: list[TokenSegment] = []
+    for is_trained, positions in itertools.groupby(range(len(trained)), trained.__getitem__):
+        ids = [first.input_ids[position] for position in positions]
+        segments.append({"text": str(decode(ids)), "tokens": len(ids), "trained": is_trained})
     return {
         "file": origin.file,
         "row": origin.number,
+        "shape": _SHAPES[type(encoder.shape(row, origin))],
+        "values": None,
+        "length": sum(sample.full_length for sample in samples),
+        "samples": len(samples),
+        "cut": first.cut,
+        "input_ids": first.input_ids[:MAX_TOKENS_SHOWN],
+        "tokens": [str(decode([token])) for token in first.input_ids[:MAX_TOKENS_SHOWN]],
+        "trained": trained[:MAX_TOKENS_SHOWN],
+        "segments": segments,
+    }
+
+
+def _raw_sample(row: Row) -> DataSample:
+    """A sample without a tokenizer: the row as it was read."""
+    text = json.dumps(row.values, ensure_ascii=False, default=str)
+    return {
+        "file": row.origin.file,
+        "row": row.origin.number,
         "shape": None,
         "values": text if len(text) <= MAX_TOKENS_SHOWN else text[:MAX_TOKENS_SHOWN] + "…",
         "length": None,
@@ -257,8 +258,14 @@ def _raw_sample(values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
     }
 
 
-def _problem(error: RowError) -> dict[str, Any]:
-    return {"message": str(error), "file": error.origin.file, "row": error.origin.number, "column": error.column}
+def _problem(message: str, error: RowError | None = None) -> DataProblem:
+    origin = error.origin if error else None
+    return {
+        "message": message,
+        "file": origin.file if origin else None,
+        "row": origin.number if origin else None,
+        "column": error.column if error else None,
+    }
 
 
 def main() -> None:

@@ -198,17 +198,7 @@ def export(
 ) -> str:
     """Write the result to the job's output and, where the job names one, to its destination; returns where it is.
 
-    Args:
-        document: what to write, and where to.
-        prepared: where the base model lies.
-        model: the trained model, with its adapter if it has one.
-        tokenizer: goes along with it.
-        output_dir: the job's output.
-        state: the weights, where the model has only a part of them.
-
-    Raises:
-        DocumentError: the job names a place that it may not write to.
-        PreparingError: the object store does not answer, or refuses the credentials.
+    `state` has the weights where the model is sharded. Raises as `destination`.
     """
     result = output_dir / RESULT
     with drafting(output_dir) as draft:

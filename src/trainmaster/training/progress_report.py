@@ -98,15 +98,7 @@ class Reporting(TrainerCallback):
     def __init__(
         self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float, tokens: float
     ) -> None:
-        """Report to a reporter and a tracker.
-
-        Args:
-            reporter: of the first rank.
-            tracker: a mirror of the metrics.
-            cost: of a token, for the share of the matrix peak.
-            sequence_length: in which a token stands, on average.
-            tokens: that earlier attempts have trained on.
-        """
+        """`sequence_length` is the average; `tokens` are those that earlier attempts trained on."""
         self._reporter = reporter
         self._tracker = tracker
         self._flops_per_token = cost.at(sequence_length)

@@ -55,14 +55,10 @@ class Resumed:
 def find(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
     """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
 
-    Args:
-        where: what the server says to go on from.
-        process: this rank among all.
-        reporter: for a note when it is another one, or when it cannot be exact.
-        sharded: the weights of this training are parted over ranks, so that they are read into their form later.
+    The tree of a `sharded` training is not read yet: it is read into the shards later.
 
     Raises:
-        InexactResumeError: it, or something in it, is missing without which the training would take another course.
+        InexactResumeError: something is missing without which the training would take another course.
         CorruptCheckpointError: it is corrupt, and so are all before it.
     """
     root, name = open_checkpoint(where)

@@ -28,9 +28,9 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
 
     Raises:
         DocumentError: the training cannot be set up as it was asked for.
-        InexactResumeError, CorruptCheckpointError, StateMismatchError: it cannot go on from where it should.
+        InexactResumeError, CorruptCheckpointError, StateMismatchError: it cannot resume exactly.
         PreparingError: the object store for the result does not answer, or refuses the credentials.
-        Stopped: the job was asked to stop, and what was wanted is committed.
+        Stopped: the job was asked to stop, and has saved what it should.
     """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

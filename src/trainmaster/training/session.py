@@ -89,17 +89,7 @@ class Session:
         resumed: Resumed | None,
         tracker_run: str | None = None,
     ) -> None:
-        """Connect.
-
-        Args:
-            document: what was asked for.
-            prepared: what it is done with.
-            process: this rank among all.
-            reporter: of this rank.
-            reporting: what tells of the training's course; None on all ranks but the first.
-            resumed: the checkpoint that the training goes on from.
-            tracker_run: the run of the experiment tracker that a later attempt has to join.
-        """
+        """`reporting` is None on all ranks but the first; later attempts join the tracker's run `tracker_run`."""
         checkpoint = document.output.checkpoint
         self._document = document
         self._prepared = prepared

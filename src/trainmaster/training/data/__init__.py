@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["build", "explain_row", "load"]
+__all__ = ["build", "load"]
 
-_HOME = {"build": "dataset", "explain_row": "encoder", "load": "rows"}
+_HOME = {"build": "dataset", "load": "rows"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Encodes rows as token sequences, marks the positions that are trained on, and previews them for users."""
+"""Encodes rows as token sequences, and marks the positions that are trained on."""
 
 from __future__ import annotations
 
@@ -168,56 +168,3 @@ def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
 def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
     """The token of the first of these characters that has one."""
     return next((token for place in places if (token := encoded.char_to_token(index, place)) is not None), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Consecutive tokens that are all trained on, or all not."""
-
-    text: str
-    tokens: int
-    trained: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """One row as it will be trained on."""
-
-    shape: str
-    """`messages`, `prompt and completion` or `text`."""
-    input_ids: list[int]
-    tokens: list[str]
-    """Each token as text."""
-    trained: list[bool]
-    segments: list[Segment]
-    samples: int
-    """How many sequences the row becomes; more than one where a long document is split. The first is shown."""
-    full_length: int
-    """Tokens before truncation."""
-
-
-def explain_row(encoder: Encoder, row: Mapping[str, Any], origin: Origin) -> Explained:
-    """Encode one row as a training would, for a preview. Raises InputError where something is wrong with the row."""
-    samples = encoder.encode([row], [origin])[0]
-    first = samples[0]
-    trained = [bool(mark) for mark in first.mask]
-    shape = encoder.shape(row, origin)
-    return Explained(
-        shape="messages" if isinstance(shape, Chat) else "prompt and completion" if isinstance(shape, Pair) else "text",
-        input_ids=first.input_ids,
-        tokens=[str(encoder.tokenizer.decode([token])) for token in first.input_ids],
-        trained=trained,
-        segments=_segments(first.input_ids, trained, encoder.tokenizer),
-        samples=len(samples),
-        full_length=first.full_length,
-    )
-
-
-def _segments(input_ids: list[int], trained: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[Segment]:
-    segments, start = [], 0
-    for end in range(1, len(trained) + 1):
-        if end == len(trained) or trained[end] != trained[start]:
-            text = str(tokenizer.decode(input_ids[start:end]))
-            segments.append(Segment(text=text, tokens=end - start, trained=trained[start]))
-            start = end
-    return segments

@@ -86,12 +86,7 @@ def repository(
 ) -> dict[str, Path]:
     """The files of a repository, or of the part that the URI names, by their paths in it.
 
-    Args:
-        uri: what to fetch.
-        kind: `dataset` or `model`.
-        access: what may be reached.
-        on_progress: called with the share that is done.
-        ignored: patterns of files that are left out.
+    `kind` is `dataset` or `model`; files that match a pattern in `ignored` are left out. Raises PreparingError.
     """
     name = name_of(uri)
     with translated(_shown(name.repo, name.revision), access):

@@ -57,13 +57,7 @@ def directory(
 ) -> Path:
     """Fetch an object, or everything below a prefix, into a directory. What is cached is not fetched again.
 
-    Args:
-        uri: what to fetch.
-        access: what may be reached.
-        on_progress: called with the share that is done.
-        ignored: patterns of keys that are left out.
-
-    Raises: as `fetch`.
+    Keys that match a pattern in `ignored` are left out. Raises PreparingError.
     """
     with _translated(uri, access):
         place = objects.open_place(uri, access.s3_credentials)
