@@ -26,13 +26,13 @@ class SlowParser:
         self._under_way: set[int] = set()
         self.threads: set[int] = set()
 
-    def __call__(self, document: object) -> SubmitJobRequest:
+    def __call__(self, document: object, *, seed: int | None = None) -> SubmitJobRequest:
         self.threads.add(threading.get_ident())
         self._under_way.add(threading.get_ident())
         self.most = max(self.most, len(self._under_way))
         assert self.go.wait(WAIT_S)
         self._under_way.discard(threading.get_ident())
-        return parse_submit(document)
+        return parse_submit(document, seed=seed)
 
 
 def submit(api: Api, job_id: str) -> Any:

@@ -30,16 +30,10 @@ def refuse_launch(
     before: int = 0,
     again_in_s: float | None = None,
 ) -> Change | None:
-    """Take in that a backend could not launch an attempt that never began.
+    """Record that a backend could not launch an attempt, of which nothing ran.
 
-    Args:
-        job: as it is.
-        now: the time.
-        attempt: its number.
-        message: why, in words.
-        reason: why.
-        before: launches of the job that were refused in a row until then; the next one waits the longer.
-        again_in_s: how long that is, where the backend knows better.
+    The next launch waits longer the more launches were refused in a row (`before`), or as long as the backend says
+    (`again_in_s`).
     """
     if job.attempt is None or job.attempt.number != attempt:
         return None
@@ -135,11 +129,7 @@ def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
 def unclaimed_launches(job: Job, attempts: Iterable[Attempt]) -> int:
     """How many launches in a row no worker claimed in time since the job was queued or resumed, with the current one.
 
-    One that was withdrawn for another reason, or refused, neither counts nor breaks the row.
-
-    Args:
-        job: which one.
-        attempts: all that it has had.
+    A launch that was withdrawn for another reason, or refused, neither counts nor breaks the row.
     """
     earlier = [each for each in attempts if each.number < job.live.number and each.created_at >= (job.queued_at or 0.0)]
     count = 0

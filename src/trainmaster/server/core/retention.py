@@ -84,12 +84,7 @@ def delete_checkpoint(
 ) -> Change | None:
     """Remove a checkpoint on request; `latest` and `best` move to what is left.
 
-    Args:
-        job: whose checkpoint it is.
-        checkpoint: which one.
-        others: the job's other checkpoints, the oldest first.
-        users: jobs that have not ended and go on from it.
-        now: the time.
+    `others` are the job's other checkpoints, oldest first; `users` are unfinished jobs that go on from this one.
 
     Raises:
         ConflictError: it is pinned, or needed.

@@ -80,11 +80,7 @@ def on_shape(
 ) -> SubmitJobRequest:
     """The job of a trainer on a training shape.
 
-    Args:
-        wanted: what is asked for.
-        chosen: the version of the shape.
-        account_id: whose job it is.
-        chosen_by_us: the client left the choice to us, so that what it says of the place was what we went by.
+    With `chosen_by_us` the client left the choice to the server, so that its placement fields were the criteria.
 
     Raises:
         RefusedError: the request overrides the shape, or the shape is not for such a trainer.

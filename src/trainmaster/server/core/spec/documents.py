@@ -184,12 +184,7 @@ def redacted(request: SubmitJobRequest) -> dict[str, Any]:
 
 
 def with_secrets_of(document: Any, earlier: SubmitJobRequest, values: Mapping[str, str]) -> Any:
-    """A document with the secrets of an earlier request wherever it has the `***` that `redacted` shows in that place.
-
-    Args:
-        document: of a new request, not validated yet.
-        earlier: the stored request that the document was made from.
-        values: the earlier request's secrets, by their names.
+    """A new document, with a secret of the earlier request wherever it has the `***` that `redacted` shows there.
 
     Raises:
         SpecError: the document has `***` where the earlier request has no secret.
