@@ -187,7 +187,7 @@ class Span:
     def end(self) -> int:
         return self.start + self.count
 
-    def begun(self, sight: Sight) -> np.ndarray:
+    def first_pages(self, sight: Sight) -> np.ndarray:
         """Pages of the blocks that start with one of these tokens."""
         return pages_of(self.rooms, sight, blocks_for(self.start), blocks_for(self.end)).ravel()
 
@@ -212,7 +212,7 @@ class CachedAttention:
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
         self._cache = cache
         present = [sight for sight in Sight if cache.layout.strata[sight]]
-        cache.clear(np.concatenate([span.begun(sight) for sight in present for span in spans]))
+        cache.clear(np.concatenate([span.first_pages(sight) for sight in present for span in spans]))
         self._sights = {sight: _Sighted(cache, spans, sight) for sight in present}
 
     def __call__(

@@ -136,7 +136,7 @@ class Generation:
         self.logits: Tensor | None = None
         """float32 [vocabulary] after the prompt, until all continuations have started."""
         self.running: list[Continuation] = []
-        self.begun = 0
+        self.started = 0
         """Continuations that are running or have ended."""
         self._tokenizer = tokenizer
         self._sequences: dict[int, SampledSequence] = {}
@@ -183,10 +183,10 @@ class Generation:
 
     def begin(self, room: Room | None) -> None:
         """Start the next continuation."""
-        request, index = self.request, self.begun
+        request, index = self.request, self.started
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
         self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))
-        self.begun += 1
+        self.started += 1
 
     def fork(self, continuation: Continuation) -> list[tuple[np.ndarray, np.ndarray]]:
         """Let a continuation share the prompt's full blocks; returns the pages to copy, and to where.

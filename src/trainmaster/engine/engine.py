@@ -92,8 +92,8 @@ class Engine:
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
         computed = self._compute(own)
-        told = {n: RankOutcome(each.failure, each.outputs, each.metrics) for n, each in computed.items()}
-        by_rank = self.ranks.exchange("the outcomes", told)
+        own_outcomes = {n: RankOutcome(each.failure, each.outputs, each.metrics) for n, each in computed.items()}
+        by_rank = self.ranks.exchange("the outcomes", own_outcomes)
         return [
             each if isinstance(each, EngineError) else _ended(own[n], computed[n], [rank[n] for rank in by_rank])
             for n, each in enumerate(checked)

@@ -138,7 +138,7 @@ class ProcessRanks:
             # A rank that is still reading would find the connection closed.
             self._store.wait([_left(rank) for rank in range(1, self.size)], LEAVE_WITHIN)
         except dist.DistStoreError as error:
-            _log.warning("not every rank said that it ends: %s", error)
+            _log.warning("not every rank left in time: %s", error)
         self._end()
 
     def _end(self) -> None:
@@ -173,8 +173,8 @@ class ProcessRanks:
         if len({str(each) for each in failures}) == 1:
             raise cause
         dropped = engine.drop(kwargs.get("model_id", args[0] if args else None))
-        told = "; the model is dropped in all ranks: create it again from a saved state" if dropped else ""
-        raise EngineError(f"rank {failed[0]}: {cause}{told}", Blame.SERVER)
+        advice = "; the model is dropped in all ranks: create it again from a saved state" if dropped else ""
+        raise EngineError(f"rank {failed[0]}: {cause}{advice}", Blame.SERVER)
 
 
 def _left(rank: int) -> str:
@@ -201,8 +201,8 @@ def as_engine_error(error: Exception) -> EngineError:
     if isinstance(error, EngineError):
         return error
     _log.error("a command failed", exc_info=error)
-    told = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
-    return EngineError(f"{told}: {error}", Blame.SERVER)
+    kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+    return EngineError(f"{kind}: {error}", Blame.SERVER)
 
 
 def _attempt(make: Callable[[], T]) -> tuple[T | None, EngineError | None]:

@@ -63,7 +63,7 @@ def share(lengths: Sequence[int], ranks: int) -> list[range]:
     shares = []
     for rank in range(ranks):
         start = index
-        # A sequence belongs to the rank in whose part its middle lies.
+        # A sequence goes to the rank whose part contains its middle.
         while index < len(lengths) and (done + lengths[index] / 2) * ranks < total * (rank + 1):
             done += lengths[index]
             index += 1

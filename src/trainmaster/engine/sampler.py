@@ -171,7 +171,7 @@ class Sampler:
         admitted: list[Generation] = []
         cache, layout = self._cache, self._cache.layout
         for generation in self._generations.values():
-            while generation.begun < generation.request.num_samples:
+            while generation.started < generation.request.num_samples:
                 needed = self._own_pages(generation) + (0 if generation.room else self._prompt_pages(generation))
                 if running >= self._max_sequences or needed > cache.free:
                     return [*admitted, generation] if generation.room else admitted
@@ -204,7 +204,7 @@ class Sampler:
                 choices += [_Choice(generation, each, generation.logits) for each in generation.fresh]
             elif generation.logits is not None:
                 self._end_empty(generation)
-            if generation.begun == generation.request.num_samples:
+            if generation.started == generation.request.num_samples:
                 generation.logits = None
         if choices:
             self._choose(choices)
