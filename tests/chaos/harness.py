@@ -16,7 +16,7 @@ from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.launch import Launches
-from trainmaster.server.coordinator.loop import Coordinator, Pace
+from trainmaster.server.coordinator.loop import Coordinator, LoopPace
 from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.job import Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
@@ -110,7 +110,7 @@ class Cluster:
             actions=acting,
             admission=Admission(),
             clock=lambda: self.now,
-            pace=Pace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),
+            pace=LoopPace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),
         )
         self.commands = Commands(
             self.database,

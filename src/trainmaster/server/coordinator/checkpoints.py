@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from sqlalchemy import Connection
 
-from trainmaster.server.coordinator.commands import Commands, Idempotency, Outcome
+from trainmaster.server.coordinator.commands import CommandOutcome, Commands, Idempotency
 from trainmaster.server.core import retention
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Change, Checkpoint, Job
@@ -25,7 +25,7 @@ def pin(
     pinned: bool,
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
-) -> Future[Outcome]:
+) -> Future[CommandOutcome]:
     """Keep a checkpoint regardless of limits, or stop doing so; the latter also for a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
@@ -45,7 +45,7 @@ def expire_at(
     *,
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
-) -> Future[Outcome]:
+) -> Future[CommandOutcome]:
     """Have a checkpoint deleted at a time; None: never. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
@@ -65,7 +65,7 @@ def publish(
     public: bool,
     deleted: bool = False,
     clock: Callable[[], float] = time.time,
-) -> Future[Outcome]:
+) -> Future[CommandOutcome]:
     """Let other accounts load a checkpoint, or stop doing so. With `deleted`, also one of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
@@ -85,7 +85,7 @@ def delete(
     deleted: bool = False,
     idempotency: Idempotency | None = None,
     clock: Callable[[], float] = time.time,
-) -> Future[Outcome]:
+) -> Future[CommandOutcome]:
     """Delete a checkpoint: at once from all lists, soon from the disk."""
 
     def decide(connection: Connection, job: Job) -> Change | None:

@@ -54,7 +54,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandOutcome:
     """The job after a command."""
 
     job: Job
@@ -88,7 +88,7 @@ class Commands:
         created_by: str,
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         """Create a job. Its secrets are sealed; `tokens` are kept until it ends.
 
         On an event loop, call `Admission.look_up` before: it reads files.
@@ -97,7 +97,7 @@ class Commands:
         change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)
 
-        def work(connection: Connection) -> Outcome:
+        def work(connection: Connection) -> CommandOutcome:
             return self._once(
                 connection, scope, idempotency, lambda: self._insert(connection, scope, change, compiled, sealed)
             )
@@ -118,14 +118,14 @@ class Commands:
 
     def cancel(
         self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         return self._command(
             scope, job_id, idempotency, lambda _, job: decide.cancel(job, now=self._clock(), message=message)
         )
 
     def pause(
         self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
 
     def resume(
@@ -136,7 +136,7 @@ class Commands:
         checkpoint_id: str = "",
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         """Queue a paused job again; `tokens` replace those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
@@ -156,7 +156,7 @@ class Commands:
         queue: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency: Idempotency | None = None,
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
 
         def edited(connection: Connection, job: Job) -> Change | None:
             if queue is not None:
@@ -167,7 +167,7 @@ class Commands:
 
     def delete(
         self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         """Stop a job and hide it. With `purge`, a job that was deleted before is found again."""
         return self._command(
             scope,
@@ -189,11 +189,11 @@ class Commands:
         handle: str | None = None,
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         """Create a child of a job that ended; it resumes from the parent's checkpoint, with its secrets."""
 
-        def work(connection: Connection) -> Outcome:
-            def child() -> Outcome:
+        def work(connection: Connection) -> CommandOutcome:
+            def child() -> CommandOutcome:
                 parent = jobs.get(connection, scope, job_id)
                 check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
                 request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
@@ -224,7 +224,7 @@ class Commands:
         *,
         deleted: bool = False,
         idempotency: Idempotency | None = None,
-    ) -> Future[Outcome]:
+    ) -> Future[CommandOutcome]:
         """Carry out any other decision about a job; what the decision writes goes into the same transaction."""
         return self._command(scope, job_id, idempotency, decision, deleted=deleted)
 
@@ -255,7 +255,7 @@ class Commands:
         sealed: Sequence[SealedSecret],
         *,
         resized: bool = True,
-    ) -> Outcome:
+    ) -> CommandOutcome:
         change = self.admission.accept(connection, scope, change, compiled.request, resized=resized)
         job = change.job
         jobs.insert(connection, scope, change)
@@ -268,7 +268,7 @@ class Commands:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
         METERS.submissions += 1
-        return Outcome(job=job)
+        return CommandOutcome(job=job)
 
     def _command(
         self,
@@ -278,8 +278,8 @@ class Commands:
         decision: Callable[[Connection, Job], Change | None],
         *,
         deleted: bool = False,
-    ) -> Future[Outcome]:
-        def work(connection: Connection) -> Outcome:
+    ) -> Future[CommandOutcome]:
+        def work(connection: Connection) -> CommandOutcome:
             return self._once(
                 connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision, deleted)
             )
@@ -291,13 +291,13 @@ class Commands:
         connection: Connection,
         scope: Scope,
         key: Idempotency | None,
-        work: Callable[[], Outcome],
-    ) -> Outcome:
+        work: Callable[[], CommandOutcome],
+    ) -> CommandOutcome:
         if key is None:
             return work()
         record = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
         if record is not None:
-            return Outcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
+            return CommandOutcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
         outcome = work()
         accounts.record_request(
             connection,
@@ -308,7 +308,7 @@ class Commands:
         )
         return outcome
 
-    def _write(self, work: Callable[[Connection], Outcome]) -> Future[Outcome]:
+    def _write(self, work: Callable[[Connection], CommandOutcome]) -> Future[CommandOutcome]:
         future = self._database.write(work)
         future.add_done_callback(lambda _: self._hint(""))
         return future
@@ -320,14 +320,14 @@ def _decide(
     job_id: str,
     decision: Callable[[Connection, Job], Change | None],
     deleted: bool,
-) -> Outcome:
+) -> CommandOutcome:
     for _ in range(_TRIES):
         job = jobs.get(connection, scope, job_id, deleted=deleted)
         change = decision(connection, job)
         if change is None:
-            return Outcome(job=job)
+            return CommandOutcome(job=job)
         if jobs.apply(connection, scope, change):
-            return Outcome(job=change.job)
+            return CommandOutcome(job=change.job)
     raise StaleWriteError
 
 

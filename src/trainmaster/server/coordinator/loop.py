@@ -40,7 +40,7 @@ _EVERYTHING = Scope.everything()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class LoopPace:
     """How often the loop looks without a hint."""
 
     poll_s: float = 1.0
@@ -82,7 +82,7 @@ class Coordinator:
         admission: Admission,
         stalled_after_s: float = timers.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
-        pace: Pace | None = None,
+        pace: LoopPace | None = None,
     ) -> None:
         self._database = database
         self._reports = reports
@@ -91,7 +91,7 @@ class Coordinator:
         self._admission = admission
         self._stalled_after_s = stalled_after_s
         self._clock = clock
-        self._pace = pace or Pace()
+        self._pace = pace or LoopPace()
         self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None

@@ -30,7 +30,7 @@ class Act:
     """May be slow in the engine of its backend; must delay neither other backends nor stops."""
 
 
-class Pool(Executor):
+class DaemonPool(Executor):
     """Carries calls out in a few threads, which are started when they are needed.
 
     The standard library's pool waits for its threads when the process ends, however long they take.
@@ -97,10 +97,10 @@ class ActPools:
 
     def __init__(self, backends: Iterable[str], pool: Executor | None = None) -> None:
         names = tuple(backends)
-        self._quick = pool or Pool("act")
-        self._tidying = pool or Pool("tidy")
-        self._slow = {name: pool or Pool(f"sweep {name}") for name in names}
-        self._launching = {name: pool or Pool(f"launch {name}") for name in names}
+        self._quick = pool or DaemonPool("act")
+        self._tidying = pool or DaemonPool("tidy")
+        self._slow = {name: pool or DaemonPool(f"sweep {name}") for name in names}
+        self._launching = {name: pool or DaemonPool(f"launch {name}") for name in names}
 
     def for_act(self, act: Act, backend: str) -> Executor:
         if act.launches:
@@ -118,7 +118,7 @@ class ActPools:
             pool.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + CLOSE_S
         for pool in awaited:
-            if isinstance(pool, Pool):
+            if isinstance(pool, DaemonPool):
                 pool.join(max(0.0, deadline - time.monotonic()))
 
 

@@ -28,7 +28,7 @@ SECRET_PREFIX = "whsec_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreatedWebhook:
+class SubscribedWebhook:
     """A webhook, and the secret that signs its deliveries."""
 
     webhook: Webhook
@@ -59,7 +59,7 @@ class Subscriptions:
 
     def create(
         self, scope: Scope, *, url: str, statuses: Sequence[JobStatus], secret: str | None
-    ) -> Future[CreatedWebhook]:
+    ) -> Future[SubscribedWebhook]:
         """Create a webhook for what happens from now on; one that is equal in everything is found again.
 
         Raises:
@@ -70,15 +70,15 @@ class Subscriptions:
         wanted = tuple(dict.fromkeys(map(str, statuses)))
         key = secret or SECRET_PREFIX + secrets.token_urlsafe(32)
 
-        def work(connection: Connection) -> CreatedWebhook:
+        def work(connection: Connection) -> SubscribedWebhook:
             present = webhooks.all(connection, scope)
             for webhook in present:
                 if (webhook.url, webhook.statuses) == (url, wanted) and self._is_signed_with(webhook, key):
-                    return CreatedWebhook(webhook=webhook, secret=key, made=False)
+                    return SubscribedWebhook(webhook=webhook, secret=key, made=False)
             if len(present) >= MOST_OF_AN_ACCOUNT:
                 raise ConflictError(f"an account has at most {MOST_OF_AN_ACCOUNT} webhooks; remove one first")
             webhook = self._new(connection, scope, f"wh-{secrets.token_hex(6)}", url, wanted, key)
-            return CreatedWebhook(webhook=webhook, secret=key, made=True)
+            return SubscribedWebhook(webhook=webhook, secret=key, made=True)
 
         return self._database.write(work)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import ConflictError, IdempotencyMismatchError, NotFoundError
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, Records
+from trainmaster.server.store.records import PreparedStatement, Records
 from trainmaster.server.store.scope import Scope
 
 _accounts, _jobs, _models = schema.accounts, schema.jobs, schema.promoted_models
@@ -27,7 +27,7 @@ _REMOVED_WITH_ACCOUNT = (
 """In an order in which no row refers to one that is gone."""
 
 _ACCOUNTS = Records(Account, _accounts)
-_BY_ID = Prepared(_ACCOUNTS.select.where(_accounts.c.account_id == bindparam("wanted")))
+_BY_ID = PreparedStatement(_ACCOUNTS.select.where(_accounts.c.account_id == bindparam("wanted")))
 
 
 def all(connection: Connection, scope: Scope) -> list[Account]:  # noqa: A001 - read as `accounts.all`
@@ -152,10 +152,10 @@ class IdempotencyRecord:
 
 
 _REQUESTS = Records(IdempotencyRecord, _requests)
-_REQUEST = Prepared(
+_REQUEST = PreparedStatement(
     _REQUESTS.select.where(_requests.c.key == bindparam("wanted"), _requests.c.account_id == bindparam("account"))
 )
-_INSERT_REQUEST = Prepared(insert(_requests))
+_INSERT_REQUEST = PreparedStatement(insert(_requests))
 
 
 def find_request(connection: Connection, scope: Scope, key: str, *fingerprints: str) -> IdempotencyRecord | None:

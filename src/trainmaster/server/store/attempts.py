@@ -18,7 +18,7 @@ from trainmaster.server.core.errors import DoubleBookedError, NotFoundError
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, Records, ScopedQuery
+from trainmaster.server.store.records import PreparedStatement, Records, ScopedQuery
 from trainmaster.server.store.scope import Scope
 
 _attempts = schema.attempts
@@ -30,8 +30,8 @@ RECORDS = Records(Attempt, _attempts)
 _OF_JOB = ScopedQuery(
     RECORDS.select.where(_attempts.c.job_id == bindparam("key")).order_by(_attempts.c.number), _attempts.c.account_id
 )
-_INSERT = Prepared(insert(_attempts))
-_UPDATE = Prepared(
+_INSERT = PreparedStatement(insert(_attempts))
+_UPDATE = PreparedStatement(
     update(_attempts).where(
         _attempts.c.job_id == bindparam("key"),
         _attempts.c.number == bindparam("attempt"),
@@ -79,9 +79,9 @@ _shares, _gpus, _nodes = schema.allocations, schema.allocated_gpus, schema.nodes
 _SHARE_FIELDS = ("node_id", "cpu_cores", "ram_mb", "storage_mb")
 """The columns of a share; its GPUs have rows of their own."""
 
-_INSERT_SHARES, _INSERT_GPUS = (Prepared(insert(table)) for table in (_shares, _gpus))
+_INSERT_SHARES, _INSERT_GPUS = (PreparedStatement(insert(table)) for table in (_shares, _gpus))
 _DELETE_SHARES, _DELETE_GPUS = (
-    Prepared(
+    PreparedStatement(
         delete(table).where(
             table.c.job_id == bindparam("key"),
             table.c.attempt == bindparam("number"),
@@ -90,7 +90,7 @@ _DELETE_SHARES, _DELETE_GPUS = (
     )
     for table in (_shares, _gpus)
 )
-_LOAD = Prepared(
+_LOAD = PreparedStatement(
     select(
         *(_nodes.c[name] for name in ("slots", "cpu_cores", "ram_mb", "storage_mb", "gpus")),
         func.count(),

@@ -63,7 +63,7 @@ PROBE_EVERY_S = 1.0
 """Health checks may come at any rate; a probe is shared for so long."""
 
 
-class Watch(Protocol):
+class CommitWatch(Protocol):
     """A number that changes whenever anybody has committed."""
 
     def version(self) -> int: ...
@@ -82,8 +82,7 @@ class Kind(Protocol):
 
     def reading_engine(self, url: URL, lock_timeout_s: float) -> Engine: ...
 
-    def Watch(self, url: URL, reading: Engine) -> Watch:  # noqa: N802 - a class
-        ...
+    def watch(self, url: URL, reading: Engine) -> CommitWatch: ...
 
     def meaning(self, error: BaseException) -> TrainmasterError | None: ...
 
@@ -98,7 +97,7 @@ class Database:
     out of reach; both go on by themselves when it is there again.
     """
 
-    def __init__(self, kind: Kind, *, writing: Engine, reading: Engine, watch: Watch) -> None:
+    def __init__(self, kind: Kind, *, writing: Engine, reading: Engine, watch: CommitWatch) -> None:
         self._kind = kind
         self._reading = reading
         self._writer = Writer(writing, kind.meaning)
@@ -129,7 +128,7 @@ class Database:
                 if not up_to_date:
                     with writing.begin() as connection:
                         upgrade(connection)
-                return Database(kind, writing=writing, reading=reading, watch=kind.Watch(place, reading))
+                return Database(kind, writing=writing, reading=reading, watch=kind.watch(place, reading))
         except BaseException as error:
             reading.dispose()
             if isinstance(error, OSError):
@@ -213,7 +212,7 @@ GROUP_SIZE = 256
 
 
 @dataclass(slots=True)
-class _Work:
+class _QueuedWrite:
     closure: Callable[[Connection], Any]
     future: Future[Any]
     value: Any = None
@@ -231,7 +230,7 @@ class Writer:
         self._engine = engine
         self._meaning = meaning
         self._connection: Connection | None = None
-        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_QueuedWrite | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -242,7 +241,7 @@ class Writer:
         with self._closing:
             if self._closed:
                 raise StoreUnavailableError("the database is closed")
-            self._waiting.put(_Work(closure, future))
+            self._waiting.put(_QueuedWrite(closure, future))
         return future
 
     def close(self) -> None:
@@ -268,7 +267,7 @@ class Writer:
                 self._write(works)
         self._disconnect()
 
-    def _write(self, works: list[_Work]) -> None:
+    def _write(self, works: list[_QueuedWrite]) -> None:
         try:
             self._commit(works)
         except BaseException as error:
@@ -283,7 +282,7 @@ class Writer:
             else:
                 work.future.set_exception(self._meaning(work.error) or work.error)
 
-    def _commit(self, works: list[_Work]) -> None:
+    def _commit(self, works: list[_QueuedWrite]) -> None:
         with self._begin() as transaction:
             if len(works) == 1:
                 works[0].value = works[0].closure(transaction.connection)
@@ -305,7 +304,7 @@ class Writer:
         self._connection = self._engine.connect()
         return self._connection.begin()
 
-    def _run_apart(self, connection: Connection, works: list[_Work]) -> None:
+    def _run_apart(self, connection: Connection, works: list[_QueuedWrite]) -> None:
         # Savepoints by the driver's own cursor: SQLAlchemy's take longer than an insert.
         savepoint = connection.connection.cursor()
         for work in works:

@@ -13,13 +13,13 @@ from sqlalchemy import Connection, func, insert, select
 from trainmaster.server.core.job import Event, Job
 from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, Records
+from trainmaster.server.store.records import PreparedStatement, Records
 from trainmaster.server.store.scope import Scope
 
 _events = schema.events
 
 _RECORDS = Records(Event, _events)
-_INSERT = Prepared(insert(_events).inline(), columns=["account_id", *_RECORDS.fields])
+_INSERT = PreparedStatement(insert(_events).inline(), columns=["account_id", *_RECORDS.fields])
 _LAST_ID = select(func.max(_events.c.id))
 
 

@@ -14,7 +14,7 @@ from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, Records, dumps, portions
+from trainmaster.server.store.records import PreparedStatement, Records, dumps, portions
 from trainmaster.server.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
@@ -104,8 +104,8 @@ def _unused_since(before: float) -> sa.ColumnElement[bool]:
 # end is compiled anew.
 
 _launches = schema.launches
-_INSERT_LAUNCH = Prepared(sa.insert(_launches))
-_FORGET_LAUNCH = Prepared(
+_INSERT_LAUNCH = PreparedStatement(sa.insert(_launches))
+_FORGET_LAUNCH = PreparedStatement(
     sa.delete(_launches).where(_launches.c.job_id == bindparam("key"), _launches.c.account_id == bindparam("account"))
 )
 
@@ -174,8 +174,8 @@ _secrets = schema.secrets
 _THE_JOBS = (_secrets.c.job_id == bindparam("key"), _secrets.c.account_id == bindparam("account"))
 
 _SECRETS = Records(SealedSecret, _secrets)
-_INSERT = Prepared(sa.insert(_secrets))
-_DELETE = Prepared(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.name == bindparam("called")))
+_INSERT = PreparedStatement(sa.insert(_secrets))
+_DELETE = PreparedStatement(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.name == bindparam("called")))
 _ANY = sa.union_all(sa.select(_secrets.c.name), sa.select(schema.webhooks.c.url)).limit(1)
-_FORGET_ALL = Prepared(sa.delete(_secrets).where(*_THE_JOBS))
-_FORGET = Prepared(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.until_end))
+_FORGET_ALL = PreparedStatement(sa.delete(_secrets).where(*_THE_JOBS))
+_FORGET = PreparedStatement(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.until_end))

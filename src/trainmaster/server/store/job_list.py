@@ -15,7 +15,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.store import jobs, schema
 from trainmaster.server.store.page_tokens import MAX_TOTAL_COUNT, position_of, token_after
-from trainmaster.server.store.records import Prepared, label_mark
+from trainmaster.server.store.records import PreparedStatement, label_mark
 from trainmaster.server.store.scope import Scope
 
 MAX_PAGE_SIZE = 100
@@ -177,7 +177,7 @@ def _conditions(shape: _Shape) -> list[sa.ColumnElement[bool]]:
 
 
 @functools.lru_cache(_MOST_SHAPES)
-def _page_statement(shape: _Shape) -> Prepared:
+def _page_statement(shape: _Shape) -> PreparedStatement:
     column, job_id = _column(shape.order_by.removeprefix("-")), _jobs.c.job_id
     descending = shape.order_by.startswith("-")
     conditions = _conditions(shape)
@@ -186,13 +186,13 @@ def _page_statement(shape: _Shape) -> Prepared:
         conditions.append(place < last if descending else place > last)
     order = (column.desc(), job_id.desc()) if descending else (column, job_id)
     statement = sa.select(job_id, column, _jobs.c.version).where(*conditions).order_by(*order)
-    return Prepared(statement.limit(bindparam("most")))
+    return PreparedStatement(statement.limit(bindparam("most")))
 
 
 @functools.lru_cache(_MOST_SHAPES)
-def _count_statement(shape: _Shape) -> Prepared:
+def _count_statement(shape: _Shape) -> PreparedStatement:
     matching = sa.select(_jobs.c.job_id).where(*_conditions(shape)).limit(bindparam("count_to"))
-    return Prepared(sa.select(sa.func.count()).select_from(matching.subquery()))
+    return PreparedStatement(sa.select(sa.func.count()).select_from(matching.subquery()))
 
 
 def _ids(connection: Connection, rows: _Rows, query: JobQuery, name: str) -> list[tuple[str, Any]]:

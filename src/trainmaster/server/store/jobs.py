@@ -12,7 +12,7 @@ from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.states import TERMINAL, UNFINISHED
 from trainmaster.server.store import attempts, checkpoints, events, job_inputs, schema, usage
-from trainmaster.server.store.records import Prepared, Records, label_marks, portions
+from trainmaster.server.store.records import PreparedStatement, Records, label_marks, portions
 from trainmaster.server.store.scope import Scope
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
@@ -187,7 +187,7 @@ _RECORDS = Records(Job, _jobs, without=["attempt"], lazy="spec")
 _SELECT: sa.Select[Any] = sa.select(*_RECORDS.columns, *attempts.RECORDS.columns).select_from(
     _jobs.outerjoin(_attempts, schema.is_current_attempt)
 )
-_BY_ID = Prepared(_SELECT.where(_jobs.c.job_id == bindparam("key")))
+_BY_ID = PreparedStatement(_SELECT.where(_jobs.c.job_id == bindparam("key")))
 _BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
 _VERSIONS = sa.select(_jobs.c.job_id, _jobs.c.version).where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
 _BY_HANDLE = _SELECT.where(
@@ -212,13 +212,13 @@ _PURGED = (
     .where(_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
     .values(purge=sa.false())
 )
-_STORED_LABELS = Prepared(
+_STORED_LABELS = PreparedStatement(
     sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(
         _jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account")
     )
 )
-_INSERT = Prepared(sa.insert(_jobs))
-_UPDATE = Prepared(
+_INSERT = PreparedStatement(sa.insert(_jobs))
+_UPDATE = PreparedStatement(
     sa.update(_jobs).where(
         _jobs.c.job_id == bindparam("key"),
         _jobs.c.account_id == bindparam("account"),
@@ -226,7 +226,7 @@ _UPDATE = Prepared(
     ),
     columns=[column.name for column in _jobs.c if column.name not in _IDENTITY],
 )
-_INSERT_LABELS = Prepared(sa.insert(_labels))
+_INSERT_LABELS = PreparedStatement(sa.insert(_labels))
 _DELETE_LABELS = sa.delete(_labels).where(
     _labels.c.job_id == bindparam("key"), _labels.c.account_id == bindparam("account")
 )

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, select, update
 
 from trainmaster.server.core.errors import NotLeaderError
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, Records, database_time
+from trainmaster.server.store.records import PreparedStatement, Records, database_time
 from trainmaster.server.store.scope import Scope
 
 _leader = schema.leader
-_TIME = Prepared(select(database_time()))
+_TIME = PreparedStatement(select(database_time()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Lease:
 
 
 _LEASES = Records(Lease, _leader)
-_LEASE = Prepared(_LEASES.select)
+_LEASE = PreparedStatement(_LEASES.select)
 
 
 def now(connection: Connection, scope: Scope) -> float:  # noqa: ARG001 - the time is no secret

@@ -9,13 +9,13 @@ from sqlalchemy import Connection, delete, insert, update
 
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
 from trainmaster.server.store import events, schema
-from trainmaster.server.store.records import Prepared, Records, dumps
+from trainmaster.server.store.records import PreparedStatement, Records, dumps
 from trainmaster.server.store.scope import Scope
 
 _nodes = schema.nodes
 
 _RECORDS = Records(Node, _nodes)
-_ALL = Prepared(_RECORDS.select.order_by(_nodes.c.node_id))
+_ALL = PreparedStatement(_RECORDS.select.order_by(_nodes.c.node_id))
 
 OFFLINE_AFTER_S = 60.0
 """A node that was not reported for so long gets no work: a renamed machine must not be offered twice."""

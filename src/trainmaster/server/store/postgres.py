@@ -123,10 +123,14 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     return engine
 
 
-class Watch:
+def watch(url: URL, reading: Engine) -> PostgresWatch:  # noqa: ARG001 - readers are in a transaction
+    return PostgresWatch(url)
+
+
+class PostgresWatch:
     """Detects commits by the snapshot that a query would see: cheap, and nothing to listen to."""
 
-    def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - it is in no transaction, as readers are
+    def __init__(self, url: URL) -> None:
         self._engine = _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
 

@@ -21,7 +21,7 @@ from trainmaster.server.core.resources import ClusterEvent, Queue
 from trainmaster.server.core.states import ACTIVE, UNFINISHED, JobStatus
 from trainmaster.server.store import events, schema
 from trainmaster.server.store.page_tokens import position_of, token_after
-from trainmaster.server.store.records import Prepared, Records
+from trainmaster.server.store.records import PreparedStatement, Records
 from trainmaster.server.store.scope import Scope
 
 DEFAULT = "default"
@@ -29,7 +29,7 @@ DEFAULT = "default"
 _queues, _jobs, _attempts, _gpus = schema.queues, schema.jobs, schema.attempts, schema.allocated_gpus
 
 _QUEUES = Records(Queue, _queues)
-_NAMED = Prepared(select(_queues.c.name).where(_queues.c.name == bindparam("wanted")))
+_NAMED = PreparedStatement(select(_queues.c.name).where(_queues.c.name == bindparam("wanted")))
 
 
 def all(connection: Connection, scope: Scope) -> list[Queue]:  # noqa: A001 - read as `queues.all`
@@ -96,7 +96,7 @@ class QueueCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJobs:
+class QueuedJobs:
     """A page of the jobs that wait in a queue, in the order of the scheduler."""
 
     jobs: Sequence[Job]
@@ -138,7 +138,7 @@ def position_among(waiting: Sequence[Job], job: Job) -> int | None:
     return 1 + bisect_left(waiting, _key(job), key=_key) if job.status is JobStatus.QUEUED else None
 
 
-def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, page_token: str | None) -> WaitingJobs:
+def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, page_token: str | None) -> QueuedJobs:
     query = _IN_QUEUE.where(_jobs.c.room_at.is_(None))
     rooms: list[Job] = []
     values: dict[str, Any] = {"in_queue": queue}
@@ -151,7 +151,7 @@ def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, pa
     rest = [_job_from_row(row) for row in connection.execute(query.limit(page_size + 1), values)]
     jobs = [*rooms, *rest[:page_size]]
     last = rest[page_size - 1] if len(rest) > page_size else None
-    return WaitingJobs(
+    return QueuedJobs(
         jobs=jobs,
         first_position=(position(connection, scope, jobs[0]) or 1) if jobs else 1,
         next_page_token=token_after(_ORDER, last.order_key, last.job_id) if last else None,
@@ -212,7 +212,7 @@ def _place(job: Job) -> dict[str, Any]:
     return {"in_queue": job.queue, "key": job.order_key, "id": job.job_id}
 
 
-def _find(query: Prepared, connection: Connection, scope: Scope, **values: Any) -> list[Job]:
+def _find(query: PreparedStatement, connection: Connection, scope: Scope, **values: Any) -> list[Job]:
     scope.require_everything()
     return [_job_from_row(row) for row in query.rows(connection, values)]
 
@@ -248,9 +248,9 @@ _QUEUED = _jobs.c.status == JobStatus.QUEUED.value
 _THERE = sa.tuple_(bindparam("key"), bindparam("id"))
 _BEFORE = sa.tuple_(_jobs.c.order_key, _jobs.c.job_id) < _THERE
 _IN_QUEUE = _SELECT.where(_QUEUED, _jobs.c.queue == bindparam("in_queue")).order_by(_jobs.c.order_key, _jobs.c.job_id)
-_HOLDING = Prepared(_SELECT.where(_jobs.c.status.in_([sa.literal(status.value) for status in sorted(ACTIVE)])))
-_WITH_ROOM = Prepared(_SELECT.where(_QUEUED, _jobs.c.room_at.is_not(None)))
-_FIRST = Prepared(
+_HOLDING = PreparedStatement(_SELECT.where(_jobs.c.status.in_([sa.literal(status.value) for status in sorted(ACTIVE)])))
+_WITH_ROOM = PreparedStatement(_SELECT.where(_QUEUED, _jobs.c.room_at.is_not(None)))
+_FIRST = PreparedStatement(
     _SELECT.where(
         # The ids alone are sorted: with very many jobs, whole rows would take long.
         _jobs.c.job_id.in_(
@@ -261,7 +261,7 @@ _FIRST = Prepared(
         )
     )
 )
-_AHEAD = Prepared(_IN_QUEUE.where(_BEFORE).limit(bindparam("most")))
+_AHEAD = PreparedStatement(_IN_QUEUE.where(_BEFORE).limit(bindparam("most")))
 _COUNT_BEFORE = sa.select(sa.func.count()).where(_QUEUED, _jobs.c.queue == bindparam("in_queue"), _BEFORE)
 _COUNT = (
     sa.select(_jobs.c.queue, _jobs.c.status, sa.func.count())

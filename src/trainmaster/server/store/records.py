@@ -48,7 +48,7 @@ class database_time(FunctionElement[float]):  # noqa: N801 - read as a function 
     inherit_cache = True
 
 
-class Prepared:
+class PreparedStatement:
     """A statement of the hot path: compiled once, then passed to the driver as it is.
 
     Each execution binds values of the same names. For a row as wide as a job's, SQLAlchemy's own `execute` takes more
@@ -101,8 +101,8 @@ class ScopedQuery:
     """A query of the hot path, compiled once for the scope of everything and once for the scope of an account."""
 
     def __init__(self, query: Select[Any], owner: ColumnElement[str]) -> None:
-        self._of_everything = Prepared(query)
-        self._of_account = Prepared(query.where(owner == bindparam("account")))
+        self._of_everything = PreparedStatement(query)
+        self._of_account = PreparedStatement(query.where(owner == bindparam("account")))
 
     def rows(self, connection: Connection, scope: Scope, **values: Any) -> list[tuple[Any, ...]]:
         if scope.account_id is None:
@@ -285,7 +285,7 @@ def _from_known(kind: type[T], document: Mapping[str, Any]) -> T:
 _NO_PROGRESS = Progress()
 
 _CODECS: dict[Any, _Codec] = {
-    bool: _Codec(_as_is, bool),  # SQLite has no such type: `Prepared` returns 0 and 1
+    bool: _Codec(_as_is, bool),  # SQLite has no such type: `PreparedStatement` returns 0 and 1
     Needs: _Codec(lambda needs: dumps(needs_to_json(needs)), _needs_from_text),
     Progress: _Codec(
         _progress_to_text, lambda text: _NO_PROGRESS if text == "{}" else _from_known(Progress, json.loads(text))

@@ -93,10 +93,14 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     )
 
 
-class Watch:
+def watch(url: URL, reading: Engine) -> SqliteWatch:  # noqa: ARG001 - any connection will do
+    return SqliteWatch(reading)
+
+
+class SqliteWatch:
     """Detects commits by a number that SQLite keeps for each connection."""
 
-    def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - any connection will do
+    def __init__(self, reading: Engine) -> None:
         self._connection = reading.raw_connection()
 
     def version(self) -> int:

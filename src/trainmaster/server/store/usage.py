@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import Prepared, dumps
+from trainmaster.server.store.records import PreparedStatement, dumps
 from trainmaster.server.store.scope import Scope
 
 LABEL = "label:"
@@ -27,7 +27,7 @@ GROUPS = ("job", "attempt", "queue", "account", "day")
 _DAY_S = 86_400
 
 _usage, _jobs, _attempts = schema.usage, schema.jobs, schema.attempts
-_INSERT = Prepared(sa.insert(_usage))
+_INSERT = PreparedStatement(sa.insert(_usage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

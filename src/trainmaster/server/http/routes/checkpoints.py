@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from trainmaster.schema.jobs import JobCheckpoints
 from trainmaster.server.coordinator import checkpoints as commands
-from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
@@ -107,7 +107,7 @@ async def _pin(
     return await _answer(context, scope, command)
 
 
-async def _answer(context: ApiContext, scope: Scope, command: Future[Outcome]) -> Response:
+async def _answer(context: ApiContext, scope: Scope, command: Future[CommandOutcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
     found = await context.read(lambda connection: _page(connection, scope, outcome.job))
     return ok(found, headers=REPLAYED if outcome.replayed else None)

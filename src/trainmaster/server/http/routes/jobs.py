@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.schema.jobs import JobList, JobResource
-from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
@@ -255,7 +255,7 @@ async def delete_job(
 async def answer(
     context: ApiContext,
     scope: Scope,
-    command: Future[Outcome],
+    command: Future[CommandOutcome],
     status: HTTPStatus = HTTPStatus.OK,
     *,
     shown_as: Callable[[JobView], bytes] = job_json,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from trainmaster.protocol.trainer_requests import Mode, WeightsPath, model_id_of
 from trainmaster.server.coordinator import checkpoints
-from trainmaster.server.coordinator.commands import Outcome
+from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
@@ -204,7 +204,11 @@ async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> R
 
 
 async def _command(
-    request: Request, door: TinkerDoor, principal: Principal, command: Callable[..., Future[Outcome]], **options: Any
+    request: Request,
+    door: TinkerDoor,
+    principal: Principal,
+    command: Callable[..., Future[CommandOutcome]],
+    **options: Any,
 ) -> Response:
     """The job of the weights may have been deleted."""
     checkpoint = (await _own(request, door, principal)).checkpoint
