@@ -78,17 +78,17 @@ def running() -> LocalServer | None:
     """The local server if its process lives, whatever its version and whether or not it answers."""
     directory = data_dir()
     try:
-        said = json.loads((directory / "server.json").read_text())
-        process = ProcessIdentity.from_json(said)
+        document = json.loads((directory / "server.json").read_text())
+        process = ProcessIdentity.from_json(document)
         if not is_alive(process):
             return None
         return LocalServer(
-            url=str(said["url"]).rstrip("/"),
+            url=str(document["url"]).rstrip("/"),
             api_key=(directory / "api-key").read_text().strip(),
-            version=str(said["version"]),
+            version=str(document["version"]),
             process=process,
             data_dir=directory,
-            data_roots=tuple(Path(root) for root in said.get("data_roots", ())),
+            data_roots=tuple(Path(root) for root in document.get("data_roots", ())),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # never started, or it is just being written
@@ -127,7 +127,7 @@ def start(
     server = find()
     if server is not None:
         return server
-    with _turn_to_start():
+    with _start_lock():
         if (data_dir() / KEPT).exists() and not asked:
             raise LocalServerError(
                 f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, whose options "
@@ -168,7 +168,7 @@ def stop() -> bool:
 
 
 @contextlib.contextmanager
-def _turn_to_start() -> Iterator[None]:
+def _start_lock() -> Iterator[None]:
     directory = data_dir()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,19 +178,19 @@ def _turn_to_start() -> Iterator[None]:
                 f"no server runs in {directory}, which belongs to another user; start it as that user, "
                 "or set TRAINMASTER_HOME to a directory of your own"
             )
-        turn = os.open(directory / "starting.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        lock = os.open(directory / "starting.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError as error:
         message = f"cannot write to {directory} ({error.strerror}); set TRAINMASTER_HOME to a directory of your own"
         raise LocalServerError(message) from error
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _locked(turn):
+        while not _locked(lock):
             if time.monotonic() > deadline:
                 raise LocalServerError(f"another command has been starting the server for {START_TIMEOUT_S:g} s")
             time.sleep(POLL_S)
         yield
     finally:
-        os.close(turn)
+        os.close(lock)
 
 
 def _locked(descriptor: int) -> bool:
@@ -217,9 +217,9 @@ def _started(arguments: Sequence[str], settings: Mapping[str, str]) -> LocalServ
             return server
         # One that was started by hand meanwhile may be about to answer.
         if ended and running() is None:
-            raise LocalServerError(_what_it_said(f"the local server ended with exit code {process.returncode}"))
+            raise LocalServerError(_with_log_tail(f"the local server ended with exit code {process.returncode}"))
         time.sleep(POLL_S)
-    raise LocalServerError(_what_it_said(f"the local server does not answer after {START_TIMEOUT_S:g} s"))
+    raise LocalServerError(_with_log_tail(f"the local server does not answer after {START_TIMEOUT_S:g} s"))
 
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -245,7 +245,7 @@ def _spawn(arguments: Sequence[str], settings: Mapping[str, str]) -> subprocess.
     return process
 
 
-def _what_it_said(message: str) -> str:
+def _with_log_tail(message: str) -> str:
     try:
         lines = log_file().read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
     except OSError:

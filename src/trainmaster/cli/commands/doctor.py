@@ -211,9 +211,9 @@ def _fork_server() -> Iterator[Finding]:
                 connection.connect(short)
             connection.sendall(b'{"op": "hello"}\n')
             with connection.makefile() as answers:
-                said = json.loads(answers.readline())
+                answer = json.loads(answers.readline())
         yield Finding(
-            check="fork server", verdict=CheckVerdict.OK, found=f"process {said['pid']}, version {said['version']}"
+            check="fork server", verdict=CheckVerdict.OK, found=f"process {answer['pid']}, version {answer['version']}"
         )
     except (OSError, ValueError, KeyError) as error:
         yield Finding(

@@ -148,12 +148,12 @@ def _hyperparameters(job: Job) -> str | None:
 
 
 def _data(job: Job) -> str | None:
-    """The sources, each with what was said about it, and how they are read."""
+    """The sources, each with what was given about it, and how they are read."""
     data = job["data_config"]
     if data is None or _trained(job) is None:
         return None
-    sources = [" ".join([source["path"], *_said(source, "path")]) for source in data["sources"]]
-    return "\n".join([*sources, ", ".join(_said(data, "sources"))])
+    sources = [" ".join([source["path"], *_given_fields(source, "path")]) for source in data["sources"]]
+    return "\n".join([*sources, ", ".join(_given_fields(data, "sources"))])
 
 
 def _trained(job: Job) -> dict[str, Any] | None:
@@ -161,15 +161,19 @@ def _trained(job: Job) -> dict[str, Any] | None:
     return job["training_config"] if kind == TRAINER else None
 
 
-def _said(config: dict[str, Any], *without: str) -> list[str]:
+def _given_fields(config: dict[str, Any], *without: str) -> list[str]:
     """The fields of a config that say something, those of its parts by their dotted names."""
-    said: list[str] = []
+    given: list[str] = []
     for name, value in config.items():
         if name in without or value in (None, "", [], {}, False):
             continue
-        inner = [f"{name}.{each}" for each in _said(value)] if isinstance(value, dict) else [f"{name} {shown(value)}"]
-        said += inner
-    return said
+        inner = (
+            [f"{name}.{each}" for each in _given_fields(value)]
+            if isinstance(value, dict)
+            else [f"{name} {shown(value)}"]
+        )
+        given += inner
+    return given
 
 
 def _command(job: Job) -> str | None:
