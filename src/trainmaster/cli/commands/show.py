@@ -148,7 +148,7 @@ def _hyperparameters(job: Job) -> str | None:
 
 
 def _data(job: Job) -> str | None:
-    """The sources, each with what was given about it, and how they are read."""
+    """The sources, each with the fields that were given, and how they are read."""
     data = job["data_config"]
     if data is None or _trained(job) is None:
         return None
@@ -162,7 +162,7 @@ def _trained(job: Job) -> dict[str, Any] | None:
 
 
 def _given_fields(config: dict[str, Any], *without: str) -> list[str]:
-    """The fields of a config that say something, those of its parts by their dotted names."""
+    """The fields of a config that have a value, those of its parts by their dotted names."""
     given: list[str] = []
     for name, value in config.items():
         if name in without or value in (None, "", [], {}, False):
