@@ -11,8 +11,8 @@ from trainmaster.server.core.states import (
     TERMINAL,
     TRANSITIONS,
     Action,
+    AttemptOutcome,
     JobStatus,
-    Outcome,
     Trigger,
     allowed_from,
 )
@@ -85,7 +85,7 @@ def test_every_reason_has_its_consequence_and_every_stop_its_reason() -> None:
 
 
 def test_failures_that_another_try_may_mend_are_the_transient_ones() -> None:
-    transient = {reason for reason, row in CONSEQUENCES.items() if row.outcome is Outcome.TRANSIENT}
+    transient = {reason for reason, row in CONSEQUENCES.items() if row.outcome is AttemptOutcome.TRANSIENT}
     assert transient == {
         Reason.RETRYABLE_EXIT,
         Reason.KILLED_BY_SIGNAL,
@@ -101,7 +101,7 @@ def test_failures_that_another_try_may_mend_are_the_transient_ones() -> None:
 
 def test_every_failure_says_what_to_do() -> None:
     for reason, row in CONSEQUENCES.items():
-        if row.outcome in (Outcome.TRANSIENT, Outcome.PERMANENT):
+        if row.outcome in (AttemptOutcome.TRANSIENT, AttemptOutcome.PERMANENT):
             assert row.advice, reason
 
 

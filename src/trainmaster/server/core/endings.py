@@ -10,7 +10,7 @@ from trainmaster.server.core.commands import bury
 from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
 from trainmaster.server.core.reports import Liveness, NodeSight, ending
 from trainmaster.server.core.state_machine import Draft
-from trainmaster.server.core.states import CONSEQUENCES, Actor, Desired, JobStatus, Outcome, Trigger
+from trainmaster.server.core.states import CONSEQUENCES, Actor, AttemptOutcome, Desired, JobStatus, Trigger
 
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0
@@ -41,7 +41,7 @@ def refuse_launch(
     draft.end_attempt(reason=reason, message=message)
     if job.desired in (Desired.STOP, Desired.DELETE):
         draft.move(Trigger.CANCEL, reason=reason, message=job.attempt.message or message)
-    elif CONSEQUENCES[reason].outcome is Outcome.PERMANENT:
+    elif CONSEQUENCES[reason].outcome is AttemptOutcome.PERMANENT:
         draft.move(Trigger.REFUSE, reason=reason, message=message)
     else:
         wait_s = min(backoff_s(before), LAUNCH_BACKOFF_MAX_S) if again_in_s is None else again_in_s
@@ -172,28 +172,28 @@ def _finish(
         # It is not placed again, as that reason would promise.
         reason = Reason.DELETED if job.desired is Desired.DELETE else Reason.CANCELLED
     outcome = CONSEQUENCES[reason].outcome
-    cancelled = unwanted and outcome is not Outcome.COMPLETED
-    if job.status is JobStatus.SCHEDULING and outcome is not Outcome.NOT_STARTED and not cancelled:
+    cancelled = unwanted and outcome is not AttemptOutcome.COMPLETED
+    if job.status is JobStatus.SCHEDULING and outcome is not AttemptOutcome.NOT_STARTED and not cancelled:
         draft.move(Trigger.LAUNCH)
     draft.end_attempt(reason=reason, message=message, evidence=evidence, ended_at=ended_at)
     if cancelled:
         # Whoever cancelled it may have said why; the attempt keeps how it ended.
         draft.move(Trigger.CANCEL, reason=reason, message=job.live.message or message, data=evidence)
-    elif outcome is Outcome.COMPLETED:
+    elif outcome is AttemptOutcome.COMPLETED:
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
-    elif outcome is Outcome.PARKED or (job.desired is Desired.PAUSE and outcome is not Outcome.PERMANENT):
+    elif outcome is AttemptOutcome.PARKED or (job.desired is Desired.PAUSE and outcome is not AttemptOutcome.PERMANENT):
         _park(draft, reason, message)
-    elif outcome is Outcome.NOT_STARTED and gives_up:
+    elif outcome is AttemptOutcome.NOT_STARTED and gives_up:
         last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
         draft.move(last, reason=reason, message=message)
-    elif outcome is Outcome.NOT_STARTED:
+    elif outcome is AttemptOutcome.NOT_STARTED:
         # No budget is charged: nothing failed that ran. The other nodes of a gang may have begun already.
         draft.set(not_before=draft.now + BACKOFF_S)
         again = Trigger.UNPLACE if draft.edge(Trigger.UNPLACE) is not None else Trigger.RETRY
         draft.move(again, reason=reason, message=message)
-    elif outcome is Outcome.PREEMPTED:
+    elif outcome is AttemptOutcome.PREEMPTED:
         _finish_preempted(draft, reason, message)
-    elif outcome is Outcome.TRANSIENT and may_retry(job):
+    elif outcome is AttemptOutcome.TRANSIENT and may_retry(job):
         wait_s = backoff_s(job.retries_used)
         draft.set(retries_used=job.retries_used + 1, not_before=draft.now + wait_s)
         draft.move(

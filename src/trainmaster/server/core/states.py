@@ -213,7 +213,7 @@ class Fault(StrEnum):
     INFRASTRUCTURE = "infrastructure"
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """What the end of an attempt means for its job."""
 
     COMPLETED = "completed"
@@ -227,7 +227,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    outcome: Outcome
+    outcome: AttemptOutcome
     fault: Fault
     advice: str = ""
     service_advice: str = ""
@@ -238,19 +238,21 @@ class Consequence:
 
 
 def _rows() -> dict[Reason, Consequence]:
-    def row(outcome: Outcome, fault: Fault, advice: str = "", service: str = "") -> Consequence:
+    def row(outcome: AttemptOutcome, fault: Fault, advice: str = "", service: str = "") -> Consequence:
         return Consequence(outcome=outcome, fault=fault, advice=advice, service_advice=service)
 
-    permanent, transient = Outcome.PERMANENT, Outcome.TRANSIENT
+    permanent, transient = AttemptOutcome.PERMANENT, AttemptOutcome.TRANSIENT
     user, infrastructure = Fault.USER, Fault.INFRASTRUCTURE
     return {
-        Reason.SUCCEEDED: row(Outcome.COMPLETED, Fault.NONE),
-        Reason.CANCELLED: row(Outcome.CANCELLED, Fault.NONE),
-        Reason.DELETED: row(Outcome.CANCELLED, Fault.NONE),
-        Reason.PAUSED: row(Outcome.PARKED, Fault.NONE, "resume it when you want it to go on"),
-        Reason.INACTIVE: row(Outcome.PARKED, Fault.NONE, "nobody used it for a while; resume it to use it again"),
+        Reason.SUCCEEDED: row(AttemptOutcome.COMPLETED, Fault.NONE),
+        Reason.CANCELLED: row(AttemptOutcome.CANCELLED, Fault.NONE),
+        Reason.DELETED: row(AttemptOutcome.CANCELLED, Fault.NONE),
+        Reason.PAUSED: row(AttemptOutcome.PARKED, Fault.NONE, "resume it when you want it to go on"),
+        Reason.INACTIVE: row(
+            AttemptOutcome.PARKED, Fault.NONE, "nobody used it for a while; resume it to use it again"
+        ),
         Reason.PREEMPTED: row(
-            Outcome.PREEMPTED,
+            AttemptOutcome.PREEMPTED,
             Fault.NONE,
             "retry it, or submit with max_retries of 1 or more to be queued again",
             "resume it: it waits for a place, and starts again when there is one",
@@ -321,7 +323,7 @@ def _rows() -> dict[Reason, Consequence]:
             "the backend's engine did not answer; resume it when it does",
         ),
         Reason.NEVER_STARTED: row(
-            Outcome.NOT_STARTED,
+            AttemptOutcome.NOT_STARTED,
             Fault.PLATFORM,
             "it is placed again by itself; where it has failed, look for the cause in the server's log, then retry",
             "it is placed again by itself; where it has failed, look for the cause in the server's log, then resume it",

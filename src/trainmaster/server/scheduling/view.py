@@ -42,12 +42,12 @@ def key_of(job: Job) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJobs:
+class QueuedJobs:
     """The queued jobs; each group is sorted by key."""
 
     lines: Mapping[Line, Mapping[JobGroup, Sequence[Entry]]] = field(default_factory=dict)
 
-    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
+    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> QueuedJobs:
         changes: dict[tuple[Line, JobGroup], tuple[list[Key], list[Entry]]] = {}
         for job in gone:
             changes.setdefault(_home(job), ([], []))[0].append(key_of(job))
@@ -69,7 +69,7 @@ class WaitingJobs:
                 groups.pop(group, None)
                 if not groups:
                     del lines[line], fresh[line]
-        return WaitingJobs(lines=lines)
+        return QueuedJobs(lines=lines)
 
     def in_order(self) -> list[Job]:
         return [entry[3] for entry in merge(*(group for groups in self.lines.values() for group in groups.values()))]
@@ -289,7 +289,7 @@ class ClusterView:
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
     inventory: Inventory = field(default_factory=Inventory)
-    waiting: WaitingJobs = field(default_factory=WaitingJobs)
+    waiting: QueuedJobs = field(default_factory=QueuedJobs)
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:

@@ -33,7 +33,7 @@ class Rules:
     """The scheduler's own processor time passes in virtual time, too."""
 
 
-class Work(Protocol):
+class SimulatedWork(Protocol):
     """What attempts have to do, which the scheduler does not know."""
 
     def ends_at(self, job: Job) -> float | None:
@@ -74,7 +74,7 @@ class VirtualCluster:
         view: ClusterView,
         *,
         now: float,
-        work: Work,
+        work: SimulatedWork,
         rules: Rules | None = None,
         arrivals: Sequence[Job] = (),
         changes: Sequence[NodeChange] = (),
