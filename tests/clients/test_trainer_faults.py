@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -60,6 +59,7 @@ def index(tmp_path: Path) -> Iterator[ServedIndex]:
 
 
 def use_package() -> dict[str, str]:
+    import os
     import sys
 
     import eta  # type: ignore[import-not-found]
@@ -69,6 +69,7 @@ def use_package() -> dict[str, str]:
 
 def leave_a_file_and_wait(gate: str) -> str:
     """The first attempt waits to be killed, or stopped; the second one ends."""
+    import os
     import time
 
     with open(f"file-{os.environ['RANK']}.txt", "w") as file:

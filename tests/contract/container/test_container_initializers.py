@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -170,6 +169,7 @@ def test_function_of_a_client_finds_what_its_image_fetched(
     server = container_server
 
     def train() -> dict[str, Any]:
+        import os
         import pathlib
 
         from trainmaster.trainer import update_trainjob_status
