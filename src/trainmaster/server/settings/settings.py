@@ -82,161 +82,165 @@ class Settings:
     # The process and its address
 
     data_dir: Path = field(metadata={"flag": "--data-dir"})
-    """All of the server's own state."""
+    """The directory of the server's own state."""
     host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
     """The address to listen on."""
     port: int = field(default=7070, metadata={"flag": "--port", "minimum": 0, "maximum": 65535})
     """The port to listen on; 0 chooses a free one."""
     roles: frozenset[Role] = field(default=ALL_ROLES, metadata={"flag": "--roles"})
-    """What this process does: `api` all routes but the gateway's, `gateway` those, `coordinator` leads and runs
-    jobs."""
+    """The roles of this process: `api` serves all routes except the gateway's, `gateway` serves those, `coordinator`
+    leads and runs jobs."""
     advertise_url: str = field(default="", metadata={"flag": "--advertise-url"})
-    """Where workers reach an API when they report over HTTP; empty means this server itself. Attempts keep the address
-    that they were given, so that the port must not be 0."""
+    """The API address for workers that report over HTTP; empty: this server's own. An attempt keeps the address that it
+    started with, so the port must not be 0."""
     transport: TransportKind = field(default=TransportKind.FILES, metadata={"flag": "--transport"})
     """How workers report: `files`, or `http` from private directories in `spool` of the data directory."""
     lease_s: float = field(default=5.0, metadata={"minimum": 0.1})
-    """How long a leader leads without renewing."""
+    """How long a leader stays leader without renewing its lease."""
 
     # TLS, and who may ask how often
 
     tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert"})
-    """The server's certificate with its chain, in PEM. Any address but loopback needs it and `tls_key`, or
+    """The server's certificate with its chain, in PEM. Every address except loopback needs `tls_cert` and `tls_key`, or
     `behind_proxy`."""
     tls_key: Path | None = field(default=None, metadata={"flag": "--tls-key"})
     """The certificate's private key, in PEM."""
     behind_proxy: bool = field(default=False, metadata={"flag": "--behind-proxy"})
-    """Whether a proxy in front does TLS. Then, and only then, `X-Forwarded-For` and `X-Forwarded-Proto` are
-    believed."""
+    """Whether a proxy in front of the server terminates TLS. Only then does the server trust `X-Forwarded-For` and
+    `X-Forwarded-Proto`."""
     ca: Path | None = None
-    """Certificates, in PEM, of the authorities that are trusted by workers which report over HTTPS, instead of the
-    system's, and by webhooks, beside them."""
+    """A file of CA certificates, in PEM. Workers that report over HTTPS trust these instead of the system's; webhooks
+    trust both."""
     rate_limit_per_s: float | None = field(default=None, metadata={"minimum": 0})
-    """Requests that each key may make in a second, in the long run; 0 means no limit. Not set: 500, and no limit where
-    only this machine can reach the server."""
+    """The sustained number of requests per second for each key; 0 means no limit. Not set: 500, or no limit if only
+    this machine can reach the server."""
     rate_burst: int = field(default=2000, metadata={"minimum": 1})
-    """Requests that a key which was quiet may make at once, whatever the rate."""
+    """How many requests a key may make at once after a quiet period, whatever the rate."""
     open_metrics: bool = False
-    """Whether `/metrics` needs no key."""
+    """Whether `/metrics` works without a key."""
 
     # The database and secrets
 
     database_url: str = field(default="", repr=False, metadata={"flag": "--database"})
-    """Where the database is: `sqlite:////srv/trainmaster.db` on a local disk, or `postgresql://user@host/database`.
-    Empty: SQLite in the data directory."""
+    """The database: `sqlite:////srv/trainmaster.db` on a local disk, or `postgresql://user@host/database`. Empty:
+    SQLite in the data directory."""
     secret_key: str = field(default="", repr=False, metadata={"secret": True})
-    """What secrets are sealed with: 32 random bytes in base64. Empty: the file `secret-key` beside an SQLite database,
-    made at the first start. PostgreSQL needs it, the same on every server."""
+    """The key that encrypts secrets: 32 random bytes in base64. Empty: the file `secret-key` beside an SQLite database,
+    created at the first start. PostgreSQL requires the setting, with the same value on every server."""
     old_secret_keys: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
-    """Keys that were `secret_key` before; they open what they sealed."""
+    """Former values of `secret_key`, which still decrypt what they encrypted."""
 
     # Directories
 
     runs_root: Path | None = field(default=None, metadata={"flag": "--runs-root"})
-    """Where run directories lie: requests, logs, metrics. Not set: `runs` in the data directory."""
+    """The directory of run directories: requests, logs, metrics. Not set: `runs` in the data directory."""
     artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
-    """Where checkpoints and results lie, and then also shipped files. Not set: `artifacts` in the data directory."""
+    """The directory of checkpoints and results and, if set, also of uploaded files. Not set: `artifacts` in the data
+    directory."""
     cache_root: Path | None = field(default=None, metadata={"flag": "--cache-root"})
-    """Where models and data that jobs name are kept once they were fetched and prepared. Not set: `cache` in the data
+    """The cache of models and data that jobs name, after download and preparation. Not set: `cache` in the data
     directory."""
     data_roots: tuple[Path, ...] = field(default=(), metadata={"flag": "--data-root"})
-    """Where paths that jobs name on the server may lie; empty means the home of the server's user."""
+    """The directories in which jobs may name paths on the server; empty: the home directory of the server's user."""
     shapes_dir: Path | None = field(default=None, metadata={"flag": "--shapes-dir"})
-    """Where the training shapes of this server lie, one YAML file each. Not set: `shapes` in the data directory."""
+    """The directory of this server's training shapes, one YAML file each. Not set: `shapes` in the data directory."""
     runtimes_dir: Path | None = field(default=None, metadata={"flag": "--runtimes-dir"})
-    """Where the training runtimes of this server lie, in YAML files. Not set: `runtimes` in the data directory."""
+    """The directory of this server's training runtimes, in YAML files. Not set: `runtimes` in the data directory."""
 
     # Backends and nodes
 
     backends: tuple[str, ...] = ()
-    """Where jobs can run: `local` and `container`; the first is the default of jobs that name none. Empty: `local`,
-    then `container` where `trainmaster[containers]` is installed; its engine is looked for when a job needs one."""
+    """The backends that run jobs: `local` and `container`; the first is the default for jobs that name none. Empty:
+    `local`, then `container` if `trainmaster[containers]` is installed. The server looks for a container engine when a
+    job needs one."""
     container_host: str = ""
-    """Where the container engine listens, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
-    CONTAINER_HOST, or the sockets of docker and podman, in that order. It has to run on this machine, whose files
-    containers share."""
+    """The address of the container engine, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
+    CONTAINER_HOST, or the sockets of docker and podman, in that order. The engine must run on this machine, since
+    containers share its files."""
     container_runtime: ContainerRuntime = ContainerRuntime.AUTO
-    """Which engine that must be; `auto` takes whichever answers."""
+    """The container engine to require; `auto` accepts either."""
     container_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
-    """When images are fetched, for jobs that do not say."""
+    """When to pull images, for jobs that do not say."""
     container_image: str = ""
-    """The image of jobs that name none. Empty: such a job is refused for the backend `container`."""
+    """The image for jobs that name none. Empty: the backend `container` refuses such jobs."""
     simulated_gpus: str = field(default="", metadata={"flag": "--simulated-gpus"})
-    """GPUs to pretend to have, such as `H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas part types on one node,
-    semicolons part nodes."""
+    """GPUs to simulate, such as `H100-80GB:8,A100-40GB:4;H100-80GB:8`: commas separate types on one node, semicolons
+    separate nodes."""
     slots_per_node: int = field(default=0, metadata={"flag": "--slots", "minimum": 0})
-    """How many job nodes run on a machine at a time; 0 means four for each core, at least 16."""
+    """The maximum number of job nodes on a machine at a time; 0 means four per core, at least 16."""
     autoscaling: bool = False
-    """Nodes are added when jobs wait for them: a job that no present node could hold is queued, not refused."""
+    """Whether something outside adds nodes for waiting jobs: a job that no present node could hold is then queued
+    instead of refused."""
     shared_uid: bool = False
-    """Whether all accounts may run jobs as the server's own user, where they can read each other's files. Otherwise
-    only the account `default` may, and others need a uid of their own, or containers."""
+    """Whether all accounts may run jobs as the server's own user, where jobs can read each other's files. Otherwise
+    only the account `default` may; other accounts need their own uid, or containers."""
 
     # Models and data that jobs name
 
     model_aliases: tuple[NamedPath, ...] = field(default=(), metadata={"flag": "--model-alias"})
-    """Names of base models, such as `Qwen/Qwen3-8B=/srv/models/qwen3-8b`, each with the directory of a transformers
-    checkpoint: what trainer services may be asked for."""
+    """The base models of trainer services: names, such as `Qwen/Qwen3-8B=/srv/models/qwen3-8b`, each with the directory
+    of a transformers checkpoint."""
     allow_trust_remote_code: bool = False
-    """Whether jobs may run code that comes with a model (`base_model.trust_remote_code`)."""
+    """Whether jobs may run code from a model repository (`base_model.trust_remote_code`)."""
     private_urls: bool | None = None
-    """Whether URLs of models and data that jobs name may lead to addresses that are not public. Not set: only where
-    nobody but this machine can reach the server."""
+    """Whether URLs of models and data in jobs may resolve to addresses that are not public. Not set: only if no other
+    machine can reach the server."""
     token_exchange: str = ""
-    """Where an RFC 8693 endpoint exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: nowhere."""
+    """The RFC 8693 endpoint that exchanges a caller's credential for ScaiDrive and ScaiAtlas tokens; empty: no
+    exchange."""
     scaidrive_url: str = ""
-    """Where `scaidrive://` paths are fetched from, with the caller's own token; empty: jobs cannot name them."""
+    """The server of `scaidrive://` paths, used with the caller's own token; empty: jobs cannot name such paths."""
     scaiatlas_url: str = ""
-    """Where `scaiatlas://` paths and models are fetched from, with the caller's own token; empty: jobs cannot name
-    them."""
+    """The server of `scaiatlas://` paths and models, used with the caller's own token; empty: jobs cannot name them."""
     max_blob_bytes: int = field(default=2 << 30, metadata={"minimum": 1})
-    """The largest file that can be shipped with a job."""
+    """The largest file that can be uploaded for a job."""
 
     # Plain Tinker clients
 
     tinker_shape: str = ""
-    """The training shape of trainers that are started for plain Tinker clients. Empty: the smallest that is good
-    enough, on a GPU where there is one."""
+    """The training shape of trainers that the server starts for plain Tinker clients. Empty: the smallest sufficient
+    one, on a GPU if there is one."""
     tinker_tempered_logprobs: bool = False
-    """Whether trainers that are started for plain Tinker clients give sampled tokens the log-probabilities of the
-    distribution that they were drawn from (temperature, top-k, top-p). Otherwise they are the model's own, at
-    temperature 1, which training computes."""
+    """Whether trainers for plain Tinker clients return the log-probabilities of the distribution that tokens were
+    sampled from (temperature, top-k, top-p). Otherwise they return the model's own at temperature 1, as training
+    computes them."""
     tinker_silent_s: float = field(default=1800.0, metadata={"minimum": 20})
-    """A plain Tinker client that is not heard of for so long is taken for dead: its session ends, and its models with
-    it; what it has not saved is saved for a week. Clients beat every ten seconds; a laptop may sleep a little
-    longer."""
+    """How long a plain Tinker client may be silent. After that, its session ends together with its models, and unsaved
+    weights are kept for a week. Clients send a heartbeat every ten seconds; allow for the sleep of a laptop."""
 
     # Retention
 
     blob_keep_s: float = field(default=24 * 3600.0, metadata={"minimum": 0})
-    """A blob that no job uses is removed after this long."""
+    """How long an uploaded file is kept after its last use by a job; 0 removes it at the next collection."""
     keep_runs_s: float = field(default=0.0, metadata={"minimum": 0})
-    """Run directories (logs, metrics, working directories) are removed so long after their job ended; 0 keeps them."""
+    """How long run directories (logs, metrics, working directories) are kept after their job's end; 0 keeps them."""
     keep_checkpoints_s: float = field(default=0.0, metadata={"minimum": 0})
-    """Checkpoints are removed so long after their job ended, but for pinned ones, the best and the latest; of a deleted
-    job, all. 0 keeps them."""
+    """How long checkpoints are kept after their job's end; 0 keeps them. Pinned checkpoints, the best and the latest
+    stay, unless the job is deleted."""
     keep_deleted_s: float = field(default=0.0, metadata={"minimum": 0})
-    """The files of a deleted job are removed so long after its deletion; 0 keeps them until it is purged."""
+    """How long the files of a job are kept after its deletion; 0 keeps them until the job is purged."""
     keep_caches_s: float = field(default=7 * 24 * 3600.0, metadata={"minimum": 0})
-    """What couriers left in `spool` is removed so long after their attempt ended; 0 keeps it."""
+    """How long files of couriers in `spool` are kept after their last change, once the attempt has ended; 0 keeps
+    them."""
     keep_sessions_s: float = field(default=30 * 24 * 3600.0, metadata={"minimum": 0})
-    """The record of a Tinker session is removed so long after its end, with its samplers and with those of its training
-    runs that have no saved weights; runs that have some stay, and their session with them. 0 keeps all."""
+    """How long the record of a Tinker session is kept after its end; 0 keeps all. The session's samplers and its
+    training runs without saved weights are removed with it. A run with saved weights stays, and so does its session."""
     log_cap_mb: int = field(default=1024, metadata={"minimum": 0})
-    """How much each log of a rank, stdout and stderr apart, may hold, in MiB: beyond that its middle is removed. 0: as
-    much as it likes."""
+    """The maximum size of each log of a rank in MiB, for stdout and stderr separately; beyond it, the middle of the log
+    is removed. 0: no limit."""
 
     # Reports: logs, webhooks and stalled jobs
 
     log_format: LogFormat = LogFormat.TEXT
-    """How the log is written: `text` for people, or `json`, an object on each line, with a line for each request."""
+    """The format of the server's log: `text` for people, or `json` with one object per line, including a line for each
+    request."""
     log_level: LogLevel = LogLevel.INFO
-    """What is logged: from this level on."""
+    """The lowest level that is logged."""
     stalled_after_s: float = field(default=900.0, metadata={"flag": "--stalled-after-s", "minimum": 0.1})
-    """A job that makes no step for so long, after its first one, is shown as stalled."""
+    """A job that completes no step for this long, after its first one, is shown as stalled."""
     webhook_private_addresses: bool | None = None
-    """Whether webhooks may lead to addresses that are not public. Not set: only where nobody but this machine can reach
-    the server."""
+    """Whether webhooks may resolve to addresses that are not public. Not set: only if no other machine can reach the
+    server."""
 
     @property
     def database(self) -> str:
