@@ -31,7 +31,7 @@ REFERENCE = {
 }
 """What the public reference of the service lists; the classes of the clients have more."""
 WITHOUT_EFFECT = {
-    "skip_validations": "Without one no effect",
+    "skip_validations": "Without a shape it has no effect",
     "hot_load_deployment_id": "refused",
     "projection_head_dim": "refused",
 }
@@ -42,7 +42,7 @@ def test_every_field_has_a_row_of_its_own() -> None:
     own = {field.name for field in dataclasses.fields(TrainerJobConfig)}
     assert REFERENCE | own <= described_fields()
     assert len(described_fields()) == sum(len(row.fields) for row in field_rows())
-    missing = PAGE.partition("has all of these but ")[2].partition(".\n")[0]
+    missing = PAGE.partition("has all of these except ")[2].partition(".\n")[0]
     assert named(missing) == described_fields() - own
 
 

@@ -53,7 +53,7 @@ class ShapeVersion(Model):
     )
     node_count: Count = Field(default=1, description="Nodes of the gang.")
     cpu_cores: Count | None = Field(default=None, description="Least cores of each node.")
-    image_tag: Name | None = Field(default=None, description="The trainer's image, where the backend runs images.")
+    image_tag: Name | None = Field(default=None, description="For clients that ask for it; trainers do not run in it.")
     max_context_length: Count = Field(description="The longest sequence in tokens.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="Of the base model.")
     sharding: Sharding = Field(default_factory=Sharding, description="How a model is spread over the GPUs.")
