@@ -227,8 +227,10 @@ def test_check_that_needs_too_much_memory_is_ended(
     settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "MEMORY_BYTES", 100 << 20)
+    large = root / "large.jsonl"
+    large.write_text(json.dumps({"text": "word " * 4_000_000}) + "\n")
     with pytest.raises(RefusedError, match="the check "):
-        asyncio.run(run(settings, check_of(root / "good.jsonl")))
+        asyncio.run(run(settings, check_of(large)))
 
 
 def test_callers_variables_reach_the_check_where_they_may(
