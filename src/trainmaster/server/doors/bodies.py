@@ -15,6 +15,7 @@ from typing import Self
 from starlette.requests import Request
 
 from trainmaster.protocol.trainer_requests import (
+    DECODED_BYTES,
     END_BYTES,
     PROTOBUF,
     PeekError,
@@ -207,7 +208,8 @@ def _inflated(head: bytes) -> bytes:
 
 
 async def _json_text(body: IncomingBody, name: str) -> object:
-    while body.size < END_BYTES and await body.more():
+    # A small body is decoded whole, as in the trainer, which would not count a request that is no JSON.
+    while body.size <= DECODED_BYTES and await body.more():
         pass
     if not body.complete and (found := peek_json_head(body.head(END_BYTES)).get(name)) is not None:
         return found
