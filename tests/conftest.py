@@ -61,25 +61,3 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A suite that is started in the background ignores the signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-REAL_PROCESSES = (
-    "tests/blackbox",
-    "tests/chaos/test_real",
-    "tests/cli",
-    "tests/clients",
-    "tests/contract/backends",
-    "tests/contract/container",
-    "tests/contract/local",
-    "tests/contract/training",
-    "tests/contract/worker",
-    "tests/engine/test_engine_parallel",
-    "tests/trainer_service/test_service_clients",
-    "tests/trainer_service/test_service_speed",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests over real processes a second try: the machine may be busy. A rerun is printed, and is worth a look."""
-    for item in items:
-        if item.nodeid.startswith(REAL_PROCESSES) and item.get_closest_marker("long") is None:
-            item.add_marker(pytest.mark.flaky(reruns=1))
