@@ -297,7 +297,7 @@ def test_page_shows_a_file_that_is_good_and_every_built_in_runtime() -> None:
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     found = read(parse_yaml(shown, "page"))
     assert (found.name, found.packages, found.resources) == ("vision", ("einops>=0.8",), {"gpu": 4})
-    table = page.partition("## Built in")[2]
+    table = page.partition("## Built-in runtimes")[2]
     assert [each.name for each in built_in().runtimes if f"`{each.name}`" not in table] == []
 
 
