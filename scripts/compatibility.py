@@ -27,8 +27,8 @@ ENVIRONMENTS = ("tinker-0.24.1", "tinker-0.25.0", "tinker")
 FUTURE = "POST /retrieve_future"
 WORKS = (By.SERVER, By.TRAINER)
 COPIES = {
-    "SamplingClient.from_sampler_handle": "asks nothing itself; the copy samples as the first one does, in any process",
-    "SamplingClient.get_sampler_handle": "asks nothing itself; a client can also be pickled",
+    "SamplingClient.from_sampler_handle": "sends no request itself; the copy samples like the original, in any process",
+    "SamplingClient.get_sampler_handle": "sends no request itself; a client can also be pickled",
 }
 """Methods that are good for nothing unless a server takes what is asked by their results."""
 REFUSED_ARGUMENTS = {
@@ -49,32 +49,35 @@ REFUSED_ARGUMENTS = {
 """Arguments, or kinds of them, that methods which work do not take; and the name by which the error calls each."""
 
 INTRODUCTION = """\
-# What the public clients can do here
+# Compatibility with the public clients
 
-This page is made by `scripts/compatibility.py` from the installed `tinker` and `fireworks-ai` and from the routes of
-the server. The first two sections are about [`tinker`](../guides/tinker.md), the last one about
-[`fireworks-ai`](#fireworks-ai). A test fails when a client can make a request that has no answer.
+This page lists the requests and methods of the public clients, and whether they work with a Trainmaster server. The
+first two sections are about [`tinker`](../guides/tinker.md), the last one about [`fireworks-ai`](#fireworks-ai).
+
+`make docs` generates the page from the installed clients and the routes of the server. A test fails if a client can
+send a request that no route answers.
 """
 REQUESTS = """
 ## Requests
 
-Every path below `/api/v1` that a client can ask for, and what becomes of it here:
+The table has every path below `/api/v1` that a client can request:
 
-- *works*, by the *server*, whether a trainer runs or not, or by the *trainer* that has the model or the sampler;
-- *refused*, with the reason that is told, through the future where there is one, and else with a status that clients do
-  not take for a fault of the moment;
-- *not used*: clients ask for it only where the server tells them to, which this one does not. It is refused likewise.
+- *works*: answered by the *server*, with or without a running trainer, or by the *trainer* that has the model or the
+  sampler;
+- *refused*: fails with the given reason, in the future if there is one, else with a status that clients do not retry;
+- *not used*: clients send the request only if the server tells them to, which this server does not. It is refused, too.
 
-A test asks for each of them once, of a server and a trainer that run.
+A test sends each request once to a running server and trainer.
 """
 METHODS = """
 ## Methods
 
-The public methods of the clients, without their `_async` twins, with the requests that each leads to. A method that
-needs a refused request is *refused*, and its error says why. One that *asks nothing* is the client's own affair.
+The table has the public methods of the clients, without their `_async` variants, and the requests that each sends. A
+method that needs a refused request is *refused*, and its error says why. *No request* means that the method works
+within the client.
 
-*Without* names arguments that a method which works does not take here: the error says so, by their names. The optimizer
-is AdamW and no other; inputs are tokens, and no images; and what belongs to `stable_reinforce` is not recorded.
+The column *without* names arguments that a working method refuses here; the error names them. The only optimizer is
+AdamW, inputs are tokens and not images, and the data for `stable_reinforce` is not recorded.
 """
 
 
@@ -112,7 +115,7 @@ def page(clients: Sequence[Mapping[str, Any]], fireworks: Mapping[str, Any]) -> 
     """The page about some `tinker` clients, the oldest first, and about `fireworks-ai`."""
     versions = [str(client["version"]) for client in clients]
     requests = sorted({each for client in clients for each in client["requests"]}, key=_by_path)
-    lines = [INTRODUCTION, f"The clients are {', '.join(versions)}.", REQUESTS]
+    lines = [INTRODUCTION, f"The versions of `tinker` are {', '.join(versions)}.", REQUESTS]
     lines += [_counted("requests", clients[-1], {request: kind_of(request) for request in clients[-1]["requests"]}), ""]
     lines += [f"| request | {' | '.join(versions)} | here | by | |", "|---" * (len(versions) + 4) + "|"]
     for request in requests:
@@ -148,7 +151,7 @@ def fate_of(requests: Sequence[str], method: str = "") -> tuple[str, str]:
     if method in COPIES:
         return "works", COPIES[method]
     if not requests:
-        return "asks nothing", ""
+        return "no request", ""
     made = [request for request in requests if request != FUTURE]
     refused = [route for request in made if (route := route_of(request)) is not None and route.by is By.REFUSED]
     if refused:
@@ -159,7 +162,7 @@ def fate_of(requests: Sequence[str], method: str = "") -> tuple[str, str]:
 
 def _counted(what: str, client: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
     counts = Counter(kinds.values())
-    said = {"works": "work", "refused": "are refused", "not used": "are not used", "asks nothing": "ask nothing"}
+    said = {"works": "work", "refused": "are refused", "not used": "are not used", "no request": "send no request"}
     told = ", ".join(f"{counts[kind]} {words}" for kind, words in said.items() if counts[kind])
     return f"Of the {len(kinds)} {what} of {client['version']}, {told}."
 

@@ -14,13 +14,16 @@ from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
 SECTION = """
 ## fireworks-ai
 
-The public classes of `fireworks.training.sdk` {version} that send requests, without their `_async` variants
-([guide](../guides/fireworks.md)). *Works*: the named test calls it through that client, against a real server.
-*Refused*: it fails at once, with the reason. *Not here*: its addresses answer 404 with the reason, and no client tries
-again. *Asks nothing*: it sends no request.
+This section lists the public classes of `fireworks.training.sdk` {version} that send requests, without their `_async`
+variants. The guide is [The Fireworks API](../guides/fireworks.md).
+
+- *works*: the named test calls the method through that client, against a real server;
+- *refused*: the method fails at once, with the reason;
+- *not available*: its routes answer 404 with the reason, and clients do not retry;
+- *no request*: the method sends no request.
 """
 
-WORKS, REFUSED, ABSENT, OWN = "works", "refused", "not here", "asks nothing"
+WORKS, REFUSED, ABSENT, OWN = "works", "refused", "not available", "no request"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ _STATES = Fate(WORKS, test="test_states_are_loaded_with_their_optimizer")
 _PROMOTED = Fate(WORKS, test="test_checkpoints_of_a_deleted_job_are_promoted")
 _MANAGED = Fate(WORKS, test="test_service_clients_make_their_own_trainers")
 _SELDOM = Fate(WORKS, test="test_methods_that_recipes_seldom_call_work")
-_DIRECT = Fate(WORKS, "of a service client at a trainer's address", _SELDOM.test)
+_DIRECT = Fate(WORKS, "on a service client with a trainer's address", _SELDOM.test)
 _REFERENCE = Fate(WORKS, test="test_reference_models_stay_as_they_were")
 _OWN = Fate(OWN)
 _SESSIONS = Fate(ABSENT, COLLECTIONS["trainingSessions"], "test_what_is_not_here_is_told_at_once")
@@ -51,14 +54,14 @@ _NO_HEADS = Fate(
 )
 _NO_SAMPLER = Fate(
     REFUSED,
-    "by the client itself, which samples from a deployment alone",
+    "by the client itself, which samples only from a deployment",
     "test_methods_that_are_not_here_say_so_at_once",
 )
 
 _CLIENT = {
     "account_id": _LIFE,
     "close": _OWN,
-    "delete_training_session": Fate(WORKS, "there is never one to delete", "test_what_is_not_here_is_told_at_once"),
+    "delete_training_session": Fate(WORKS, "there are never any to delete", "test_what_is_not_here_is_told_at_once"),
     "list_checkpoints": _PROMOTED,
     "list_training_job_checkpoints": _JOBS,
     "list_training_session_checkpoints": _SESSIONS,

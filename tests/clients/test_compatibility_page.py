@@ -31,14 +31,14 @@ def test_methods_work_only_where_no_request_of_theirs_is_refused(
     fates = {method: compatibility.fate_of(requests) for method, requests in clients[-1]["methods"].items()}
     # It reads a token that this server never hands out; and the other runs at the client, which uploads nothing here.
     assert fates["RestClient.whoami"][0] == "refused"
-    assert fates["ServiceClient.create_custom_loss"] == ("works", "losses of one's own run at the client")
+    assert fates["ServiceClient.create_custom_loss"] == ("works", "custom losses run in the client")
     assert all(why for kind, why in fates.values() if kind == "refused")
 
 
 def test_page_is_up_to_date(compatibility: ModuleType, clients: list[dict[str, Any]]) -> None:
     page = compatibility.PAGE.read_text()
     versions = ", ".join(client["version"] for client in clients)
-    if f"The clients are {versions}." not in page:
+    if f"The versions of `tinker` are {versions}." not in page:
         pytest.skip(f"the page is about other versions than {versions}")
     fireworks = compatibility.reflect_fireworks()
     if f"`fireworks.training.sdk` {fireworks['version']} " not in page:

@@ -156,7 +156,7 @@ async def unload_model(request: Request) -> Response:
 @_refused_by_future()
 async def create_custom_loss(request: Request) -> Response:
     await read_fields(request, front_of(request))
-    raise RequestRefusedError("losses of one's own are computed by the client here: use forward_backward_custom")
+    raise RequestRefusedError("custom losses are computed by the client here: use forward_backward_custom")
 
 
 async def create_sampling_session(request: Request) -> Response:

@@ -136,7 +136,7 @@ MEMBERS = frozenset(
 )
 """What a job may show."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
-_NOT_IN_SERVICE_MODE = "is for jobs that train by themselves; here the client's own loop says what is trained"
+_NOT_IN_SERVICE_MODE = "is for managed training jobs; here the client's own loop says what is trained"
 
 Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
 """A number that at 0 is not set."""

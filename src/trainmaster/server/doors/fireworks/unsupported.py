@@ -30,16 +30,16 @@ from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
 DEPLOYED = (
-    "there are no deployments here: sample through the Tinker door, or serve the files of a promoted model elsewhere"
+    "there are no deployments here: sample through the Tinker API, or serve the files of a promoted model elsewhere"
 )
-_SERVERLESS = "there is no serverless training here: make a trainer with TrainerJobManager"
-_BY_THEMSELVES = "jobs that train by themselves are submitted with POST /v1/jobs here, or with `trainmaster submit`"
-_JUDGED = "nothing is evaluated here: a job of kind command runs what you have"
+_SERVERLESS = "there is no serverless training here: create a trainer with TrainerJobManager"
+_BY_THEMSELVES = "submit such jobs with POST /v1/jobs or `trainmaster submit`"
+_JUDGED = "there are no evaluators here: run your evaluation as a job of kind command"
 
 COLLECTIONS: Mapping[str, str] = MappingProxyType(
     {
         "batchInferenceJobs": DEPLOYED,
-        "datasets": "data sets are files here, which jobs name in `data_config`",
+        "datasets": "datasets are files here, which jobs name in `data_config`",
         "deployedModels": DEPLOYED,
         "deploymentShapeVersions": DEPLOYED,
         "deploymentShapes": DEPLOYED,
@@ -49,10 +49,10 @@ COLLECTIONS: Mapping[str, str] = MappingProxyType(
         "evaluators": _JUDGED,
         "evaluatorsV2": _JUDGED,
         "reinforcementFineTuningJobs": _BY_THEMSELVES,
-        "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is sealed",
+        "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is encrypted",
         "supervisedFineTuningJobs": _BY_THEMSELVES,
         "trainingSessions": _SERVERLESS,
-        "users": "there are accounts and keys here, and no users: `trainmaster keys`",
+        "users": "there are no users here, only accounts and keys: see `trainmaster keys`",
     }
 )
 """By their names below an account."""

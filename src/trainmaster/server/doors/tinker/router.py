@@ -119,14 +119,14 @@ def page_of(request: Request, default: int) -> tuple[int, int]:
 
 
 REFUSED = {
-    ("GET", "/audit"): "this server keeps no audit log; GET /v1/events has all that happened to jobs",
-    ("GET", "/billing/usage/events"): "nothing is billed here; `trainmaster usage` has GPU- and CPU-hours",
-    ("POST", "/auth/token"): "keys are used as they are here; there are no tokens to exchange them for",
-    ("DELETE", "/auth/apikey/me"): "a key does not revoke itself here; `trainmaster keys revoke` does",
-    ("POST", "/copy_weights"): "weights are not copied here; publish them, and load them by their path",
+    ("GET", "/audit"): "this server keeps no audit log; GET /v1/events lists everything that happened to jobs",
+    ("GET", "/billing/usage/events"): "nothing is billed here; `trainmaster usage` shows GPU-hours and CPU-hours",
+    ("POST", "/auth/token"): "this server accepts keys directly; there are no tokens to exchange them for",
+    ("DELETE", "/auth/apikey/me"): "a key cannot revoke itself here; use `trainmaster keys revoke`",
+    ("POST", "/copy_weights"): "this server does not copy weights; publish them and load them by their path",
 }
-_NO_TRACES = "no traces are kept here; `trainmaster metrics JOB` has what the trainer measures"
-_NO_CUSTOM_LOSSES = "losses of one's own run at the client"
+_NO_TRACES = "this server keeps no traces; `trainmaster metrics JOB` shows what the trainer measures"
+_NO_CUSTOM_LOSSES = "custom losses run in the client"
 
 
 def _refuse(method: str, path: str, why: str, by: By = By.REFUSED) -> None:
@@ -137,7 +137,7 @@ def _refuse(method: str, path: str, why: str, by: By = By.REFUSED) -> None:
 
 for (_method, _path), _why in REFUSED.items():
     _refuse(_method, _path, _why)
-_refuse("POST", "/join_sampling_session", "copies of a sampling client choose their numbers themselves", By.UNUSED)
+_refuse("POST", "/join_sampling_session", "copies of a sampling client choose their own numbers", By.UNUSED)
 
 
 @answer("GET", "/sessions/{session_id}/trace_export", KeyScope.VIEW, by=By.REFUSED, note=_NO_TRACES)

@@ -84,7 +84,7 @@ _END = bytes(2 * tarfile.BLOCKSIZE)
 router = APIRouter(prefix=SIGNED_PATHS.rstrip("/"), include_in_schema=False)
 
 
-@answer("GET", f"{_ONE}/archive", KeyScope.VIEW, note="a signed URL of a tar file, good for an hour")
+@answer("GET", f"{_ONE}/archive", KeyScope.VIEW, note="a signed URL of a tar file, valid for one hour")
 async def archive(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     checkpoint, account_id = await _readable(request, door, principal)
     expires = int(door.context.clock()) + GOOD_FOR_S
@@ -92,7 +92,7 @@ async def archive(request: Request, door: TinkerDoor, principal: Principal) -> R
     return ok({"url": url, "expires": instant(expires)})
 
 
-@answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, note="a signed URL of each file, good for an hour")
+@answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, note="a signed URL per file, valid for one hour")
 async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     checkpoint, account_id = await _readable(request, door, principal)
     place = await _place(door.context, Scope(account_id), checkpoint.job_id, checkpoint.checkpoint_id)

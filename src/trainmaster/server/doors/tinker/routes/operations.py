@@ -50,15 +50,15 @@ _SMALL_OPERATIONS = {
     "optim_step": "",
     "save_weights": "",
     "save_weights_for_sampler": "",
-    "save_weights_external": "a PEFT adapter or a transformers checkpoint; age recipients may be native keys, "
-    "no SSH keys",
-    "unload_model": "of clients before 0.26",
+    "save_weights_external": "a PEFT adapter or a transformers checkpoint; age recipients must be native keys, "
+    "not SSH keys",
+    "unload_model": "only from clients before 0.26",
 }
 """Operations whose body is small JSON, with the note on each."""
 
 
 @answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
-@answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="of clients before 0.25")
+@answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="only from clients before 0.25")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     async with IncomingBody(request, principal.account_id) as body:
         run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
@@ -75,7 +75,9 @@ for _name, _note in _SMALL_OPERATIONS.items():
     answer("POST", f"/{_name}", KeyScope.MANAGE, by=By.TRAINER, note=_note)(_small_operation)
 
 
-@answer("POST", "/load_weights", KeyScope.MANAGE, by=By.TRAINER, note="the server says where the weights lie")
+@answer(
+    "POST", "/load_weights", KeyScope.MANAGE, by=By.TRAINER, note="the server tells the trainer where the weights are"
+)
 async def load_weights(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
     if document.get("model_id") is None and document.get("session_id") is not None:
@@ -96,7 +98,7 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     return await _pass_on(request, door, run, json.dumps(document).encode(), extra=extra)
 
 
-@answer("POST", "/retrieve_future", KeyScope.VIEW, by=By.TRAINER, note="of create_model by the server")
+@answer("POST", "/retrieve_future", KeyScope.VIEW, by=By.TRAINER, note="for create_model: answered by the server")
 async def retrieve_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Held until there is an outcome, or for `HOLD_S`."""
     body = await read_body(request, MAX_SMALL_BYTES)
@@ -122,7 +124,7 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
     return await poll(request_id, ask(), lost)
 
 
-@answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="of samples")
+@answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="for samples only")
 async def cancel_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     body = await read_body(request, MAX_SMALL_BYTES)
     trainer = trainer_of_future(_request_id(body))

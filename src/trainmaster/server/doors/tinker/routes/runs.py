@@ -38,7 +38,7 @@ from trainmaster.server.doors.tinker.wire import (
 from trainmaster.server.http.auth import Principal
 
 
-@answer("POST", "/create_model", KeyScope.MANAGE, note="starts a trainer for the base model where none runs")
+@answer("POST", "/create_model", KeyScope.MANAGE, note="starts a trainer for the base model if none runs")
 async def create_model(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A repeated request gets the same model."""
     document = await read_document(request)
@@ -78,7 +78,7 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
     )
 
 
-@answer("POST", "/weights_info", KeyScope.VIEW, note="of one's own weights, and of public ones")
+@answer("POST", "/weights_info", KeyScope.VIEW, note="for the account's own and published weights")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     wanted = await read(request, OfWeights)
     found = await door.weights(principal.scope, wanted.tinker_path)
@@ -186,7 +186,7 @@ async def delete_checkpoint(request: Request, door: TinkerDoor, principal: Princ
     return await _command(request, door, principal, checkpoints.delete)
 
 
-@answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="every account of the server can load it then")
+@answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="then every account of the server can load the weights")
 async def publish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     return await _command(request, door, principal, checkpoints.publish, public=True)
 

@@ -42,7 +42,7 @@ _MOST_SAMPLES = 65_536
     "/create_sampling_session",
     KeyScope.MANAGE,
     by=By.TRAINER,
-    note="held while the trainer starts",
+    note="blocks while the trainer starts",
 )
 async def create_sampling_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
@@ -102,7 +102,9 @@ async def retrieve_futures(request: Request, door: TinkerDoor, principal: Princi
     return await door.trainers.pass_on(request, await _trainer(door, principal, sampler_id), body, door=TINKER)
 
 
-@answer("GET", "/samplers/{sampler_id}", KeyScope.VIEW, note="of what was saved without a name by the trainer")
+@answer(
+    "GET", "/samplers/{sampler_id}", KeyScope.VIEW, note="for samplers saved without a name: answered by the trainer"
+)
 async def get_sampler(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     sampler_id = str(request.path_params["sampler_id"])
     known = await door.context.read(lambda connection: records.find_sampler(connection, principal.scope, sampler_id))

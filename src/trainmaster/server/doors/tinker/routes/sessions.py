@@ -59,7 +59,9 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
     return ok({"session_id": kept.session_id, "type": "create_session"})
 
 
-@answer("POST", "/session_heartbeat", KeyScope.VIEW, note="counts as use of the jobs that the session's models are in")
+@answer(
+    "POST", "/session_heartbeat", KeyScope.VIEW, note="counts as use of the trainers that have the session's models"
+)
 async def session_heartbeat(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     wanted = await read(request, OfSession)
     session = await door.sessions.require(principal.scope, wanted.session_id)
@@ -94,7 +96,7 @@ async def list_sessions(request: Request, door: TinkerDoor, principal: Principal
     return ok({"sessions": [session.session_id for session in found]})
 
 
-@answer("GET", "/sessions/{session_id}", KeyScope.VIEW, note="samplers that were saved without a name are not listed")
+@answer("GET", "/sessions/{session_id}", KeyScope.VIEW, note="does not list samplers that were saved without a name")
 async def get_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     session_id = str(request.path_params["session_id"])
 
@@ -192,25 +194,25 @@ async def healthz(request: Request, door: TinkerDoor, principal: Principal) -> R
     return ok({"status": "ok"})
 
 
-@answer("POST", "/client/config", KeyScope.VIEW, note="the client's own defaults")
+@answer("POST", "/client/config", KeyScope.VIEW, note="returns the client's own defaults")
 async def client_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """The client keeps its defaults: what is not supported here is off by default."""
     return ok({})
 
 
-@answer("POST", "/client/dynamic_config", KeyScope.VIEW, note="samples that nobody waits for are cancelled")
+@answer("POST", "/client/dynamic_config", KeyScope.VIEW, note="tells clients to cancel samples that nobody waits for")
 async def client_dynamic_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     return ok({"sample_cancel_enabled": True})
 
 
-@answer("POST", "/telemetry", KeyScope.VIEW, note="taken, and not kept")
+@answer("POST", "/telemetry", KeyScope.VIEW, note="accepted and discarded")
 async def telemetry(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Accepted and dropped: clients would send it again and again."""
     await read_body(request, MAX_TELEMETRY_BYTES)
     return ok({"status": "accepted"})
 
 
-@answer("GET", "/get_server_capabilities", KeyScope.VIEW, note="the names that the operator gave with --model-alias")
+@answer("GET", "/get_server_capabilities", KeyScope.VIEW, note="lists the names set with --model-alias")
 async def get_server_capabilities(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     def look() -> list[dict[str, Any]]:
         return [
