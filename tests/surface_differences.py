@@ -21,14 +21,14 @@ class Difference:
     """Where it shows in the surfaces, and in what; none of what only a call shows."""
 
 
-NO_COUNTERPART = "our trainers have nothing to do it with; refused rather than passed over"
+NO_COUNTERPART = "our trainers do not support it; refused rather than ignored"
 
 SURFACE: tuple[Difference, ...] = (
     Difference(
         what="`CustomTrainer.pip_index_urls`, `DEFAULT_PIP_INDEX_URLS`",
         theirs="the public index",
         ours="none",
-        why="an index is configured where jobs run; a default here would go past it",
+        why="the index is configured where jobs run; a default here would override it",
         places={
             "trainer.CustomTrainer.pip_index_urls": "default",
             "types.CustomTrainer.pip_index_urls": "default",
@@ -56,32 +56,32 @@ SURFACE: tuple[Difference, ...] = (
         },
     ),
     Difference(
-        what="`ContainerBackendConfig.pull_policy` of another word",
+        what="`ContainerBackendConfig.pull_policy` with an unknown value",
         theirs="means `IfNotPresent`",
         ours="ValueError",
-        why="a misspelt `Always` should not be passed over",
+        why="a misspelt `Always` should not be ignored",
         places={"trainer.ContainerBackendConfig.pull_policy": "type"},
     ),
     Difference(
         what="`KubernetesBackendConfig.client_configuration`",
-        theirs="of the `kubernetes` package, which has to be installed",
+        theirs="an object of the `kubernetes` package, which must be installed",
         ours="the same object, or a ValueError",
-        why="the package is not needed to say that something else is not of it",
+        why="the package is not needed to refuse other objects",
         places={"trainer.KubernetesBackendConfig.client_configuration": "type"},
     ),
     Difference(
         what="`wait_for_job_status(status=...)`",
         theirs="a set",
-        ours="any number of words, and a default that nobody can change",
-        why="a list means the same",
+        ours="any collection of statuses; the default is immutable",
+        why="a list works as well as a set",
         places={"trainer.TrainerClient.wait_for_job_status.status": "default, type"},
     ),
     Difference(
         what="`DEFAULT_COMMAND`, `EXEC_FUNC_SCRIPT`, `MPI_COMMAND`, `TORCH_COMMAND`, `DEFAULT_FRAMEWORK_IMAGES`, "
         "`POD_LABEL_SELECTOR` of `constants`",
-        theirs="there",
-        ours="not there",
-        why="functions are not shipped through a shell, and runtimes name their images",
+        theirs="exist",
+        ours="do not exist",
+        why="functions are not passed through a shell, and runtimes name their images",
         places={
             "constants.DEFAULT_COMMAND": "missing",
             "constants.EXEC_FUNC_SCRIPT": "missing",
@@ -96,37 +96,37 @@ SURFACE: tuple[Difference, ...] = (
 BESIDE: tuple[Difference, ...] = (
     Difference(
         what="packages of `torch-distributed`",
-        theirs="the local backend installs torch beside `packages_to_install`, and without any the job fails",
-        ours='what is named, and no more: `packages_to_install=["torch"]`, where the server has none',
-        why="a job without packages starts at once, with what is there",
+        theirs="the local backend also installs torch with `packages_to_install`; without any packages, the job fails",
+        ours='only the named packages; use `packages_to_install=["torch"]` if the server has no torch',
+        why="a job without packages starts at once, with the installed packages",
     ),
     Difference(
         what="a server or a cluster that does not answer in time",
-        theirs="TimeoutError (Kubernetes; the others ask nobody)",
+        theirs="TimeoutError (Kubernetes; the other backends use no server)",
         ours="TimeoutError",
-        why="the same, on every backend",
+        why="the same on every backend",
     ),
     Difference(
         what="`LoraConfig.quantize_base=True` of a `BuiltinTrainer`",
-        theirs="handed to torchtune (Kubernetes)",
+        theirs="passed to torchtune (Kubernetes)",
         ours="ValueError",
         why=NO_COUNTERPART,
     ),
     Difference(
         what="`TorchTuneInstructDataset.new_system_prompt` of a `BuiltinTrainer`",
-        theirs="handed to torchtune (Kubernetes)",
+        theirs="passed to torchtune (Kubernetes)",
         ours="ValueError",
         why=NO_COUNTERPART + "; write it into the rows",
     ),
     Difference(
         what="`role_arn` of an S3 initializer of a `BuiltinTrainer`",
-        theirs="handed to the initializer (Kubernetes)",
+        theirs="passed to the initializer (Kubernetes)",
         ours="ValueError",
         why=NO_COUNTERPART + "; give access keys",
     ),
     Difference(
-        what="`ignore_patterns` of one's own, of an initializer of a `BuiltinTrainer`",
-        theirs="handed to the initializer (Kubernetes)",
+        what="other `ignore_patterns` of an initializer of a `BuiltinTrainer`",
+        theirs="passed to the initializer (Kubernetes)",
         ours="ValueError",
         why=NO_COUNTERPART + "; leave them out",
     ),
@@ -134,7 +134,7 @@ BESIDE: tuple[Difference, ...] = (
         what="`ContainerBackendConfig.initializer_timeout` for an initializer of a `BuiltinTrainer`",
         theirs="no built-in trainers on this backend",
         ours="ValueError",
-        why="our trainers fetch in the step that prepares rows; `ActiveDeadlineSeconds` limits the whole job",
+        why="our trainers fetch in the step that prepares rows; use `ActiveDeadlineSeconds` to limit the whole job",
     ),
 )
 """What only calls show, and the cases do not: unit tests of the client have it."""

@@ -1,7 +1,7 @@
-"""What every case comes to with each client: what kubeflow 0.5.0 does on its backends, what ours does, and why ours.
+"""The outcome of every case with each client: of kubeflow 0.5.0 on its backends and of ours, and why ours differs.
 
-The cases are held against it with each client; `make docs` writes the page that people read.
-Nothing here asks a Kubernetes cluster: that column is what kubeflow was seen to do there, or does by its source.
+Tests compare the cases of each client with this table; `make docs` writes the page.
+No test uses a Kubernetes cluster: that column is what kubeflow was observed to do there, or does by its source.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PROGRESS = (
     '"progressPercentage": 100}'
 )
 
-_ONE_ERROR = "one error for all backends, which whoever caught either of kubeflow's still catches"
-_EARLY = "refused before anything is started"
-_EVERYWHERE = "what a job is asked to do works on every backend"
-_SERVER = "jobs are the server's, which knows them all"
+_ONE_ERROR = "one error for all backends; code that catches either of kubeflow's errors still works"
+_EARLY = "refused before anything starts"
+_EVERYWHERE = "the same on every backend"
+_SERVER = "the server knows all jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def _absent(verb: str, method: str) -> Row:
 
 
 SECTIONS: dict[str, tuple[Row, ...]] = {
-    "What `train` is given": (
+    "Arguments of `train`": (
         Row(
             case="runtime_omitted",
             what="no runtime",
@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="unknown_runtime",
-            what="a runtime that is not there",
+            what="an unknown runtime",
             local="ValueError",
             container="ValueError",
             kubernetes="RuntimeError",
@@ -101,10 +101,10 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             ours="ValueError",
             in_containers="accepted",
         ),
-        _same("other_trainer", "a trainer that is none", "ValueError"),
+        _same("other_trainer", "a trainer of another type", "ValueError"),
         Row(
             case="no_trainer",
-            what="no trainer: what the runtime or its image starts",
+            what="no trainer: the command of the runtime or its image",
             local="ValueError",
             container="ValueError",
             kubernetes="accepted",
@@ -113,7 +113,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="func_not_callable",
-            what="a function that is none",
+            what="a function that is not callable",
             local="ValueError",
             container="TypeError",
             kubernetes="ValueError",
@@ -128,12 +128,12 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="duplicate_name",
-            what="the name of a job that is there",
+            what="the name of an existing job",
             local="accepted, 1 known",
             container="OSError, 0 known",
             kubernetes="RuntimeError, 1 known",
             ours=f"{NAME_REFUSED}, 1 known",
-            why="kubeflow starts a second process that nobody can see, or loses the first job; " + _EARLY,
+            why="kubeflow starts a second, invisible process, or loses the first job; " + _EARLY,
         ),
         Row(
             case="illegal_name",
@@ -142,7 +142,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             container="OSError",
             kubernetes="RuntimeError",
             ours=NAME_REFUSED,
-            why="names are the same on every backend; " + _EARLY,
+            why="the same rules for names on every backend; " + _EARLY,
         ),
         Row(
             case="negative_num_nodes",
@@ -169,9 +169,9 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             container="accepted",
             kubernetes="ValueError",
             ours="ValueError",
-            why="resources count on every backend; " + _EARLY,
+            why="resources matter on every backend; " + _EARLY,
         ),
-        _same("generated_name", "the name of a job without a name", "a letter and 11 hex digits"),
+        _same("generated_name", "the generated name of a job", "a letter and 11 hex digits"),
         _same("chosen_name", "the option `Name`", "as chosen"),
     ),
     "Options": (
@@ -202,8 +202,8 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             ours="accepted",
             why=_EVERYWHERE,
         ),
-        _same("option_command_with_a_function", "`TrainerCommand` beside a function", "ValueError"),
-        _same("option_arguments_with_a_function", "`TrainerArgs` beside a function", "ValueError"),
+        _same("option_command_with_a_function", "`TrainerCommand` with a function", "ValueError"),
+        _same("option_arguments_with_a_function", "`TrainerArgs` with a function", "ValueError"),
         Row(
             case="option_runtime_patch",
             what="`RuntimePatch`",
@@ -212,11 +212,11 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             kubernetes="accepted",
             ours="ValueError",
         ),
-        _same("deadline_of_wrong_values", "`ActiveDeadlineSeconds` of 0, -1, True, 1.5 or text", "ValueError"),
+        _same("deadline_of_wrong_values", "`ActiveDeadlineSeconds` with 0, -1, True, 1.5 or text", "ValueError"),
         _same("patch_of_wrong_values", "`ContainerPatch` without a name, a value or an absolute path", "ValueError"),
     ),
     "Configurations and initializers": (
-        _same("client_of_something_else", "a client of something that is no configuration", "ValueError"),
+        _same("client_of_something_else", "a client with something other than a configuration", "ValueError"),
         _same("config_of_wrong_values", "a configuration with values of the wrong type", "ValueError"),
         _same("s3_uri_of_another_kind", "an S3 initializer without `s3://`", "ValueError"),
         Row(
@@ -229,11 +229,11 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             facade="accepted",
             why="as the SDK documents it",
         ),
-        _same("cache_of_wrong_values", "a data cache of one node, or without `cache://SCHEMA/TABLE`", "ValueError"),
+        _same("cache_of_wrong_values", "a data cache with one node, or without `cache://SCHEMA/TABLE`", "ValueError"),
+        _same("model_initializer_ignores", "files that model initializers skip", "*.msgpack *.h5 *.bin *.pt *.pth"),
         _same(
-            "model_initializer_ignores", "files that model initializers leave out", "*.msgpack *.h5 *.bin *.pt *.pth"
+            "template_expands_into_train", "keys of `train(**TrainJobTemplate(...))`", "initializer, runtime, trainer"
         ),
-        _same("template_expands_into_train", "`train(**TrainJobTemplate(...))` gives", "initializer, runtime, trainer"),
     ),
     "Runtimes": (
         Row(
@@ -246,7 +246,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             "torch-distributed-with-cache, torchtune-llama3.2-1b, torchtune-llama3.2-3b, torchtune-qwen2.5-1.5b, "
             "trainmaster-continued-pretrain, trainmaster-full-finetune, trainmaster-lora, trainmaster-sft, "
             "xgboost-distributed",
-            why="all runtimes on every backend",
+            why="the same runtimes on every backend",
         ),
         _same("runtime_shape", "`get_runtime`", "torch-distributed, torch, CustomTrainer, 1 node"),
         Row(
@@ -256,7 +256,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             container="AttributeError",
             kubernetes="a command",
             ours="nothing",
-            why="a property that is there can be read",
+            why="reading a property should not fail",
         ),
         Row(
             case="runtime_packages",
@@ -268,7 +268,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="unknown_runtime_asked_for",
-            what="`get_runtime` of a runtime that is not there",
+            what="`get_runtime` with an unknown runtime",
             local="ValueError",
             container="ValueError",
             kubernetes="RuntimeError",
@@ -277,14 +277,14 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="packages_of_an_unknown_runtime",
-            what="`get_runtime_packages` of a runtime that is not there",
+            what="`get_runtime_packages` with an unknown runtime",
             local="ValueError",
             container="accepted",
             ours=NOT_FOUND,
             why=_ONE_ERROR,
         ),
     ),
-    "A job that is not there": (
+    "Unknown jobs": (
         _absent("get", "get_job"),
         _absent("logs", "get_job_logs"),
         _absent("wait", "wait_for_job_status"),
@@ -301,35 +301,37 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     ),
     "Waiting": (
         _same(
-            "wait_arguments", "a timeout or an interval that is not positive, or no interval in the time", "ValueError"
+            "wait_arguments",
+            "a timeout or interval that is not positive, or an interval longer than the timeout",
+            "ValueError",
         ),
         Row(
             case="wait_for_a_status_that_is_none",
-            what="a status that there is not",
+            what="an unknown status",
             local="TimeoutError",
             container="TimeoutError",
             kubernetes="ValueError",
             ours="ValueError",
-            why="it would wait in vain",
+            why="the wait could never succeed",
         ),
-        _same("timeout_while_running", "the time is over", "TimeoutError"),
+        _same("timeout_while_running", "the timeout passes", "TimeoutError"),
         Row(
             case="failed_while_waiting",
-            what="the job failed, and Complete is waited for",
+            what="the job fails while the client waits for Complete",
             local="TimeoutError",
             container="RuntimeError",
             kubernetes="RuntimeError",
             ours="RuntimeError",
             why="as the SDK documents it: at once, with the reason and the last lines",
         ),
-        _same("waiting_for_a_failure", "the job failed, and Failed is waited for too", "Failed"),
+        _same("waiting_for_a_failure", "the job fails while the client waits for Failed, too", "Failed"),
         _same("callbacks_of_a_wait", "callbacks", "each poll, Running"),
     ),
-    "A job that runs": (
+    "Running jobs": (
         _same("status_while_running", "its status", "Running"),
         Row(
             case="directory_of_the_caller",
-            what="the working directory of who called `train`",
+            what="the working directory of the process that called `train`",
             local="changed",
             container="kept",
             kubernetes="kept",
@@ -338,7 +340,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="logs_while_running",
-            what="what it has printed so far",
+            what="the output so far",
             local="there",
             container="there",
             kubernetes="there",
@@ -346,12 +348,12 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="follow",
-            what="`get_job_logs(follow=True)` has a line",
+            what="when `get_job_logs(follow=True)` returns a line",
             local="when the job has ended, to the end",
             container="as it is written, to the end",
             kubernetes="as it is written, to the end",
             ours="as it is written, to the end",
-            why="that is what following is for",
+            why="following means reading lines as they are written",
         ),
         Row(
             case="function_arguments",
@@ -364,7 +366,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="function_of_one_dict",
-            what="`func_args` of a function of one parameter, which is a dict",
+            what="`func_args` of a function with one parameter, a dict",
             local="called with the dict",
             container="not called",
             kubernetes="not called",
@@ -380,7 +382,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         _same("environment_given", "`env`", "yes"),
         Row(
             case="environment_merged",
-            what="the environment beside `env`",
+            what="the rest of the environment",
             local="replaced",
             container="merged",
             kubernetes="merged",
@@ -388,21 +390,21 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             why="programs need PATH and HOME",
         ),
     ),
-    "A job that has ended": (
-        _same("status_when_complete", "its status, when it went well", "Complete"),
-        _same("status_when_failed", "its status, when it failed", "Failed"),
+    "Ended jobs": (
+        _same("status_when_complete", "its status after success", "Complete"),
+        _same("status_when_failed", "its status after a failure", "Failed"),
         Row(
             case="steps",
             what="its steps",
             local="train Complete",
             container="node-0 Complete",
             ours="environment Complete, node-0 Complete",
-            why="named as on kubeflow's other backends; the installation of packages has a log of its own",
+            why="named as on kubeflow's other backends; the installation of packages has a separate log",
         ),
         _same("job_shape", "its runtime, nodes and time", "torch-distributed, 1 node, created at a datetime"),
         Row(
             case="log_lines",
-            what="what `get_job_logs` gives",
+            what="what `get_job_logs` returns",
             local="a line each",
             container="chunks",
             kubernetes="a line each",
@@ -415,20 +417,20 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             container="nothing",
             kubernetes="nothing",
             ours="nothing",
-            why="a log is what the job wrote",
+            why="a log contains only what the job wrote",
         ),
         Row(
             case="logs_of_an_unknown_step",
-            what="logs of a step that it has not",
+            what="logs of an unknown step",
             local="[]",
             container="[]",
             kubernetes="[]",
             ours="ValueError",
-            why="a misspelt step should not look like one that was silent",
+            why="a misspelt step should not look like a step without output",
         ),
         Row(
             case="logs_of_another_node",
-            what="logs of `node-1` of two",
+            what="logs of `node-1` of two nodes",
             local="none",
             container="its own",
             kubernetes="its own",
@@ -446,17 +448,17 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="files_of_a_failed_job",
-            what="the files of one that failed",
+            what="the files of a failed job",
             local="stay in the temporary directory",
             container="none in the temporary directory",
             ours="none in the temporary directory",
-            why="environments are kept by their packages, and are no job's own",
+            why="environments are cached by their packages and shared by jobs",
         ),
     ),
     "Lists": (
         Row(
             case="listed_status",
-            what="the status in a list, of a job that is Complete",
+            what="the status of a Complete job in a list",
             local="Unknown",
             container="Complete",
             kubernetes="Complete",
@@ -466,7 +468,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         _same("listed_by_runtime", "the jobs of one runtime", "its jobs, no others"),
         Row(
             case="seen_by_another_client",
-            what="in the list of another client",
+            what="a job in the list of another client",
             local="not listed",
             container="listed",
             kubernetes="listed",
@@ -477,16 +479,16 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     "Deleting": (
         Row(
             case="deleted_while_silent",
-            what="a running job that prints nothing, and has started a process",
+            what="a running job without output that has started a process",
             local="its processes run on",
             container="its processes are gone",
             kubernetes="its processes are gone",
             ours="its processes are gone",
-            why="what is deleted does not run on",
+            why="a deleted job must not keep running",
         ),
         Row(
             case="deleted_twice",
-            what="a second time",
+            what="deleting a second time",
             local="ValueError",
             container="ValueError",
             kubernetes="RuntimeError",
@@ -495,7 +497,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             case="deleted_and_asked_for",
-            what="a deleted job",
+            what="using a deleted job",
             local="not listed, ValueError",
             container="not listed, ValueError",
             kubernetes="not listed, RuntimeError",
@@ -503,26 +505,27 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             why=_ONE_ERROR,
         ),
     ),
-    "Functions of their own": (
+    "Separate functions": (
         _same("tpu_nodes", "`get_tpu_num_nodes`", "[2, 8, 2], else ValueError"),
-        _same("progress_outside_of_a_job", "`update_trainjob_status` outside of a job", "False"),
-        _same("progress_sent", "`update_trainjob_status`: refused, taken, too soon; and what is sent", PROGRESS),
+        _same("progress_outside_of_a_job", "`update_trainjob_status` outside a job", "False"),
+        _same("progress_sent", "`update_trainjob_status`: refused, accepted, too early; and the request", PROGRESS),
     ),
 }
 
 ROWS = {row.case: row for rows in SECTIONS.values() for row in rows}
 
 INTRODUCTION = """\
-# Where `TrainerClient` differs from kubeflow's
+# Differences from Kubeflow's client
 
-This page is made by `tests/blackbox/outcomes.py`, and held against both packages: one set of cases runs with kubeflow
-0.5.0 and with Trainmaster's `TrainerClient`, as local processes and in containers, and each has to come to what stands
-here. The column of kubeflow's Kubernetes backend tells what that was seen to do, or does by its source; "–" was not
-looked at. An error is named by the built-in errors that it is.
+This page compares Trainmaster's `TrainerClient` with that of kubeflow 0.5.0, case by case, and says why they differ.
 
-The same cases also run with Trainmaster behind kubeflow's own client
-(`client.backend = trainmaster.trainer.kubeflow.KubeflowBackend()`), and come to what Trainmaster's column says; but
-kubeflow's own initializers take any URI for one of Hugging Face, which is then refused by `train`.
+Tests run every case with both packages, as local processes and in containers, and compare the outcome with this page,
+which `make docs` writes. The column "kubeflow Kubernetes" is what that backend was observed to do, or does by its
+source code; "–" was not tested. Errors are given by the built-in exceptions that they derive from.
+
+The same cases also run with Trainmaster as the backend of kubeflow's own client
+(`client.backend = trainmaster.trainer.kubeflow.KubeflowBackend()`). The outcomes are those of the column "Trainmaster",
+with one exception: kubeflow's own Hugging Face initializers accept any URI, and `train` then refuses it.
 """
 
 
@@ -538,7 +541,7 @@ def page() -> str:
             cells = (row.what, row.local, row.container, row.kubernetes, ours, row.why)
             parts.append("".join(f"| {'–' if cell is None else cell} " for cell in cells) + "|\n")
     parts += _table("Names, defaults and values", SURFACE)
-    parts += _table("Beside the cases", BESIDE)
+    parts += _table("Other differences", BESIDE)
     return "".join(parts)
 
 
