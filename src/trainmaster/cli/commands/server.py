@@ -85,7 +85,7 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="The certificate with its chain, in PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The certificate's private key, in PEM.")] = None,
     behind_proxy: Annotated[
-        bool | None, typer.Option("--behind-proxy", help="A proxy in front does TLS.", show_default=False)
+        bool | None, typer.Option("--behind-proxy", help="A proxy in front terminates TLS.", show_default=False)
     ] = None,
     data_dir: DataDirOption = None,
     database: Annotated[
@@ -94,37 +94,43 @@ def serve(
     roles: Annotated[
         str | None, typer.Option("--roles", help="What this server does [api,coordinator,gateway].")
     ] = None,
-    runs_root: Annotated[Path | None, typer.Option("--runs-root", help="Where run directories lie.")] = None,
-    artifacts_root: Annotated[Path | None, typer.Option("--artifacts-root", help="Where checkpoints lie.")] = None,
-    cache_root: Annotated[Path | None, typer.Option("--cache-root", help="Where fetched models and data lie.")] = None,
+    runs_root: Annotated[Path | None, typer.Option("--runs-root", help="The directory of run directories.")] = None,
+    artifacts_root: Annotated[
+        Path | None, typer.Option("--artifacts-root", help="The directory of checkpoints.")
+    ] = None,
+    cache_root: Annotated[
+        Path | None, typer.Option("--cache-root", help="The cache of fetched models and data.")
+    ] = None,
     data_root: DataRootOption = None,
     model_alias: Annotated[
         list[str] | None,
         typer.Option(
-            "--model-alias", metavar="NAME=DIR", help="A base model that can be asked for by this name; repeatable."
+            "--model-alias", metavar="NAME=DIR", help="A base model of trainer services, by this name; repeatable."
         ),
     ] = None,
-    shapes_dir: Annotated[Path | None, typer.Option("--shapes-dir", help="Where training shapes lie.")] = None,
-    runtimes_dir: Annotated[Path | None, typer.Option("--runtimes-dir", help="Where training runtimes lie.")] = None,
+    shapes_dir: Annotated[Path | None, typer.Option("--shapes-dir", help="The directory of training shapes.")] = None,
+    runtimes_dir: Annotated[
+        Path | None, typer.Option("--runtimes-dir", help="The directory of training runtimes.")
+    ] = None,
     transport: Annotated[
         str | None, typer.Option("--transport", help="How local workers report: files or http [files].")
     ] = None,
     stalled_after_s: Annotated[
         float | None,
-        typer.Option("--stalled-after-s", min=0.1, help="A job without a step for so long is shown as stalled [900]."),
+        typer.Option(
+            "--stalled-after-s", min=0.1, help="A job without a step for this long is shown as stalled [900]."
+        ),
     ] = None,
     advertise_url: Annotated[
         str | None,
-        typer.Option("--advertise-url", metavar="URL", help="Where workers that report by http reach an API."),
+        typer.Option("--advertise-url", metavar="URL", help="The API address for workers that report over HTTP."),
     ] = None,
     slots: Annotated[
         int | None, typer.Option("--slots", min=0, help="Jobs on a node at a time; 0: by its cores [0].")
     ] = None,
     simulated_gpus: Annotated[
         str | None,
-        typer.Option(
-            "--simulated-gpus", metavar="TYPE:N,...", help="Pretend to have these GPUs; semicolons part nodes."
-        ),
+        typer.Option("--simulated-gpus", metavar="TYPE:N,...", help="Simulate these GPUs; semicolons separate nodes."),
     ] = None,
 ) -> None:
     """Run a server in the foreground. SIGTERM stops it; running jobs go on.
