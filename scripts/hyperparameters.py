@@ -11,26 +11,27 @@ ORDER = [training_type for training_type in TrainingType if training_type in BUI
 INTRODUCTION = f"""\
 # Frameworks and hyperparameters
 
-This page is made by `make docs` from the tables that check a submission (`trainmaster.server.core.training`);
-`make check` fails when it is out of date.
+This page lists the frameworks of `training_config` and the hyperparameters of the built-in ones. `make docs` generates
+it from the tables that check a submission (`trainmaster.server.core.training`).
 
 ## Which framework trains what
 
-`training_config.framework.type` says what does the training. The built-in ones need `{TRAIN_EXTRA}` in the
-Python of the workers; where a package is missing the job is FAILED with ADMISSION, and says which.
+`training_config.framework.type` names the framework. The built-in frameworks need
+`{TRAIN_EXTRA}` in the workers' Python. If a package is
+missing, the job is FAILED with ADMISSION, and the message names the package.
 """
 EXCLUDED = """
-What is empty is refused with 400, and the error says what to use instead.
+Empty combinations are refused with 400, and the error says what to use instead.
 """
 HYPERPARAMETERS_BEGIN = """
 ## Hyperparameters
 
-`training_config.hyperparameters` of a built-in trainer. Values are written as text or as numbers and truth values; one
-that is not in this table, or cannot be read, is refused with 400 and the nearest name that is. A CUSTOM script gets
-whatever is there, as text.
+A built-in trainer accepts these in `training_config.hyperparameters`. Values are text, numbers or booleans. An unknown
+name is refused with 400 and the nearest known name; an invalid value is refused, too. A CUSTOM script gets all
+hyperparameters, as text.
 
-Batch size, accumulation, sequence length, packing and seed are in `data_config`; when to save, and which checkpoint is
-the best, in `output_config.checkpoint` ([job-fields.md](job-fields.md)).
+Batch size, gradient accumulation, sequence length, packing and seed are in `data_config`. `output_config.checkpoint`
+sets when to save and which checkpoint is the best. [Job fields](job-fields.md) lists both.
 """
 
 

@@ -18,12 +18,12 @@ LONGEST = 4096
 INTRODUCTION = """\
 # The fields of a job
 
-This page is made from the models that check a submission (`trainmaster.server.core.spec` and
-`trainmaster.server.core.workloads`) by `make docs`; `make check` fails when it is out of date. What the fields do
-is in [jobs.md](../guides/jobs.md).
+This page lists all fields of a job with types and defaults; [The job file](../guides/jobs.md) explains them.
+`make docs` generates it from the models that check a submission (`trainmaster.server.core.spec` and
+`trainmaster.server.core.workloads`).
 
-Unknown fields are refused with 422, with the nearest known name. *map* is an object whose values are text;
-numbers and truth values are taken as their text.
+Unknown fields are refused with 422 and the nearest known name. A *map* is an object whose values are text; numbers and
+booleans are converted to text.
 """
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|"

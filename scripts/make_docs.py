@@ -30,19 +30,19 @@ from trainmaster.server.settings.values import toml_of
 DOCS = Path(__file__).parent.parent / "docs"
 
 MEANINGS = {
-    JobStatus.PENDING: "accepted; admission checks are to come",
+    JobStatus.PENDING: "accepted; admission checks are still to run",
     JobStatus.QUEUED: "admitted; waits for resources",
     JobStatus.SCHEDULING: "resources are reserved; its workers are being started",
-    JobStatus.PREPARING: "its workers have it; files and environment are staged",
-    JobStatus.TRAINING: "the workload runs (a service: it answers)",
+    JobStatus.PREPARING: "its workers have claimed it; they stage files and the environment",
+    JobStatus.TRAINING: "the workload runs (a service: it is ready)",
     JobStatus.CHECKPOINTING: "the workload writes a checkpoint",
     JobStatus.EVALUATING: "the workload evaluates",
     JobStatus.EXPORTING: "the workload merges, converts or uploads its result",
     JobStatus.PAUSED: "stopped on request; can be resumed",
-    JobStatus.COMPLETED: "ended well",
-    JobStatus.FAILED: "ended badly; the error says whose fault it was and what to do",
+    JobStatus.COMPLETED: "succeeded",
+    JobStatus.FAILED: "failed; the error says who caused it and what to do",
     JobStatus.CANCELLED: "ended on request",
-    JobStatus.PREEMPTED: "its resources were taken, and it was not to be queued again",
+    JobStatus.PREEMPTED: "preempted, and not queued again",
 }
 
 
@@ -51,10 +51,10 @@ def states_page() -> str:
     lines = [
         "# States",
         "",
-        "This page is made from `trainmaster.server.core.states` by `make docs`;",
-        "`make check` fails when it is out of date.",
+        "This page lists the states of a job, the transitions between them, and the reasons why attempts end.",
+        "`make docs` generates it from `trainmaster.server.core.states`.",
         "",
-        "## What each state means",
+        "## Meaning of the states",
         "",
         "| state | class | holds resources | meaning |",
         "|---|---|---|---|",
@@ -64,10 +64,11 @@ def states_page() -> str:
         lines.append(f"| {status} | {_class(status)} | {held} | {MEANINGS[status]} |")
     lines += [
         "",
-        "## Every legal move",
+        "## Transitions",
         "",
-        "What is not in this table is refused: a request with 409, a report with an event. Every move writes one event",
-        "in the same transaction; one transaction may make several moves.",
+        "Transitions that are not in this table are refused: a request gets 409, and a worker's report becomes an",
+        "event. Every transition writes one event, in the same database transaction. One database transaction may",
+        "contain several transitions.",
         "",
         "| from | to | trigger | set by | meaning |",
         "|---|---|---|---|---|",
@@ -78,7 +79,7 @@ def states_page() -> str:
         edge = TRANSITIONS[source, trigger]
         note = " (services only)" if edge.service_only else ""
         lines.append(f"| {source or '–'} | {edge.to} | {trigger} | {edge.actor} | {edge.meaning}{note} |")
-    lines += ["", "## What may be asked, and when", "", f"| action | {' | '.join(JobStatus)} |"]
+    lines += ["", "## Allowed actions", "", f"| action | {' | '.join(JobStatus)} |"]
     lines.append("|---" * (len(JobStatus) + 1) + "|")
     for action in Action:
         batch, service = allowed_from(action), allowed_from(action, service=True)
@@ -86,16 +87,16 @@ def states_page() -> str:
         lines.append(f"| {action} | {' | '.join(cells)} |")
     lines += [
         "",
-        "`service`: for service jobs only. Retry makes a child job and leaves the record as it is. A second pause is",
-        "refused, and so is a pause with `save_checkpoint` of a workload that cannot save.",
+        "`service`: for service jobs only. A retry creates a child job and does not change the original. A second",
+        "pause is refused, and so is a pause with `save_checkpoint` if the workload cannot save.",
         "",
         "## Why attempts end, and what follows",
         "",
-        "The reason is recorded first; everything else follows from it. A transient failure is tried again while",
-        "`max_retries` allows it; a preemption has a budget of its own (100) and is tried again if `max_retries` is at",
-        "least 1. Services are never tried again by themselves: whoever uses them must learn that their state is gone.",
+        "Every attempt ends with a reason, which determines the outcome. A transient failure is retried while",
+        "`max_retries` allows it. Preemptions have a separate limit (100) and are retried only with `max_retries` of 1",
+        "or more. Services are never retried automatically: their clients must know that the state in memory is lost.",
         "",
-        "| reason | outcome | whose fault | what to do | with a service, if it differs |",
+        "| reason | outcome | caused by | what to do | for a service, if different |",
         "|---|---|---|---|---|",
     ]
     for reason, row in CONSEQUENCES.items():

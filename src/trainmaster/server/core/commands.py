@@ -278,7 +278,7 @@ def submit(
         actor=edge.actor,
         attempt=0,
         to_status=edge.to,
-        message=f"made by a retry of {parent.job_id}" if parent else "the job was submitted",
+        message=f"created by a retry of {parent.job_id}" if parent else "the job was submitted",
     )
     return Change(job=job, events=(event,))
 

@@ -127,29 +127,29 @@ def _table() -> dict[tuple[JobStatus | None, Trigger], Edge]:
         for source in sources:
             edges[source, trigger] = Edge(to=to, actor=actor, meaning=meaning, service_only=service_only)
 
-    add({None}, t.SUBMIT, s.PENDING, a.API, "the job was submitted, or made by a retry")
+    add({None}, t.SUBMIT, s.PENDING, a.API, "the job was submitted, or created by a retry")
     add({s.PENDING}, t.ADMIT, s.QUEUED, a.COORDINATOR, "admission passed")
     add({s.PENDING}, t.REJECT, s.FAILED, a.COORDINATOR, "admission failed")
     add({s.QUEUED}, t.PLACE, s.SCHEDULING, a.SCHEDULER, "nodes were chosen and reserved")
     add({s.SCHEDULING}, t.UNPLACE, s.QUEUED, a.SCHEDULER, "the placement was lost before anything ran")
     add({s.SCHEDULING}, t.LAUNCH, s.PREPARING, a.BACKEND, "every node's worker has claimed the attempt")
-    add({s.SCHEDULING}, t.REFUSE, s.FAILED, a.BACKEND, "the backend refused the launch for good")
+    add({s.SCHEDULING}, t.REFUSE, s.FAILED, a.BACKEND, "the backend refused the launch permanently")
     add({s.PREPARING}, t.TRAIN, s.TRAINING, a.WORKER, "the workload runs")
     add({s.CHECKPOINTING}, t.TRAIN, s.TRAINING, a.WORKER, "the checkpoint is committed")
     add({s.EVALUATING}, t.TRAIN, s.TRAINING, a.WORKER, "the evaluation is done")
     add({s.TRAINING}, t.CHECKPOINT, s.CHECKPOINTING, a.WORKER, "a checkpoint is being written")
-    add({s.TRAINING, s.CHECKPOINTING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation began")
-    add({s.PREPARING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation job began")
+    add({s.TRAINING, s.CHECKPOINTING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation started")
+    add({s.PREPARING}, t.EVALUATE, s.EVALUATING, a.WORKER, "an evaluation job started")
     add({s.TRAINING, s.CHECKPOINTING, s.EVALUATING}, t.EXPORT, s.EXPORTING, a.WORKER, "the result is being exported")
     add(RUNNING | {s.PREPARING}, t.COMPLETE, s.COMPLETED, a.WORKER, "every rank exited with 0")
-    add({s.TRAINING, s.CHECKPOINTING}, t.PARK, s.PAUSED, a.WORKER, "the job stopped, as a pause asked")
+    add({s.TRAINING, s.CHECKPOINTING}, t.PARK, s.PAUSED, a.WORKER, "the job stopped for a pause")
     add({s.PAUSED}, t.RESUME, s.QUEUED, a.API, "the job was resumed")
     add(TERMINAL, t.RESUME, s.QUEUED, a.API, "the service was resumed under the same id", service_only=True)
     add(WAITING | ACTIVE | {s.PAUSED}, t.CANCEL, s.CANCELLED, a.API, "the job was cancelled")
-    add(LAUNCHED, t.RETRY, s.QUEUED, a.COORDINATOR, "a transient failure or a preemption, and the budget allows a try")
-    add(LAUNCHED, t.FAIL, s.FAILED, a.COORDINATOR, "a permanent failure, or the budget is spent")
+    add(LAUNCHED, t.RETRY, s.QUEUED, a.COORDINATOR, "a transient failure or a preemption, with retries left")
+    add(LAUNCHED, t.FAIL, s.FAILED, a.COORDINATOR, "a permanent failure, or no retries left")
     add({s.PAUSED}, t.FAIL, s.FAILED, a.COORDINATOR, "the checkpoint to resume from is lost")
-    add(LAUNCHED, t.PREEMPT, s.PREEMPTED, a.SCHEDULER, "its resources were taken, and it may not be queued again")
+    add(LAUNCHED, t.PREEMPT, s.PREEMPTED, a.SCHEDULER, "the job was preempted and may not be queued again")
     return edges
 
 
@@ -247,39 +247,39 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.SUCCEEDED: row(AttemptOutcome.COMPLETED, Fault.NONE),
         Reason.CANCELLED: row(AttemptOutcome.CANCELLED, Fault.NONE),
         Reason.DELETED: row(AttemptOutcome.CANCELLED, Fault.NONE),
-        Reason.PAUSED: row(AttemptOutcome.PARKED, Fault.NONE, "resume it when you want it to go on"),
+        Reason.PAUSED: row(AttemptOutcome.PARKED, Fault.NONE, "resume it to continue"),
         Reason.INACTIVE: row(
-            AttemptOutcome.PARKED, Fault.NONE, "nobody used it for a while; resume it to use it again"
+            AttemptOutcome.PARKED, Fault.NONE, "it was parked because nobody used it; resume it to use it again"
         ),
         Reason.PREEMPTED: row(
             AttemptOutcome.PREEMPTED,
             Fault.NONE,
             "retry it, or submit with max_retries of 1 or more to be queued again",
-            "resume it: it waits for a place, and starts again when there is one",
+            "resume it: it is queued, and starts when resources are free",
         ),
         Reason.EXITED_NONZERO: row(
             permanent,
             user,
-            "read the last lines of its log, mend the program and submit again",
-            "read the last lines of its log, mend what is wrong and resume it",
+            "read the last lines of its log, fix the program and submit again",
+            "read the last lines of its log, fix the cause and resume it",
         ),
         Reason.COMMAND_NOT_FOUND: row(permanent, user, "check the first word of argv and the PATH of the node"),
-        Reason.BAD_INPUT: row(permanent, user, "mend what the message names and submit again"),
+        Reason.BAD_INPUT: row(permanent, user, "fix what the message names and submit again"),
         Reason.TIMEOUT: row(
             permanent,
             user,
             "raise scheduling_config.max_runtime_seconds, then retry from its checkpoint",
-            "resume it for as long again, or submit one with more scheduling_config.max_runtime_seconds",
+            "resume it for the same time again, or submit a job with more scheduling_config.max_runtime_seconds",
         ),
         Reason.NOT_READY: row(permanent, user, "check the readiness path, the port and the log of the service"),
         Reason.CREDENTIALS_REFUSED: row(permanent, user, "renew the credentials and submit again"),
-        Reason.ADMISSION: row(permanent, user, "mend what the message names and submit again"),
+        Reason.ADMISSION: row(permanent, user, "fix what the message names and submit again"),
         Reason.LAUNCH_REFUSED: row(permanent, user, "the backend refused the launch; the message says why"),
         Reason.RETRYABLE_EXIT: row(
             transient,
             user,
-            "it ended with an exit code that the job lists as worth a retry",
-            "it ended with an exit code that the job lists as worth another try; resume it",
+            "it exited with one of the job's retry_exit_codes",
+            "it exited with a code that the job declares as transient; resume it",
         ),
         Reason.KILLED_BY_SIGNAL: row(
             transient,
@@ -292,7 +292,7 @@ def _rows() -> dict[Reason, Consequence]:
             transient,
             user,
             "use a smaller batch or a node with more memory, then retry from its checkpoint",
-            "resume it and send less at a time, or submit one that has more memory",
+            "resume it and send smaller batches, or submit a job with more memory",
         ),
         Reason.WORKER_LOST: row(
             transient, infrastructure, "its worker died; retry from its checkpoint", "its worker died; resume it"
@@ -300,10 +300,10 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.NODE_LOST: row(
             transient,
             infrastructure,
-            "the node went away or was rebooted; retry from its checkpoint",
-            "the node went away or was rebooted; resume it",
+            "the node was lost or rebooted; retry from its checkpoint",
+            "the node was lost or rebooted; resume it",
         ),
-        Reason.STALLED: row(transient, user, "it made no step for too long; its stacks are in the events"),
+        Reason.STALLED: row(transient, user, "it reported no step for too long; its stacks are in the events"),
         Reason.DISK_FULL: row(
             transient,
             infrastructure,
@@ -325,8 +325,8 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.NEVER_STARTED: row(
             AttemptOutcome.NOT_STARTED,
             Fault.PLATFORM,
-            "it is placed again by itself; where it has failed, look for the cause in the server's log, then retry",
-            "it is placed again by itself; where it has failed, look for the cause in the server's log, then resume it",
+            "it is placed again automatically; if it FAILED, look for the cause in the server's log, then retry",
+            "it is placed again automatically; if it FAILED, look for the cause in the server's log, then resume it",
         ),
     }
 

@@ -58,15 +58,19 @@ class CheckpointConfig(Model):
     save_steps: Count = Field(default=500, description="Steps between checkpoints; not used with epochs.")
     save_total_limit: Count = Field(
         default=3,
-        description="Checkpoints that are kept, the latest among them; at most 1000. The best, a pinned one and one in "
-        "use are kept besides.",
+        description="Number of newest checkpoints to keep; at most 1000. The best one, pinned ones and those in "
+        "use are kept in addition.",
     )
-    metric_for_best_model: Text | None = Field(default=None, description="The metric that says which one is best.")
+    metric_for_best_model: Text | None = Field(
+        default=None, description="The metric that determines the best checkpoint."
+    )
     greater_is_better: Flag | None = Field(
         default=None, description="Null: false for a metric with 'loss' in its name, else true."
     )
-    save_on_each_node: Flag = Field(default=False, description="Every node saves, not the first alone.")
-    resume_from_best: Flag = Field(default=False, description="Go on from the best checkpoint, not the latest.")
+    save_on_each_node: Flag = Field(default=False, description="Every node saves, not only the first.")
+    resume_from_best: Flag = Field(
+        default=False, description="Continue from the best checkpoint instead of the latest."
+    )
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
@@ -91,10 +95,10 @@ class OutputConfig(Model):
     """Where results go, how checkpoints are kept, and what is exported."""
 
     output_model_name: Text | None = Field(
-        default=None, description="The name of the result below output_path; null: output_path itself is its place."
+        default=None, description="The result's name below output_path; null: the result goes to output_path itself."
     )
     output_path: Text | None = Field(
-        default=None, description="Where the result goes; a place of the server's if null."
+        default=None, description="Where the result goes; the server's own directory when null."
     )
     checkpoint: CheckpointConfig = Field(
         default_factory=CheckpointConfig, description="When checkpoints are saved, and which are kept."
@@ -102,10 +106,10 @@ class OutputConfig(Model):
     push_to_hub: Flag = Field(default=False, description="Upload the result to the Hugging Face Hub at the end.")
     hub_repo_id: Text | None = Field(default=None, description="The repository to upload to.")
     hub_token: Annotated[SecretStr, Field(max_length=4096)] | None = Field(
-        default=None, exclude=True, description="For models and data of the Hub that need one. Sealed, and never shown."
+        default=None, exclude=True, description="For private models and data of the Hub. Encrypted, never shown."
     )
     export_format: Annotated[ExportFormat, null_means(ExportFormat.SAFETENSORS, ExportFormat)] = Field(
-        default=ExportFormat.SAFETENSORS, description="The form of the result."
+        default=ExportFormat.SAFETENSORS, description="The format of the result."
     )
     merge_lora: Flag = Field(default=False, description="Merge the adapter into the base model; LORA and QLORA only.")
 
@@ -124,20 +128,20 @@ NodeLabels = Annotated[tuple[NodeLabel, ...], Field(max_length=1024)]
 
 
 class ResourceConfig(Model):
-    """What the job needs of its machines. Minima are hard needs; affinity is a wish."""
+    """What the job needs of its machines. Minima are requirements; affinities are preferences."""
 
     gpu_count: Annotated[int, Strict(), Field(ge=0, le=MAX_GPUS)] | None = Field(
         default=None,
-        description="GPUs over all nodes. Null: one per node where gpu_type or gpu_memory_min_mb is set or the backend "
+        description="GPUs over all nodes. Null: one per node if gpu_type or gpu_memory_min_mb is set or the backend "
         "has GPUs, else none. 0: runs on the CPU.",
     )
     gpu_type: Name | None = Field(default=None, description="Such as H100 or A100-80GB; any when null.")
-    gpu_memory_min_mb: Natural | None = Field(default=None, description="Least memory of each GPU.")
-    cpu_cores: Count | None = Field(default=None, description="Least cores of each node, and the most it gets there.")
+    gpu_memory_min_mb: Natural | None = Field(default=None, description="Minimum memory of each GPU.")
+    cpu_cores: Count | None = Field(default=None, description="Cores to reserve on each node; also the limit there.")
     ram_min_mb: Natural | None = Field(
-        default=None, description="Least memory of each node, and the most it gets there."
+        default=None, description="Memory to reserve on each node; also the limit there."
     )
-    storage_min_mb: Natural | None = Field(default=None, description="Least disk space of each node.")
+    storage_min_mb: Natural | None = Field(default=None, description="Disk space to reserve on each node.")
     node_affinity: NodeLabels = Field(default=(), description="Labels of nodes to prefer.")
     node_anti_affinity: NodeLabels = Field(default=(), description="Labels of nodes to avoid.")
     node_count: Annotated[int, Strict(), Field(ge=1, le=MAX_NODES)] = Field(
@@ -172,11 +176,11 @@ Retries = Annotated[int, Strict(), Field(ge=0, le=100)]
 class SchedulingConfig(Model):
     """How the queue treats the job."""
 
-    queue: Name = Field(default="default", description="The queue it waits in.")
-    priority: Priority = Field(default=DEFAULT_PRIORITY, description="0 to 10; higher goes first.")
+    queue: Name = Field(default="default", description="The queue that the job waits in.")
+    priority: Priority = Field(default=DEFAULT_PRIORITY, description="0 to 10; jobs of higher priority start first.")
     preemptible: Flag = Field(default=False, description="May be preempted by a job of higher priority.")
     max_runtime_seconds: Count | None = Field(
-        default=None, description="Running time of one attempt, after which it is stopped; time spent paused is free."
+        default=None, description="Maximum running time of one attempt; time spent paused does not count."
     )
     required_capabilities: Names = Field(default=(), description="Tags that every node of the job must have.")
     allow_waiting_for_nodes: Flag = Field(
@@ -197,7 +201,7 @@ class Dtype(StrEnum):
 
 
 class CollectiveBackend(StrEnum):
-    """How ranks talk to each other."""
+    """How ranks communicate."""
 
     NCCL = "nccl"
     GLOO = "gloo"
@@ -211,7 +215,7 @@ class BaseModelConfig(Model):
         description="A Hugging Face name, a path, a URI (hf, s3, http, https, scaiatlas) or artifacts:JOB/output/model."
     )
     revision: Text | None = Field(default=None, description="Branch, tag or commit of the model.")
-    source: ModelSource | None = Field(default=None, description="Where the model lies; null: as model_id says.")
+    source: ModelSource | None = Field(default=None, description="Where the model is; null: inferred from model_id.")
     tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the model's own when null.")
     dtype: Annotated[Dtype, null_means(Dtype.AUTO, Dtype)] = Field(
         default=Dtype.AUTO, description="Number format of the weights."
@@ -224,17 +228,17 @@ class DistributedConfig(Model):
     """How the training is spread over ranks."""
 
     world_size: Annotated[int, Strict(), Field(ge=1, le=MAX_GPUS)] | None = Field(
-        default=None, description="Ranks over all nodes; must equal gpu_count where GPUs are used."
+        default=None, description="Ranks over all nodes; must equal gpu_count if GPUs are used."
     )
     backend: CollectiveBackend = Field(
-        default=CollectiveBackend.NCCL, description="How ranks talk to each other; gloo is used without a GPU."
+        default=CollectiveBackend.NCCL, description="How ranks communicate; gloo is used without a GPU."
     )
     strategy: Text | None = Field(default=None, description="Such as ddp, fsdp, zero1, zero2 or zero3.")
     config: StringMap = Field(default_factory=dict, description="Options of the strategy.")
 
 
 class FrameworkConfig(Model):
-    """What does the training."""
+    """The framework that trains."""
 
     type: FrameworkType = Field(default=FrameworkType.HF_TRAINER, description="The trainer; CUSTOM is your own script.")
     config: StringMap = Field(default_factory=dict, description="Options of the framework.")
@@ -260,18 +264,20 @@ class FrameworkConfig(Model):
 class TrainingConfig(Model):
     """Which model is trained, and how."""
 
-    training_type: TrainingType = Field(description="What kind of training it is.")
+    training_type: TrainingType = Field(description="The kind of training.")
     base_model: BaseModelConfig = Field(description="The model to start from.")
-    framework: FrameworkConfig = Field(default_factory=FrameworkConfig, description="What does the training.")
+    framework: FrameworkConfig = Field(default_factory=FrameworkConfig, description="The framework that trains.")
     hyperparameters: StringMap = Field(
         default_factory=dict,
-        description="Read by the table of the training type; a CUSTOM script gets them as they are.",
+        description="Checked against the table of the training type; a CUSTOM script gets them unchanged.",
     )
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
-        description="Variables for the training process. Values are sealed, and never shown.",
+        description="Variables for the training process. Values are encrypted and never shown.",
     )
-    resume_from_checkpoint: Text | None = Field(default=None, description="Id of a committed checkpoint to go on from.")
+    resume_from_checkpoint: Text | None = Field(
+        default=None, description="Id of a committed checkpoint to continue from."
+    )
     max_retries: Retries = Field(default=0, description="The same as scheduling_config.max_retries.")
     priority: Priority = Field(default=DEFAULT_PRIORITY, description="The same as scheduling_config.priority.")

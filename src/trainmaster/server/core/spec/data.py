@@ -93,18 +93,19 @@ def _is_scalar(value: object) -> bool:
 
 
 class Filter(Model):
-    """A condition on a column of each row; rows for which it does not hold are left out."""
+    """A condition on a column; rows that do not meet it are left out."""
 
-    column: Text = Field(description="The row's field.")
+    column: Text = Field(description="The column of the row.")
     op: Annotated[
         FilterOp,
         BeforeValidator(
             lambda op: SYMBOLS.get(op, op) if isinstance(op, str) else op,
             json_schema_input_type=FilterOp | Annotated[str, Field(pattern=r"^(?:[=!<>]=|[=<>])$")],
         ),
-    ] = Field(description="How it is compared; `==`, `!=`, `<`, `<=`, `>` and `>=` are taken too.")
+    ] = Field(description="The comparison; `==`, `!=`, `<`, `<=`, `>` and `>=` are accepted, too.")
     value: Annotated[object, AfterValidator(_plain), _VALUE_SCHEMA] | None = Field(
-        default=None, description="With what: a list for in and not_in, a pattern for matches, none for is_null."
+        default=None,
+        description="The value to compare with: a list for in and not_in, a pattern for matches, none for is_null.",
     )
 
     @model_validator(mode="after")
@@ -213,9 +214,9 @@ class Sampling(Model):
 
     weight: Positive | None = Field(default=None, description="Share of this source among all, relative to the others.")
     ratio: Annotated[float, Strict(), Field(gt=0, le=1)] | None = Field(
-        default=None, description="Fraction of its rows that is used."
+        default=None, description="Fraction of the rows to use."
     )
-    max_samples: Count | None = Field(default=None, description="Most rows that are used.")
+    max_samples: Count | None = Field(default=None, description="Maximum number of rows to use.")
 
 
 class DataSource(Model):
@@ -224,31 +225,35 @@ class DataSource(Model):
     path: Annotated[Text, AfterValidator(_known_scheme)] = Field(
         description="A file, or a URI: file, hf, s3, http, https, scaidrive or scaiatlas."
     )
-    type: Text | None = Field(default=None, description="What the source is; inferred when null.")
+    type: Text | None = Field(default=None, description="The type of the source; inferred when null.")
     split: Annotated[Text, AfterValidator(_readable_split)] | None = Field(
         default=None,
-        description="Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train where file names "
+        description="Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train if file names "
         "tell splits, else all.",
     )
-    format: DataFormat | None = Field(default=None, description="How rows are written; inferred when null.")
-    columns: Names | None = Field(default=None, description="The columns that are read; all when null.")
-    filters: Filters | None = Field(default=None, description="Which rows are used: those that pass all of these.")
-    sampling: Sampling | None = Field(default=None, description="Which part of the source is used; all when null.")
+    format: DataFormat | None = Field(default=None, description="The file format; inferred when null.")
+    columns: Names | None = Field(default=None, description="The columns to read; all when null.")
+    filters: Filters | None = Field(default=None, description="Only rows that meet all of these conditions are used.")
+    sampling: Sampling | None = Field(default=None, description="The part of the source to use; all when null.")
 
 
 class PreprocessConfig(Model):
-    """From rows to token sequences. Null leaves it to the tokenizer."""
+    """How rows become token sequences. Null leaves an option to the tokenizer."""
 
     tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the base model's when null.")
     tokenizer_config: StringMap = Field(default_factory=dict, description="Options of the tokenizer.")
-    add_bos: Flag | None = Field(default=None, description="Put a token at the beginning of each sample.")
-    add_eos: Flag | None = Field(default=None, description="Put a token at the end of each sample.")
+    add_bos: Flag | None = Field(default=None, description="Begin each sample with the tokenizer's BOS token.")
+    add_eos: Flag | None = Field(default=None, description="End each sample with the tokenizer's EOS token.")
     padding: Annotated[Padding, BeforeValidator(_padding_of_flag, json_schema_input_type=Padding | bool)] | None = (
-        Field(default=None, description="To which length samples are padded; true means longest.")
+        Field(default=None, description="The length to pad samples to; true means longest.")
     )
     truncation: Flag | None = Field(default=None, description="Cut samples at max_seq_length.")
-    chat_template: Verbatim | None = Field(default=None, description="How messages become text.")
-    field_mapping: StringMap = Field(default_factory=dict, description="Our name of a field to the row's own.")
+    chat_template: Verbatim | None = Field(
+        default=None, description="The Jinja template that turns messages into text."
+    )
+    field_mapping: StringMap = Field(
+        default_factory=dict, description="Maps our field names to the columns of the rows."
+    )
     packing: Flag | None = Field(
         default=None,
         description="Fill sequences of max_seq_length with several samples. Null: only with CONTINUED_PRETRAIN.",
@@ -259,24 +264,26 @@ Sources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=1024)
 
 
 class DataConfig(Model):
-    """Where the training data lies and how it is read."""
+    """Where the training data is and how it is read."""
 
     sources: Sources = Field(description="At least one source of rows.")
-    preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig, description="From rows to token sequences.")
+    preprocess: PreprocessConfig = Field(
+        default_factory=PreprocessConfig, description="How rows become token sequences."
+    )
     max_seq_length: Count | None = Field(
-        default=None, description="Most tokens of a sample; the model's own when null."
+        default=None, description="Maximum number of tokens of a sample; the model's own limit when null."
     )
     batch_size: Annotated[Count, null_means(1, Count)] = Field(
-        default=1, description="Samples of one rank in one micro-step."
+        default=1, description="Samples per rank and micro-step."
     )
-    gradient_accumulation_steps: Count = Field(default=1, description="Micro-steps of one optimizer step.")
-    num_workers: Natural = Field(default=0, description="Processes that read data, for each rank.")
-    pin_memory: Flag | None = Field(default=None, description="Page-locked host memory; on with a GPU when null.")
+    gradient_accumulation_steps: Count = Field(default=1, description="Micro-steps per optimizer step.")
+    num_workers: Natural = Field(default=0, description="Data-loading processes per rank.")
+    pin_memory: Flag | None = Field(default=None, description="Use page-locked host memory; null: only with a GPU.")
     validation_split: Annotated[float, Strict(), Field(ge=0, lt=1)] = Field(
-        default=0.0, description="Fraction of the rows that is kept for validation; below 1."
+        default=0.0, description="Fraction of the rows to use for validation; below 1."
     )
     seed: Annotated[int, Strict(), Field(ge=0, le=MAX_SEED)] | None = Field(
-        default=None, description="Made by the server, and recorded, when null."
+        default=None, description="The random seed; null: the server chooses and records one."
     )
 
     @model_validator(mode="after")

@@ -75,11 +75,13 @@ class SubmitJobRequest(Model):
 
     name: Name = Field(description="For people; need not be unique.")
     handle: Handle | None = Field(default=None, description="A name of your choice that is unique in your account.")
-    labels: Labels = Field(default_factory=dict, description="For finding jobs again.")
+    labels: Labels = Field(default_factory=dict, description="Labels to filter jobs by.")
     workload: AnyWorkload | None = Field(
-        default=None, description="What runs; without it, training_config and data_config say so."
+        default=None, description="What runs; null: the training that training_config and data_config describe."
     )
-    backend: Name | None = Field(default=None, description="Where it runs; the server's default when null.")
+    backend: Name | None = Field(
+        default=None, description="The backend that runs the job; the server's default when null."
+    )
     training_config: TrainingConfig | None = Field(
         default=None, validate_default=True, description="Which model is trained, and how. Required without a workload."
     )

@@ -35,21 +35,21 @@ _ROWS = (
         default=3.0,
         defaults={TrainingType.CONTINUED_PRETRAIN: 1.0},
         above=0,
-        meaning="How often the data is gone through; a part of a pass is fine.",
+        meaning="Number of passes over the data; may be a fraction.",
     ),
     Hyperparameter(
         name="max_steps",
         kind=ValueKind.INTEGER,
         default=-1,
         minimum=-1,
-        meaning="Ends after so many optimizer steps, whatever num_train_epochs says; -1: it says.",
+        meaning="Number of optimizer steps; overrides num_train_epochs unless -1.",
     ),
     Hyperparameter(
         name="warmup_steps",
         kind=ValueKind.STEPS_OR_SHARE,
         default=0.03,
         minimum=0,
-        meaning="Steps in which the learning rate rises from 0; below 1, that share of all steps.",
+        meaning="Steps during which the learning rate rises from 0; a value below 1 is a share of all steps.",
     ),
     Hyperparameter(
         name="lr_scheduler_type",
@@ -67,10 +67,19 @@ _ROWS = (
         meaning="How the learning rate changes after the warm-up.",
     ),
     Hyperparameter(
-        name="weight_decay", kind=ValueKind.NUMBER, default=0.0, minimum=0, meaning="Pull of the weights towards 0."
+        name="weight_decay",
+        kind=ValueKind.NUMBER,
+        default=0.0,
+        minimum=0,
+        meaning="Weight decay coefficient.",
     ),
     Hyperparameter(
-        name="adam_beta1", kind=ValueKind.NUMBER, default=0.9, minimum=0, below=1, meaning="Decay of the first moment."
+        name="adam_beta1",
+        kind=ValueKind.NUMBER,
+        default=0.9,
+        minimum=0,
+        below=1,
+        meaning="Decay rate of the first moment.",
     ),
     Hyperparameter(
         name="adam_beta2",
@@ -78,17 +87,21 @@ _ROWS = (
         default=0.999,
         minimum=0,
         below=1,
-        meaning="Decay of the second moment.",
+        meaning="Decay rate of the second moment.",
     ),
     Hyperparameter(
-        name="adam_epsilon", kind=ValueKind.NUMBER, default=1e-8, above=0, meaning="Added to the second moment's root."
+        name="adam_epsilon",
+        kind=ValueKind.NUMBER,
+        default=1e-8,
+        above=0,
+        meaning="Added to the square root of the second moment.",
     ),
     Hyperparameter(
         name="max_grad_norm",
         kind=ValueKind.NUMBER,
         default=1.0,
         minimum=0,
-        meaning="Gradients with a greater norm are scaled down to it; 0: they are not.",
+        meaning="Gradients are clipped to this norm; 0: no clipping.",
     ),
     Hyperparameter(
         name="optim",
@@ -109,35 +122,35 @@ _ROWS = (
         kind=ValueKind.CHOICE,
         default=None,
         choices=("no", "steps", "epoch"),
-        meaning="When the validation data is evaluated. Left out: after each epoch where there is any, else no.",
+        meaning="When to evaluate the validation data. Default: after each epoch if there is any, else no.",
     ),
     Hyperparameter(
         name="eval_steps",
         kind=ValueKind.INTEGER,
         default=None,
         minimum=1,
-        meaning="Steps between evaluations, with eval_strategy steps. Left out: as many as between checkpoints.",
+        meaning="Steps between evaluations, with eval_strategy steps. Default: as many as between checkpoints.",
     ),
     Hyperparameter(
         name="gradient_checkpointing",
         kind=ValueKind.FLAG,
         default=True,
-        meaning="Compute activations anew in the backward pass, instead of keeping them: slower, in less memory.",
+        meaning="Recompute activations in the backward pass instead of storing them: slower, needs less memory.",
     ),
     Hyperparameter(
         name="mixed_precision",
         kind=ValueKind.CHOICE,
         default="auto",
         choices=("auto", "no", "bf16", "fp16"),
-        meaning="The number format of the computation; auto is bf16 on a GPU that has it, else no.",
+        meaning="The number format of the computation; auto is bf16 on a GPU that supports it, else no.",
     ),
     Hyperparameter(
         name="attn_implementation",
         kind=ValueKind.CHOICE,
         default=None,
         choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-        meaning="What computes attention. Left out: what transformers chooses, but for packed samples on a GPU kernels "
-        "that skip what samples do not see of each other.",
+        meaning="The attention kernels. Default: the choice of transformers; for packed samples on a GPU, kernels "
+        "that skip masked pairs of tokens.",
     ),
     Hyperparameter(
         name="torch_compile", kind=ValueKind.FLAG, default=False, meaning="Compile the model before training."
@@ -147,13 +160,13 @@ _ROWS = (
         kind=ValueKind.NUMBER,
         default=None,
         above=0,
-        meaning="Strength of noise that is added to the embeddings. Left out: none.",
+        meaning="Strength of the noise added to the embeddings (NEFTune). Default: none.",
     ),
     Hyperparameter(
         name="padding_free",
         kind=ValueKind.FLAG,
         default=False,
-        meaning="Lay the samples of a batch end to end, without padding; needs attention that knows their ends.",
+        meaning="Concatenate the samples of a batch without padding; needs attention kernels that separate samples.",
     ),
     Hyperparameter(
         name="use_liger_kernel",
@@ -166,13 +179,13 @@ _ROWS = (
         kind=ValueKind.CHOICE,
         default="none",
         choices=("none", "trackio"),
-        meaning="Where metrics are mirrored to.",
+        meaning="The tracker that metrics are mirrored to.",
     ),
     Hyperparameter(
         name="tracker_project",
         kind=ValueKind.TEXT,
         default=None,
-        meaning="The tracker's project. Left out: trainmaster.",
+        meaning="The tracker's project. Default: trainmaster.",
     ),
     Hyperparameter(
         name="completion_only_loss",
@@ -180,7 +193,7 @@ _ROWS = (
         default=True,
         defaults={TrainingType.FULL_FINETUNE: False},
         types=_COMPLETIONS,
-        meaning="Train on completions alone, where rows have prompts and completions.",
+        meaning="Train only on completions, if rows have prompts and completions.",
     ),
     Hyperparameter(
         name="assistant_only_loss",
@@ -188,7 +201,7 @@ _ROWS = (
         default=True,
         defaults={TrainingType.FULL_FINETUNE: False},
         types=_COMPLETIONS,
-        meaning="Train on what the assistant says alone, where rows are conversations.",
+        meaning="Train only on what the assistant says, if rows are conversations.",
     ),
     Hyperparameter(
         name="lora_r", kind=ValueKind.INTEGER, default=16, minimum=1, types=LORA_TYPES, meaning="The adapter's rank."
@@ -199,7 +212,7 @@ _ROWS = (
         default=32.0,
         above=0,
         types=LORA_TYPES,
-        meaning="The adapter counts lora_alpha / lora_r times.",
+        meaning="The adapter's output is scaled by lora_alpha / lora_r.",
     ),
     Hyperparameter(
         name="lora_dropout",
@@ -208,7 +221,7 @@ _ROWS = (
         minimum=0,
         below=1,
         types=LORA_TYPES,
-        meaning="Share of the adapter's inputs that is dropped.",
+        meaning="Dropout probability of the adapter's inputs.",
     ),
     Hyperparameter(
         name="lora_target_modules",
@@ -216,8 +229,8 @@ _ROWS = (
         default=ALL_LINEAR,
         choices=(ALL_LINEAR,),
         types=LORA_TYPES,
-        meaning=f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear ones but the "
-        "output.",
+        meaning=f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear layers except "
+        "the output.",
     ),
     Hyperparameter(
         name="lora_bias",
@@ -232,21 +245,21 @@ _ROWS = (
         kind=ValueKind.FLAG,
         default=False,
         types=LORA_TYPES,
-        meaning="Count the adapter lora_alpha / √lora_r times.",
+        meaning="Scale the adapter's output by lora_alpha / √lora_r instead.",
     ),
     Hyperparameter(
         name="use_dora",
         kind=ValueKind.FLAG,
         default=False,
         types=LORA_TYPES,
-        meaning="Train the magnitude of the weights apart from their direction.",
+        meaning="Train the magnitude of the weights separately from their direction.",
     ),
     Hyperparameter(
         name="modules_to_save",
         kind=ValueKind.NAMES,
         default=None,
         types=LORA_TYPES,
-        meaning="Modules that are trained and saved whole, beside the adapter.",
+        meaning="Modules to train and save in full, in addition to the adapter.",
     ),
     Hyperparameter(
         name="lora_init",
@@ -255,7 +268,7 @@ _ROWS = (
         # PEFT has more; those change the base model, so that the adapter alone would be of no use.
         choices=("gaussian", "orthogonal"),
         types=LORA_TYPES,
-        meaning="How the adapter begins: true leaves the model as it is; false makes it random, for tests.",
+        meaning="Initialization of the adapter: true starts without effect; false is random, for tests.",
     ),
 )
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType({row.name: row for row in _ROWS})

@@ -94,19 +94,19 @@ FRAMEWORKS: Mapping[FrameworkType, Framework] = MappingProxyType(
             types=BUILT_IN,
             strategies=("ddp",),
             packages=TRAIN_PACKAGES,
-            meaning="TRL on transformers; several ranks hold a copy of the model each, and average their gradients",
+            meaning="TRL on transformers; each rank has a copy of the model, and gradients are averaged",
         ),
         FrameworkType.FSDP: Framework(
             types=BUILT_IN,
             strategies=("fsdp", "fsdp2"),
             packages=TRAIN_PACKAGES,
-            meaning="the same, with the model, its gradients and the optimizer's state spread over the ranks",
+            meaning="the same, with the model, its gradients and the optimizer state sharded over the ranks",
         ),
         FrameworkType.CUSTOM: Framework(
-            types=frozenset(TrainingType), meaning="a script of your own, which is handed data and configuration"
+            types=frozenset(TrainingType), meaning="your own script, which gets the data and the configuration"
         ),
-        FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not in this version: refused"),
-        FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not in this version: refused"),
+        FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not available in this version: refused"),
+        FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not available in this version: refused"),
     }
 )
 

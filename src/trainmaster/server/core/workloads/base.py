@@ -85,40 +85,40 @@ class ShippedFile(Model):
 
 
 class WorkloadSpec(Model):
-    """What runs. Each kind adds fields of its own, and a `kind` that is a literal."""
+    """What runs. These fields are common to all kinds; each kind adds its own."""
 
-    kind: str = Field(description="Which kind of workload it is.")
+    kind: str = Field(description="The kind of the workload.")
     image: Image | None = Field(
         default=None,
-        description="The container image that it runs in, on a backend that runs images. Null: the backend's own "
+        description="The container image to run in, on a backend that runs images. Null: the backend's own "
         "choice, which is none on `local`.",
     )
     volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=256)] = Field(
-        default=(), description="What the container sees beside the job's own directories; needs a backend of images."
+        default=(), description="Further mounts of the container; needs a backend that runs images."
     )
     container: ContainerOptions | None = Field(
-        default=None, description="More about the container, on a backend that runs images."
+        default=None, description="Options of the container, on a backend that runs images."
     )
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
-        description="Variables for the process; they win over training_config.environment. Values are sealed, and "
+        description="Variables for the process; they override training_config.environment. Values are encrypted and "
         "never shown.",
     )
     working_directory: AbsolutePath | None = Field(
-        default=None, description="Absolute, on the node; a fresh directory when null."
+        default=None, description="An absolute path on the node; a fresh directory when null."
     )
     remove_working_directory: Flag = Field(
-        default=False, description="Remove the fresh directory when it has ended. Logs and results lie elsewhere."
+        default=False, description="Remove the fresh directory at the end. Logs and results are kept elsewhere."
     )
     ranks_per_node: Annotated[int, Strict(), Field(ge=1, le=MAX_RANKS_PER_NODE)] = Field(
         default=1, description="Processes on each node."
     )
     can_save: Flag | None = Field(
-        default=None, description="Whether it saves when asked to stop. Null: once it has said so itself."
+        default=None, description="Whether it saves when asked to stop. Null: once the job has shown that it can."
     )
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
-        default=None, description=f"Between being asked to stop and being killed; {DEFAULT_GRACE_S:g} when null."
+        default=None, description=f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null."
     )
     retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
         default=(), description="Exit codes that count as transient failures."
@@ -196,7 +196,8 @@ class InitializedSpec(WorkloadSpec):
     """A workload of the user's own, for which a dataset and a model can be fetched before it runs."""
 
     initializers: Initializers | None = Field(
-        default=None, description="What is fetched first, each in a step of its own, for the processes to find."
+        default=None,
+        description="A dataset and a model to fetch before the job's processes start, each in its own step.",
     )
 
 
@@ -205,12 +206,12 @@ class PackagedSpec(InitializedSpec):
 
     packages: Requirements = Field(
         default=(),
-        description="Installed before it runs, into an environment that jobs with the same packages share; as pip "
-        "takes them, such as `einops>=0.8`.",
+        description="Packages to install, into an environment that jobs with the same packages share; in "
+        "pip's syntax, such as `einops>=0.8`.",
     )
     index_urls: IndexUrls = Field(
         default=(),
-        description="Where packages come from: the first is the index, the others are further ones. The worker's own "
+        description="Where packages come from: the first is the index, the others are extra indexes. The worker's own "
         "settings when empty.",
     )
 

@@ -19,12 +19,12 @@ class ContainerSpec(InitializedSpec):
     kind: Literal["container"]
     image: Image = Field(description="The container image.")
     argv: Argv | None = Field(
-        default=None, description="What runs in it, in place of the image's entry point and command. Null: those."
+        default=None, description="Replaces the image's entry point and command. Null: those of the image."
     )
     args: Arguments = Field(
         default=(),
-        description="Further arguments behind argv; where argv is null, behind the image's entry point, in place of "
-        "the image's command.",
+        description="Arguments appended to argv. If argv is null: arguments of the image's entry point, which "
+        "replace the image's command.",
     )
 
     def compile(self, job: JobConfigs) -> Launch:

@@ -45,11 +45,13 @@ class VolumeSpec(Model):
     """A directory of the server's machine, or a volume of the engine, that the container sees."""
 
     source: VolumeSource = Field(
-        description="A path on the server, inside its data roots; or the name of a volume, which is made when it is "
-        "not there and kept for the next jobs of the account."
+        description="A path on the server, inside its data roots; or the name of a volume, which is created if it "
+        "does not exist and kept for the next jobs of the account."
     )
-    target: VolumeTarget = Field(description="Where it is seen in the container; /trainmaster is the worker's.")
-    read_only: Flag = Field(default=False, description="Whether it can only be read there.")
+    target: VolumeTarget = Field(
+        description="The mount point in the container; /trainmaster is reserved for the worker."
+    )
+    read_only: Flag = Field(default=False, description="Whether the mount is read-only.")
 
     @property
     def path(self) -> str | None:
@@ -64,20 +66,20 @@ class ContainerOptions(Model):
     """More about the container of a job."""
 
     pull_policy: PullPolicy | None = Field(
-        default=None, description="When the image is fetched. Null: as the server does."
+        default=None, description="When the image is pulled. Null: the server's setting."
     )
     auto_remove: Flag = Field(
-        default=True, description="Whether it is removed when it has ended. Logs and results are kept either way."
+        default=True, description="Whether to remove the container when it ends. Logs and results are always kept."
     )
     shm_mb: Count | None = Field(
         default=None,
-        description="How much /dev/shm may hold. Null: what is booked of memory, or half of the machine's.",
+        description="The size of /dev/shm. Null: the reserved memory, or half of the machine's memory.",
     )
     pids: Count | None = Field(
-        default=None, description="Most processes and threads in it. Null: as many as the engine lets it have."
+        default=None, description="Maximum number of processes and threads. Null: the engine's limit."
     )
     runtime: Runtime | None = Field(
-        default=None, description="The engine that it must be; the job fails where the server has another one."
+        default=None, description="The required engine; the job fails if the server has another one."
     )
 
     def compiled(self) -> ContainerRequest:

@@ -43,16 +43,16 @@ class FunctionSpec(PackagedSpec):
     """A Python function; what it returns on rank 0 is kept as `result.json` among the job's results."""
 
     kind: Literal["function"]
-    source: Source = Field(description="The text of a Python module that defines it.")
-    name: FunctionName = Field(description="What it is called in that module.")
+    source: Source = Field(description="The text of a Python module that defines the function.")
+    name: FunctionName = Field(description="The name of the function in that module.")
     arguments: JsonObject = Field(
         default_factory=dict,
-        description="It is called with these as keywords; with the one object, where it takes no such keywords.",
+        description="Keyword arguments; if the function takes no such keywords, the object is its only argument.",
     )
 
     tuples: Annotated[tuple[TuplePath, ...], Field(max_length=10_000)] = Field(
         default=(),
-        description='Which lists of the arguments are tuples in Python: the way to each, such as `["shape"]` or '
+        description='Which lists in the arguments are tuples in Python: the path to each, such as `["shape"]` or '
         '`["rows", 0]`, inner ones first.',
     )
 

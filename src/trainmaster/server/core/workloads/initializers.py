@@ -89,12 +89,10 @@ class InitializerSpec(Model):
     storage_uri: Text = Field(description="What is fetched.")
     image: Image | None = Field(
         default=None,
-        description="A container image that fetches it, on a backend that runs images: by its own command, as "
-        "Kubeflow's initializers do. Null: our own initializer, where the job runs.",
+        description="A container image that fetches it with its own command, like Kubeflow's initializers; needs "
+        "a backend that runs images. Null: the built-in initializer, where the job runs.",
     )
-    timeout_s: Positive | None = Field(
-        default=None, description="How long that may take before it is ended. Null: as long as it likes."
-    )
+    timeout_s: Positive | None = Field(default=None, description="Time limit of the fetch. Null: no limit.")
 
 
 class HubInitializer(InitializerSpec):
@@ -102,11 +100,11 @@ class HubInitializer(InitializerSpec):
 
     type: Literal["huggingface"] = Field(description="The Hugging Face Hub.")
     storage_uri: HubUri = Field(
-        description="hf://owner/name or hf://name, with /path for a part of it, and @revision at its end."
+        description="hf://owner/name or hf://name, with /path for a part of it, and @revision at the end."
     )
     ignore_patterns: Patterns | None = Field(default=None, description="Files to leave out, such as *.bin.")
     access_token: Secret | None = Field(
-        default=None, description="For the Hub; HF_TOKEN of the environment when null. Sealed, and never shown."
+        default=None, description="A token for the Hub; HF_TOKEN of the environment when null. Encrypted, never shown."
     )
 
 
@@ -117,15 +115,15 @@ class S3Initializer(InitializerSpec):
     storage_uri: S3Uri = Field(description="s3://bucket/prefix.")
     ignore_patterns: Patterns | None = Field(default=None, description="Objects to leave out, such as *.bin.")
     endpoint: Endpoint | None = Field(
-        default=None, description="Of the store; AWS_ENDPOINT_URL of the environment, or AWS, when null."
+        default=None, description="The store's endpoint; AWS_ENDPOINT_URL of the environment, or AWS, when null."
     )
     access_key_id: Secret | None = Field(
-        default=None, description="AWS_ACCESS_KEY_ID of the environment when null. Sealed, and never shown."
+        default=None, description="AWS_ACCESS_KEY_ID of the environment when null. Encrypted, never shown."
     )
     secret_access_key: Secret | None = Field(
-        default=None, description="AWS_SECRET_ACCESS_KEY of the environment when null. Sealed, and never shown."
+        default=None, description="AWS_SECRET_ACCESS_KEY of the environment when null. Encrypted, never shown."
     )
-    region: Text | None = Field(default=None, description="Of the bucket.")
+    region: Text | None = Field(default=None, description="The region of the bucket.")
     role_arn: Text | None = Field(default=None, description="A role to assume with these keys.")
 
     @model_validator(mode="after")
@@ -139,8 +137,8 @@ class S3Initializer(InitializerSpec):
 class CacheInitializer(InitializerSpec):
     """An Iceberg table as columnar shards on local disk, which jobs share."""
 
-    type: Literal["cache"] = Field(description="A table of Iceberg.")
-    storage_uri: TableUri = Field(description="cache://schema/table: what the table is called.")
+    type: Literal["cache"] = Field(description="An Iceberg table.")
+    storage_uri: TableUri = Field(description="cache://schema/table: the name of the table.")
     image: Image | None = Field(
         default=None,
         description="A container image with trainmaster[cache], in which a gang of containers writes the shards, on a "
@@ -148,13 +146,15 @@ class CacheInitializer(InitializerSpec):
     )
     metadata_loc: MetadataLocation = Field(description="The table's metadata: a *.metadata.json.")
     num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
-        description="Shards, each written by a process of its own."
+        description="Number of shards, each written by a separate process."
     )
-    head_cpu: Cores | None = Field(default=None, description="Of the process that reads the table's metadata.")
-    head_mem: Memory | None = Field(default=None, description="Of that process.")
-    worker_cpu: Cores | None = Field(default=None, description="Of each process that writes a shard.")
-    worker_mem: Memory | None = Field(default=None, description="Of each of them.")
-    iam_role: Text | None = Field(default=None, description="A role to assume, to read the table on S3.")
+    head_cpu: Cores | None = Field(
+        default=None, description="CPU cores of the process that reads the table's metadata."
+    )
+    head_mem: Memory | None = Field(default=None, description="Memory of that process.")
+    worker_cpu: Cores | None = Field(default=None, description="CPU cores of each process that writes a shard.")
+    worker_mem: Memory | None = Field(default=None, description="Memory of each of these processes.")
+    iam_role: Text | None = Field(default=None, description="A role to assume for reading the table on S3.")
 
 
 class HubModelInitializer(HubInitializer):

@@ -28,29 +28,33 @@ class JobClassSpec(WorkloadSpec):
 
     kind: Literal["job_class"]
     target: Text = Field(description="`module:Class`, or the name of a registered class.")
-    module: Module | None = Field(default=None, description="What to import so that a registered class is known.")
+    module: Module | None = Field(default=None, description="A module to import, which registers the class.")
     config: JsonObject = Field(default_factory=dict, description="Its configuration.")
-    overrides: Arguments = Field(default=(), description="`key=value`, with dots in the key, over the configuration.")
+    overrides: Arguments = Field(
+        default=(), description="`key=value`, with dots in the key; they override the configuration."
+    )
     restore: RelativePath | None = Field(
         default=None,
-        description="A checkpoint of another job class's run to begin with: `project/group/name/suffix`. Used as long "
-        "as this one has none of its own.",
+        description="The checkpoint of another run to start from: `project/group/name/suffix`. Used only while "
+        "this job has no checkpoint.",
     )
     overlay: Flag = Field(
         default=False,
-        description="Go on with another configuration than that of the latest checkpoint; otherwise that is refused.",
+        description="Continue with a configuration that differs from the latest checkpoint's; otherwise refused.",
     )
     elastic: Flag = Field(
         default=False,
-        description="Go on from a checkpoint that another number of processes saved: arrays are sharded anew, and the "
-        "random-number generators are not restored. Otherwise that is refused.",
+        description="Continue from a checkpoint of another number of processes, which is refused otherwise: arrays "
+        "are resharded, and random-number generators are not restored.",
     )
-    project: Segment = Field(default="general", description="The first part of who it is.")
-    group: Segment = Field(default="default", description="The second part.")
-    name: Segment | None = Field(default=None, description="The third part; the job's name when null.")
+    project: Segment = Field(default="general", description="The first part of the run's name.")
+    group: Segment = Field(default="default", description="The second part of the run's name.")
+    name: Segment | None = Field(
+        default=None, description="The third part of the run's name; the job's name when null."
+    )
     checkpoints: ObjectStore | None = Field(
         default=None,
-        description="`s3://bucket/prefix` for its checkpoints, in place of the server's own directory. Give the "
+        description="`s3://bucket/prefix` for its checkpoints, instead of the server's directory. Set the "
         "`AWS_*` variables in `environment`.",
     )
     tracker: Literal["none", "trackio", "wandb"] = Field(

@@ -19,7 +19,7 @@ class ScriptSpec(PackagedSpec):
     """A script: `.py` runs with Python, anything else with `sh`, unless an interpreter is named."""
 
     kind: Literal["script"]
-    path: PathText = Field(description="Of a shipped file, relative; or absolute, on the server.")
+    path: PathText = Field(description="The relative path of an uploaded file, or an absolute path on the server.")
     args: Arguments = Field(default=(), description="Arguments of the script.")
     interpreter: Argv | None = Field(default=None, description="What to run the script with.")
 

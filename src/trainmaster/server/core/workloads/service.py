@@ -21,9 +21,9 @@ UrlPath = Annotated[Text, Matches(r"/[^\s#]*", "must be a path that begins with 
 class ReadinessSpec(Model):
     """When the service counts as ready: `GET path` answers with a status below 400."""
 
-    path: UrlPath = Field(default="/", description="Asked until it answers.")
+    path: UrlPath = Field(default="/", description="The path that is polled until it answers.")
     timeout_s: Annotated[float, Strict(), Field(gt=0, le=MAX_TIMEOUT_S)] = Field(
-        default=600.0, description="The attempt fails when it is not ready by then."
+        default=600.0, description="The attempt fails if the service is not ready after this time."
     )
 
 
@@ -31,9 +31,10 @@ class Serving(WorkloadSpec):
     """What serves until it is stopped, and is parked when nobody uses it."""
 
     inactivity_timeout_s: Annotated[float, Strict(), Field(ge=0, le=MAX_TIMEOUT_S)] = Field(
-        default=0.0, description=f"Paused after so long without a request; 0 means {DEFAULT_INACTIVITY_S:g}."
+        default=0.0,
+        description=f"The service is paused after this time without a request; 0 means {DEFAULT_INACTIVITY_S:g}.",
     )
-    disable_inactivity_cleanup: Flag = Field(default=False, description="Never pause it for want of requests.")
+    disable_inactivity_cleanup: Flag = Field(default=False, description="Never pause the service for inactivity.")
 
     @property
     def effective_inactivity_s(self) -> float | None:

@@ -151,33 +151,33 @@ class TrainerServiceSpec(Serving):
     """A base model behind the Tinker protocol; `fireworks-ai` and `tinker` are its clients."""
 
     kind: Literal["trainer_service"]
-    base_model: Text = Field(description="As its clients call it: one of the server's model aliases, for one.")
+    base_model: Text = Field(description="The name that clients use, such as one of the server's model aliases.")
     model_path: AbsolutePath | None = Field(
         default=None,
-        description="A directory on the server with a transformers checkpoint; null: what the server knows under the "
-        "name base_model.",
+        description="A directory on the server with a transformers checkpoint; null: the directory that the "
+        "server has for base_model.",
     )
-    aliases: Names = Field(default=(), description="Other names by which its clients may ask for the base model.")
+    aliases: Names = Field(default=(), description="Other names that clients may use for the base model.")
     lora_rank: Annotated[int, Strict(), Field(ge=0, le=MAX_LORA_RANK)] = Field(
-        default=0, description="The rank of adapters, and the highest that may be asked for; 0: the weights themselves."
+        default=0, description="The rank of adapters, and the maximum that clients may request; 0: full weights."
     )
     max_context_length: Count | None = Field(
-        default=None, description="The longest sequence in tokens; null: what the model was made for."
+        default=None, description="The longest sequence in tokens; null: the model's own limit."
     )
-    learning_rate: Positive | None = Field(default=None, description="Of an optim_step that names none.")
-    gradient_accumulation_steps: Count = Field(default=1, description="So many optim_steps make one.")
+    learning_rate: Positive | None = Field(default=None, description="For an optim_step that sets none.")
+    gradient_accumulation_steps: Count = Field(default=1, description="Number of optim_step calls that make one step.")
     forward_only: Flag = Field(default=False, description="Only forward passes: a frozen reference model.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
+        default="auto", description="Precision of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
     )
     extra_args: Arguments = Field(default=(), description="Arguments of the trainer process; unknown ones are refused.")
-    training_shape: Text | None = Field(default=None, description="The training shape that the rest comes from.")
+    training_shape: Text | None = Field(default=None, description="The training shape that set the other fields.")
     accelerator_type: Name | None = Field(
-        default=None, description="As it was asked for; resource_config says what that means here."
+        default=None, description="As the client named it; resource_config has the matching GPU type."
     )
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
         default=SAVE_ALL_WITHIN_S,
-        description="Between being asked to stop and being killed; all its models are saved then, one after another.",
+        description="Seconds from the request to stop until the kill; all models are saved in this time, one by one.",
     )
 
     @property
