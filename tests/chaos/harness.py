@@ -108,7 +108,7 @@ class Cluster:
             reports=NodeReports(self.database, [self.backend]),
             leadership=Reign(lease.epoch),  # type: ignore[arg-type]
             actions=acting,
-            admission=Admission(),
+            admission=Admission(backends={"scripted": ScriptedBackend.capabilities}),
             clock=lambda: self.now,
             pace=LoopPace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),
         )

@@ -17,6 +17,7 @@ from trainmaster.backends.stand_ins import AbsentBackend, DeferredBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.server.core.resources import share_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +38,34 @@ class Registration:
 BACKENDS: Mapping[str, Registration] = {
     LOCAL: Registration(
         make="trainmaster.backends.local:make",
-        capabilities=Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True),
+        capabilities=Capabilities(
+            placement=PlacementBy.US,
+            lifetimes=frozenset(Lifetime),
+            colocates_gangs=True,
+            runs_here=True,
+            uses_server_python=True,
+        ),
     ),
     CONTAINER: Registration(
         make="trainmaster.backends.container:make",
         capabilities=Capabilities(
-            placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, images=True
+            placement=PlacementBy.US,
+            lifetimes=frozenset(Lifetime),
+            colocates_gangs=True,
+            runs_here=True,
+            isolates_accounts=True,
+            nodes_of=LOCAL,  # a container takes the cores and GPUs of the same machine
+            images=True,
+            image_setting="container_image",
         ),
         library="docker",
         extra="containers",
         leaves_anything="trainmaster.backends.container.upkeep:leaves_anything",
     ),
 }
+for _name, _registered in BACKENDS.items():
+    if _registered.capabilities.nodes_of:
+        share_nodes(_name, owner=_registered.capabilities.nodes_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +142,12 @@ def check_names(names: Iterable[str]) -> None:
             raise ValueError(f"backend {name!r} needs {error.name}: pip install {needed}") from None
 
 
-def capabilities_of(name: str, *, own_image: str = "") -> Capabilities:
-    """The capabilities of a backend, on a server with this image for jobs that name none."""
+def capabilities_of(name: str, settings: object = None) -> Capabilities:
+    """The capabilities of a backend, on a server with these settings."""
     declared = BACKENDS[name].capabilities
-    return replace(declared, own_image=own_image) if declared.images else declared
+    if settings is None or not declared.image_setting:
+        return declared
+    return replace(declared, own_image=getattr(settings, declared.image_setting))
 
 
 def make_backends(named: tuple[str, ...], context: BackendContext) -> dict[str, Backend]:

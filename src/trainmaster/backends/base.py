@@ -17,7 +17,7 @@ from trainmaster.server.core.resources import Node
 
 
 class PlacementBy(StrEnum):
-    """Who chooses the nodes."""
+    """Who chooses the nodes. Today nothing reads this: the scheduler places jobs on every backend."""
 
     US = "ours"
     ENGINE = "engine"
@@ -30,11 +30,21 @@ class Capabilities:
     placement: PlacementBy
     lifetimes: frozenset[Lifetime]
     colocates_gangs: bool
-    """Several nodes of a gang may share one machine."""
+    """Several nodes of a gang may share one machine. Today nothing reads this: they may on every backend."""
+    runs_here: bool = False
+    """Its jobs run on the server's machine: each account needs a system user that the server can start jobs as."""
+    isolates_accounts: bool = False
+    """It separates the jobs of accounts that have no system user of their own."""
+    uses_server_python: bool = False
+    """Its workers run the server's Python: a job is refused if a package that it needs is missing there."""
+    nodes_of: str = ""
+    """The backend on whose nodes its jobs run; empty: its own nodes."""
     images: bool = False
-    """It runs workloads in the container image that they name."""
+    """It runs workloads in the container image that they name; their paths are the container's."""
+    image_setting: str = ""
+    """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
     own_image: str = ""
-    """The image of workloads that name none, from the server's settings; empty: those are refused."""
+    """The value of that setting on this server; empty: workloads that name no image are refused."""
 
 
 class LaunchError(Exception):

@@ -23,7 +23,7 @@ class DeferredBackend:
     The first attempt opens the backend, and a marker file records that: the next server opens the backend when it
     starts, because something may be left to look after. A server that leaves nothing removes the marker.
 
-    Its nodes are reported by another backend (`host_backend`).
+    If its jobs run on the nodes of another backend (`nodes_of`), it reports none and need not be made for that.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DeferredBackend:
             self._used.unlink(missing_ok=True)
 
     def inventory(self) -> Sequence[Node]:
-        return ()
+        return () if self.capabilities.nodes_of else self._made().inventory()
 
     def engine(self) -> EngineFacts | None:
         return self._made().engine()
@@ -109,7 +109,8 @@ class AbsentBackend:
     """Stands in for a backend that this server lacks but that jobs of an earlier server name.
 
     It starts nothing and says why; such jobs wait and do not block others. Running attempts continue: their files
-    report progress and exit, but whether they are alive is unknown until the machine has rebooted.
+    report progress and exit, but whether they are alive is unknown. If they ran on this machine (`runs_here`), a
+    reboot has ended them.
     """
 
     def __init__(
@@ -172,4 +173,5 @@ class AbsentBackend:
             return Liveness.UNCLAIMED
         if claimant.get("revoked"):
             return Liveness.REVOKED
-        return Liveness.REBOOTED if claimant.get("boot_id", boot_id()) != boot_id() else Liveness.UNKNOWN
+        rebooted = self.capabilities.runs_here and claimant.get("boot_id", boot_id()) != boot_id()
+        return Liveness.REBOOTED if rebooted else Liveness.UNKNOWN

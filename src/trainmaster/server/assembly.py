@@ -82,7 +82,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
         backends = names_from(settings.backends)
         admission = Admission(
-            backends={name: capabilities_of(name, own_image=settings.container_image) for name in backends},
+            backends={name: capabilities_of(name, settings) for name in backends},
             default_backend=backends[0],
             tenants=Tenants(settings),
             capacity=Capacity(autoscaling=settings.autoscaling),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def test_reboot_ends_what_an_absent_backend_ran_and_force_is_only_told_of(
     backend = AbsentBackend(CONTAINER, BACKENDS[CONTAINER].capabilities, lambda _: directory, why=WHY)
     seen = [Liveness.UNKNOWN, Liveness.REBOOTED, Liveness.REVOKED, Liveness.UNCLAIMED]
     assert list(backend.observe(request)) == seen
+    elsewhere = replace(BACKENDS[CONTAINER].capabilities, runs_here=False)  # a boot of this machine says nothing
+    remote = AbsentBackend(CONTAINER, elsewhere, lambda _: directory, why=WHY)
+    assert list(remote.observe(request))[:2] == [Liveness.UNKNOWN, Liveness.UNKNOWN]
     backend.sweep(request, 1)
     with pytest.raises(LaunchError, match=WHY):
         backend.sweep(request, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from trainmaster.backends import BACKENDS, check_names, missing, names_from
 from trainmaster.backends.stand_ins import DeferredBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
+from trainmaster.server.core.resources import Node, host_backend
 
 ATTEMPT = AttemptRequest(
     job_id="job-1",
@@ -92,6 +94,25 @@ def test_backend_that_nobody_named_is_made_on_first_use_and_from_the_start_ever_
     second.close()
     deferred().open()
     assert (Opened.made, Opened.opened) == (2, 2)
+
+
+def test_deferred_backend_reports_its_nodes_unless_they_are_of_another(tmp_path: Path) -> None:
+    node = Node(node_id="n", backend="own", hostname="n", cpu_cores=1, ram_mb=1, storage_mb=1)
+    made = ScriptedBackend(ScriptedWorld(lambda _: pytest.fail("nobody looks there")), [node])
+    for nodes_of, expected in (("", [node]), (LOCAL, [])):
+        capabilities = replace(made.capabilities, nodes_of=nodes_of)
+        backend = DeferredBackend(
+            "own", capabilities, lambda: made, used=tmp_path / "used", leaves_something=lambda: False
+        )
+        assert list(backend.inventory()) == expected
+
+
+def test_jobs_in_containers_are_placed_on_the_local_nodes() -> None:
+    assert {name: host_backend(name) for name in (LOCAL, CONTAINER, "other")} == {
+        LOCAL: LOCAL,
+        CONTAINER: LOCAL,
+        "other": "other",
+    }
 
 
 def test_server_starts_without_the_library_of_a_backend_that_nobody_named(tmp_path: Path) -> None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainmaster.backends import capabilities_of
-from trainmaster.server.coordinator.admission import Admission, importable
+from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.protocol.launch import Lifetime
+from trainmaster.server.coordinator.admission import Admission, check_backend, importable
 from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
+from trainmaster.server.settings.settings import Settings
 
-BACKENDS = {name: capabilities_of(name, own_image="image") for name in ("local", "container")}
+SETTINGS = Settings(data_dir=Path("/nowhere"), container_image="image")
+BACKENDS = {name: capabilities_of(name, SETTINGS) for name in ("local", "container")}
+ELSEWHERE = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
 
 
@@ -154,7 +160,27 @@ def test_training_without_its_packages_is_refused_with_how_to_install_them(root:
     said = refusal(training(root), root=root, installed=lambda package: package != "trl")
     assert "has no trl" in said
     assert "pip install 'trainmaster[train]'" in said
-    assert decided(training(root), root=root, backend="elsewhere", installed=lambda _: False).status == "QUEUED"
+    backends = {"elsewhere": ELSEWHERE}
+    made = decided(training(root), root=root, backend="elsewhere", backends=backends, installed=lambda _: False)
+    assert made.status == "QUEUED"
+
+
+def test_paths_of_a_job_in_an_image_are_the_containers_on_any_backend(root: Path) -> None:
+    document = {**COMMAND, "workload": {**COMMAND["workload"], "working_directory": "/elsewhere"}}
+    without, images = {"elsewhere": ELSEWHERE}, {"elsewhere": replace(ELSEWHERE, images=True)}
+    assert decided(document, root=root, backend="elsewhere", backends=without).status == "FAILED"
+    assert decided(document, root=root, backend="elsewhere", backends=images).status == "QUEUED"
+    assert decided(document, root=root, backend="container", backends=without).status == "QUEUED"  # no longer there
+
+
+def test_job_without_an_image_is_told_of_the_setting_of_its_backend() -> None:
+    request = compile_job(parse_submit(COMMAND))
+    boxes = replace(ELSEWHERE, images=True)
+    with pytest.raises(RefusedError, match=r"a runtime that has one\)$"):
+        check_backend(request, "boxes", {"boxes": boxes})
+    with pytest.raises(RefusedError, match="or have the operator set boxes_image"):
+        check_backend(request, "boxes", {"boxes": replace(boxes, image_setting="boxes_image")})
+    check_backend(request, "boxes", {"boxes": replace(boxes, own_image="image")})
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainmaster.backends import BACKENDS
+from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.server.coordinator.launch import ROOT, Tenants, is_confined, runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
@@ -15,14 +18,15 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 SERVER = 1000
+LOCAL = BACKENDS["local"].capabilities
 
 
 def ask(
-    account_id: str, uid: int | None = None, *, server_uid: int = SERVER, contained: bool = False, **changes: Any
+    account_id: str, uid: int | None = None, *, server_uid: int = SERVER, isolated: bool = False, **changes: Any
 ) -> int | None:
     settings = Settings(data_dir=Path("/nowhere"), **changes)
     account = Account(account_id=account_id, uid=uid)
-    return runs_as(account, settings, server_uid=server_uid, contained=contained)
+    return runs_as(account, settings, server_uid=server_uid, isolated=isolated)
 
 
 def test_default_account_runs_as_the_server() -> None:
@@ -54,11 +58,11 @@ def test_server_that_is_not_root_cannot_become_another() -> None:
 
 
 def test_containers_part_accounts_that_have_no_user_of_their_own() -> None:
-    assert ask("default", contained=True) is None
-    assert ask("vision", contained=True) is None
-    assert ask("vision", SERVER, contained=True) is None
+    assert ask("default", isolated=True) is None
+    assert ask("vision", isolated=True) is None
+    assert ask("vision", SERVER, isolated=True) is None
     with pytest.raises(RefusedError, match=r"uid 1500.*use the backend local"):
-        ask("vision", 1500, server_uid=ROOT, contained=True)
+        ask("vision", 1500, server_uid=ROOT, isolated=True)
 
 
 def test_who_may_run_nothing_but_containers() -> None:
@@ -84,14 +88,31 @@ def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
         account = Account(account_id="vision", uid=os.geteuid() or 1500)
         database.write_now(lambda connection: accounts.create(connection, everything, account))
         with database.read() as connection:
-            tenants.require(connection, scope, "vision", "local")
+            tenants.require(connection, scope, "vision", LOCAL)
         database.write_now(lambda connection: accounts.set_uid(connection, everything, "vision", None))
         with database.read() as connection:
-            tenants.require(connection, scope, "vision", "local")
+            tenants.require(connection, scope, "vision", LOCAL)
             now[0] += 5.0
             with pytest.raises(RefusedError, match="vision"):
-                tenants.require(connection, scope, "vision", "local")
+                tenants.require(connection, scope, "vision", LOCAL)
             with pytest.raises(RefusedError, match="vision"):
-                tenants.require(connection, scope, "vision", "local")
+                tenants.require(connection, scope, "vision", LOCAL)
+    finally:
+        database.close()
+
+
+def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path: Path) -> None:
+    elsewhere = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(), colocates_gangs=True)
+    isolating = replace(elsewhere, runs_here=True, isolates_accounts=True)
+    tenants = Tenants(Settings(data_dir=tmp_path))
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    account = Account(account_id="vision")
+    try:
+        database.write_now(lambda connection: accounts.create(connection, Scope.everything(), account))
+        with database.read() as connection:
+            for capable in (elsewhere, isolating):
+                tenants.require(connection, Scope("vision"), "vision", capable)
+            with pytest.raises(RefusedError, match="vision"):
+                tenants.require(connection, Scope("vision"), "vision", replace(elsewhere, runs_here=True))
     finally:
         database.close()

@@ -294,7 +294,8 @@ class AttemptActions:
         """The attempt's request, laid out on disk; computed again from the job where a crash has left none."""
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
-            request = _readable(directory) or self._launches.request(job, view.nodes)
+            capable = self._backends[job.live.backend].capabilities
+            request = _readable(directory) or self._launches.request(job, view.nodes, capable)
             directory.create(request, with_ranks=request.server_url is None)
             memory.request = request
         return memory.request

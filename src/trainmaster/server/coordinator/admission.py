@@ -24,12 +24,13 @@ from types import MappingProxyType
 
 from sqlalchemy import Connection
 
+from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import CONTAINER, LOCAL, ContainerRequest, Launch
+from trainmaster.protocol.launch import LOCAL, ContainerRequest, Launch
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.coordinator.capacity import Capacity
-from trainmaster.server.coordinator.launch import HERE, Tenants
+from trainmaster.server.coordinator.launch import Tenants
 from trainmaster.server.coordinator.source_checks import SourceChecks
 from trainmaster.server.core.errors import (
     ForbiddenError,
@@ -150,10 +151,10 @@ class Admission:
         compiled = compile_job(self._models.named(request, account_id))
         backend = request.backend or self.default_backend
         check_backend(compiled, backend, self.backends)
-        # What an image has installed, nobody knows before it runs.
-        absent = next(self._not_installed(compiled.request, compiled.launch), None) if backend == LOCAL else None
-        if absent is not None:
-            raise RefusedError.because([absent])
+        if self.backends[backend].uses_server_python:
+            absent = next(self._not_installed(compiled.request, compiled.launch), None)
+            if absent is not None:
+                raise RefusedError.because([absent])
         return compiled
 
     def accept(
@@ -170,8 +171,8 @@ class Admission:
         job = change.job
         if resized:
             self._capacity.require(connection, job)
-        if self._tenants is not None and job.backend in HERE:
-            self._tenants.require(connection, scope, job.account_id, job.backend)
+        if self._tenants is not None:
+            self._tenants.require(connection, scope, job.account_id, self._capable(job))
         check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if is_training(request.workload):
             training, data = configs_of(request)
@@ -203,25 +204,35 @@ class Admission:
     def _problems(self, job: Job, launch: Launch) -> Iterator[str]:
         request = load_stored(job.spec_version, job.spec)
         workload = request.effective_workload
-        # In a container these are paths of its own; what it sees of the server is mounted.
-        contained = job.backend == CONTAINER
+        capable = self._capable(job)
         for volume in workload.volumes:
             if volume.path is not None:
                 yield from self._outside(volume.path, "volume")
                 if not Path(volume.path).exists():
                     yield f"volume {volume.path}: there is no such directory on the server"
-        if workload.working_directory is not None and not contained:
+        # In an image these are paths of the container; what it sees of the server is mounted.
+        if workload.working_directory is not None and not capable.images:
             yield from self._outside(workload.working_directory, "working directory")
-        script = None if contained else _server_script(workload)
+        script = None if capable.images else _server_script(workload)
         if script is not None:
             yield from self._wrong_script(script)
         if is_training(request.workload):
-            if job.backend == LOCAL:
+            if capable.uses_server_python:
                 # They were there when it was submitted; the workers may be elsewhere, or have changed since.
                 yield from (problem.message for problem in self._not_installed(request, launch))
             yield from self._wrong_training(request, workload)
         if isinstance(workload, TrainerServiceSpec):
             yield from self._wrong_model(workload, job)
+
+    def _capable(self, job: Job) -> Capabilities:
+        """What the backend of a job can do, even if this server no longer has that backend.
+
+        Raises:
+            NotFoundError: there is no such backend.
+        """
+        if job.backend in self.backends or job.backend not in BACKENDS:
+            return self.backend(job.backend)
+        return capabilities_of(job.backend)
 
     def _offers(self, workload: TrainerServiceSpec, job: Job) -> bool:
         return workload.model_path is not None and self._models.owns(Path(workload.model_path), job.account_id)
@@ -337,8 +348,10 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
     if capable.images and launch.image is None and not capable.own_image:
         message = (
             f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
-            "CustomTrainer(image=...), or a runtime that has one), or have the operator set container_image"
+            "CustomTrainer(image=...), or a runtime that has one)"
         )
+        if capable.image_setting:
+            message += f", or have the operator set {capable.image_setting}"
         raise RefusedError.because([Problem(field="workload.image", message=message)])
     if launch.lifetime not in capable.lifetimes:
         remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from sqlalchemy import Connection
 
 from trainmaster import __version__
-from trainmaster.backends.base import LaunchError
+from trainmaster.backends.base import Capabilities, LaunchError
 from trainmaster.protocol import environment as variables
-from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
@@ -68,8 +68,8 @@ class Launches:
         self._hint_socket = hint_socket
         self._server_url = server_url
 
-    def request(self, job: Job, nodes: Mapping[str, Node]) -> AttemptRequest:
-        """The request of a job's current attempt.
+    def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
+        """The request of a job's current attempt, on a backend with these capabilities.
 
         Raises:
             LaunchError: the checkpoint that it resumes from is gone.
@@ -82,9 +82,9 @@ class Launches:
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
             isolation = _NOT_ISOLATED
-            if job.live.backend in HERE:
+            if capable.runs_here:
                 account = accounts.get(connection, scope, job.account_id)
-                uid = runs_as(account, self._settings, contained=job.live.backend == CONTAINER)
+                uid = runs_as(account, self._settings, isolated=capable.isolates_accounts)
                 isolation = Isolation(uid=uid, confined=is_confined(account, self._settings))
             launch = stored_launch(connection, job)
         return attempt_request(
@@ -235,8 +235,6 @@ def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:
 
 # The system user that runs the jobs of an account on this machine.
 
-HERE = frozenset({LOCAL, CONTAINER})
-"""The backends whose jobs run on this machine."""
 ROOT = 0
 _REUSE_S = 5.0
 """How long a positive answer is reused: reading the account takes a tenth of a submission."""
@@ -248,23 +246,25 @@ class Tenants:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._allowed_until: dict[tuple[str, str], float] = {}
+        self._allowed_until: dict[tuple[str, bool], float] = {}
 
-    def require(self, connection: Connection, scope: Scope, account_id: str, backend: str) -> None:
-        """Raise RefusedError, with the remedy, when they may not."""
-        now = self._clock()
-        if now >= self._allowed_until.get((account_id, backend), 0.0):
-            runs_as(accounts.get(connection, scope, account_id), self._settings, contained=backend == CONTAINER)
-            self._allowed_until[account_id, backend] = now + _REUSE_S
+    def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
+        """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
+        if not capable.runs_here:
+            return
+        now, isolated = self._clock(), capable.isolates_accounts
+        if now >= self._allowed_until.get((account_id, isolated), 0.0):
+            runs_as(accounts.get(connection, scope, account_id), self._settings, isolated=isolated)
+            self._allowed_until[account_id, isolated] = now + _REUSE_S
 
 
 def runs_as(
-    account: Account, settings: Settings, *, server_uid: int | None = None, contained: bool = False
+    account: Account, settings: Settings, *, server_uid: int | None = None, isolated: bool = False
 ) -> int | None:
     """The uid that runs the account's jobs; None means the server's own.
 
-    `server_uid` is the uid of the server, where that is not this process; `contained` says that the jobs run in
-    containers.
+    `server_uid` is the uid of the server, where that is not this process; `isolated` says that the backend
+    separates the jobs of accounts without a uid (`Capabilities.isolates_accounts`).
 
     Raises:
         RefusedError: the jobs must not run here, or cannot; the message says what to do.
@@ -273,14 +273,14 @@ def runs_as(
     name = account.account_id
     check_uid(account, server_uid=own)
     if account.uid is None:
-        if contained or not is_confined(account, settings):
+        if isolated or not is_confined(account, settings):
             return None
         raise RefusedError(
             f"account {name} has no user of its own on this machine, where its jobs could read those of other "
             f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, use the backend container where "
             "there is one, or allow all accounts to share the server's user with the setting shared_uid"
         )
-    if contained and account.uid != own:
+    if isolated and account.uid != own:
         raise RefusedError(
             f"jobs of account {name} run as uid {account.uid}, and what they leave in a container of this machine is "
             "the server's own; use the backend local, or take the uid away from the account"

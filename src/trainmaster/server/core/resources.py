@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from trainmaster.protocol.launch import CONTAINER, LOCAL
-
 _UNITS = (
     ("Ki", 2.0**10), ("Mi", 2.0**20), ("Gi", 2.0**30), ("Ti", 2.0**40),
     ("m", 1e-3), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12),
@@ -32,15 +30,20 @@ REGION = "region="
 """A node's label `region=NAME` says where it is."""
 
 
-_HOSTS: Mapping[str, str] = {CONTAINER: LOCAL}
+_node_owners: dict[str, str] = {}
+
+
+def share_nodes(backend: str, *, owner: str) -> None:
+    """Register that the jobs of a backend run on the nodes of another one."""
+    _node_owners[backend] = owner
 
 
 def host_backend(backend: str) -> str:
-    """The backend whose nodes another one takes: a container holds the very cores that a local process would.
+    """The backend on whose nodes the jobs of a backend run: itself, unless `share_nodes` named another.
 
     Nodes are reported, and their resources booked, under this name alone.
     """
-    return _HOSTS.get(backend, backend)
+    return _node_owners.get(backend, backend)
 
 
 class NodeState(StrEnum):
