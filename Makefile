@@ -4,7 +4,7 @@ JOBS ?= 3
 # Where this is set, every process that a test starts would compile all of Trainmaster anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev demo check test test-long bench docs clean
+.PHONY: help setup setup-dev demo check quick test test-long bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ check: setup-dev  ## lint, types and import arrows
 	.venv/bin/mypy
 	$(PY) -m pytest -q tests/unit/test_import_arrows.py
 	$(PY) scripts/make_docs.py --check
+
+quick: check  ## lint, types, unit and API tests, for the inner loop
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long" tests/unit tests/fields tests/api
 
 test: check  ## everything that CI runs
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long"
