@@ -56,7 +56,8 @@ def compute(
     assert logprobs.grad is not None
     ratios = None if found.ratios is None else found.ratios.numpy()
     values = found.values.detach().numpy()
-    return values, logprobs.grad.numpy(), losses.measure(values, ratios, logprobs.detach().numpy(), inputs, lengths)
+    loss, now = losses.find(name), logprobs.detach().numpy()
+    return values, logprobs.grad.numpy(), losses.measure(loss, values, ratios, now, inputs, lengths)
 
 
 def plain(
@@ -160,6 +161,29 @@ def test_reinforce_needs_no_earlier_logprobs() -> None:
         Datum(tokens=each.tokens, inputs={k: v for k, v in each.inputs.items() if k != "logprobs"}) for each in data
     ]
     np.testing.assert_array_equal(compute("reinforce", alone, current)[0], compute("reinforce", data, current)[0])
+
+
+def test_loss_is_added_by_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with neither weights nor advantages, an option with a range, and an input with a default of its own."""
+    added = losses.LossFunction(
+        formula=lambda tokens: losses.TokenLosses(tokens.inputs["scale"] * tokens.logprobs.square()),
+        optional={"scale": lambda options, inputs: options["power"] * (inputs["target_tokens"] > 1)},
+        options={"power": losses.Option(2.0, least=1.0, most=4.0)},
+    )
+    monkeypatch.setitem(losses.LOSSES, "added", added)  # type: ignore[arg-type]
+    data = [
+        Datum(tokens=np.arange(3), inputs={"target_tokens": np.arange(3)}),
+        Datum(tokens=np.arange(2), inputs={"target_tokens": np.arange(2), "scale": np.array([5.0, 6.0])}),
+    ]
+    current = [np.array([-1, -2, -3], np.float32), np.array([-4, -1], np.float32)]
+    values, gradients, metrics = compute("added", data, current, {"power": 3})
+    assert values.tolist() == [0, 0, 27, 80, 6]
+    assert gradients.tolist() == [0, 0, -18, -40, -12]
+    assert metrics == {"loss:sum": 113, "loss_tokens:sum": 5}
+    with pytest.raises(EngineError, match=r"'power' of the loss function added is 0\.5; it cannot be below 1"):
+        losses.options_of("added", {"power": 0.5})
+    with pytest.raises(EngineError, match="'power' of the loss function added is 5; it cannot be above 4"):
+        losses.options_of("added", {"power": 5})
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -345,8 +369,10 @@ def test_policy_loss_takes_one_target_at_a_position() -> None:
 
 def test_documented_losses_and_defaults_are_those_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "losses.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| −Σ [^|]*\|([^|]*)\|$", page, re.MULTILINE)
-    documented = {name: dict(re.findall(r"`(\w+)` ([\d.]+)", options)) for name, options in rows}
+    formulas = page.partition("\n## Formulas\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \|([^|]*)\|$", formulas, re.MULTILINE)
+    documented = {name: dict(re.findall(r"`(\w+)` (-?[\d.]+(?:e-?\d+)?)", options)) for name, options in rows}
     assert {name: {key: float(value) for key, value in each.items()} for name, each in documented.items()} == {
-        name: pytest.approx(dict(loss.defaults)) for name, loss in losses.LOSSES.items()
+        name: pytest.approx({key: option.default for key, option in loss.options.items()})
+        for name, loss in losses.LOSSES.items()
     }

@@ -418,8 +418,7 @@ def test_one_bad_request_spoils_no_other(engine: Engine, checkpoint: Path) -> No
     results = engine.run([bad.get(index) or next(good) for index in range(len(passes) + len(bad))])
     messages = {index: str(each) for index, each in enumerate(results) if isinstance(each, EngineError)}
     assert messages == {
-        0: "unknown loss function 'grpo'; there are cross_entropy, importance_sampling, ppo, cispo, dro, gspo, dapo, "
-        "reinforce",
+        0: f"unknown loss function 'grpo'; there are {', '.join(losses.LOSSES)}",
         2: "there is no model 'nobody'",
         3: "datum 1 has 600 tokens; the context length is 512",
         5: "model 'frozen' is frozen: it computes forward passes, and there is nothing to train in it",
@@ -452,13 +451,41 @@ def test_loss_that_is_not_finite_fails_its_request_alone(engine: Engine, checkpo
         assert_same_bits(gradients(engine, model_id), gradients(alone, model_id))
 
 
+def test_loss_without_weights_and_advantages_trains(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    unweighted = losses.LossFunction(formula=lambda tokens: losses.TokenLosses(-tokens.logprobs))
+    monkeypatch.setitem(losses.LOSSES, "unweighted", unweighted)  # type: ignore[arg-type]
+    for model_id in ("a", "b"):
+        engine.create_model(model_id, Trained.ADAPTER, LoraOptions(rank=4, seed=1))
+    data = tuple(Datum(tokens=np.arange(n), inputs={"target_tokens": np.arange(1, n + 1)}) for n in (5, 7))
+    own, expected = run(
+        engine,
+        Pass(model_id="a", data=data, loss="unweighted"),
+        Pass(model_id="b", data=data, loss="cross_entropy"),
+    )
+    assert own.metrics == expected.metrics
+    assert own.metrics["loss_tokens:sum"] == 12
+    by_token = replace(STEP, normalization=Normalization.NUM_LOSS_TOKENS)
+    for model_id in ("a", "b"):
+        engine.optim_step(model_id, by_token)
+    assert_same_bits(engine.state("a")["weights"], engine.state("b")["weights"])
+
+
+def test_optional_input_may_be_in_some_data_of_a_request(engine: Engine) -> None:
+    engine.create_model("a", Trained.ADAPTER, LoraOptions(rank=4))
+    full = a_datum(5, 1, "reinforce")
+    bare = Datum(tokens=full.tokens, inputs={k: v for k, v in full.inputs.items() if k != "logprobs"})
+    for data in ((full, bare), (bare, full)):
+        [result] = run(engine, Pass(model_id="a", data=data, loss="reinforce"))
+        np.testing.assert_allclose(*(each["logprobs"] for each in result.outputs), rtol=1e-5)
+
+
 def test_error_within_a_pack_fails_whose_it_is(
     engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(tokens: losses.Tokens) -> losses.TokenLosses:
         raise ValueError("it broke")
 
-    monkeypatch.setitem(losses.LOSSES, "broken", losses.LossFunction(formula=broken, optional=("weights",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(losses.LOSSES, "broken", replace(losses.LOSSES["cross_entropy"], formula=broken))  # type: ignore[arg-type]
     passes = the_company(engine)
     bad = Pass(model_id="a", data=passes[1].data, loss="broken")
     results = engine.run([*passes[:1], bad, *passes[1:]])

@@ -214,7 +214,7 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[RankOutcome]
         if outcome.failure is not None:
             return outcome.failure
     if computed.gradients:
-        loss_tokens = sum(losses.count_loss_tokens(inputs) for inputs in own.inputs)
+        loss_tokens = sum(losses.count_loss_tokens(own.loss, inputs) for inputs in own.inputs)
         own.model.gradients.add(computed.gradients, loss_tokens, len(own.inputs))
     return PassResult(
         outputs=tuple(output for outcome in outcomes for output in outcome.outputs),

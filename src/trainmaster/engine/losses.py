@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
@@ -50,19 +50,37 @@ class TokenLosses:
     values: Tensor
     """In the shape of the log-probabilities; their sum is the loss."""
     ratios: Tensor | None = None
-    """The probability of each token now over its probability when it was sampled, before clipping."""
+    """The probability of each token now over its probability when it was sampled (`logprobs`), before clipping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number that a request may set."""
+
+    default: float
+    _: KW_ONLY
+    least: float = -math.inf
+    most: float | str = math.inf
+    """A number, or the name of another option that must not be smaller."""
+
+
+Default = Callable[[Options, Mapping[str, np.ndarray]], np.ndarray | float]
+"""Computes an optional input from the options and the inputs that the datum has: one value for each target, or one for
+all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A loss function and its inputs."""
+    """A loss function, its inputs and its options."""
 
     formula: Callable[[Tokens], TokenLosses]
     required: tuple[str, ...] = ()
     """Inputs beside `target_tokens` that every datum must have."""
-    optional: tuple[str, ...] = ()
-    defaults: Options = field(default_factory=dict)
-    """All options, with their default values."""
+    optional: Mapping[str, Default] = field(default_factory=dict)
+    """Inputs that a datum may omit."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    loss_tokens: str | None = None
+    """The input that is nonzero at the tokens that count as loss tokens; None: all tokens count."""
     wide: bool = False
     """Whether a position may have several target tokens."""
 
@@ -119,27 +137,67 @@ def _clipped(ratios: Tensor, inputs: Mapping[str, Tensor]) -> TokenLosses:
     return TokenLosses(-torch.minimum(ratios * advantages, clipped * advantages), ratios.detach())
 
 
+def _constant(value: float) -> Default:
+    return lambda _options, _inputs: value
+
+
+def _option(name: str) -> Default:
+    return lambda options, _inputs: options[name]
+
+
+def _has_advantage(_options: Options, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    return inputs[ADVANTAGES].astype(bool)
+
+
+def _thresholds(low: float, high: float) -> Mapping[str, Option]:
+    return {CLIP_LOW: Option(low, most=CLIP_HIGH), CLIP_HIGH: Option(high)}
+
+
 _POLICY = (LOGPROBS, ADVANTAGES)
-_THRESHOLDS = (CLIP_LOW, CLIP_HIGH)
+_TOKEN_THRESHOLDS: Mapping[str, Default] = {CLIP_LOW: _option(CLIP_LOW), CLIP_HIGH: _option(CLIP_HIGH)}
 
 LOSSES: Mapping[str, LossFunction] = {
-    "cross_entropy": LossFunction(formula=_cross_entropy, optional=(WEIGHTS,), wide=True),
-    "importance_sampling": LossFunction(formula=_importance_sampling, required=_POLICY),
-    "ppo": LossFunction(formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}),
-    "cispo": LossFunction(
-        formula=_cispo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.2}
+    "cross_entropy": LossFunction(
+        formula=_cross_entropy, optional={WEIGHTS: _constant(1.0)}, loss_tokens=WEIGHTS, wide=True
     ),
-    "dro": LossFunction(formula=_dro, required=_POLICY, defaults={"beta": 0.05}),
+    "importance_sampling": LossFunction(formula=_importance_sampling, required=_POLICY, loss_tokens=ADVANTAGES),
+    "ppo": LossFunction(
+        formula=_ppo,
+        required=_POLICY,
+        optional=_TOKEN_THRESHOLDS,
+        options=_thresholds(0.8, 1.2),
+        loss_tokens=ADVANTAGES,
+    ),
+    "cispo": LossFunction(
+        formula=_cispo,
+        required=_POLICY,
+        optional=_TOKEN_THRESHOLDS,
+        options=_thresholds(0.8, 1.2),
+        loss_tokens=ADVANTAGES,
+    ),
+    "dro": LossFunction(
+        formula=_dro, required=_POLICY, options={"beta": Option(0.05, least=0.0)}, loss_tokens=ADVANTAGES
+    ),
     "gspo": LossFunction(
         formula=_gspo,
         required=_POLICY,
-        optional=(*_THRESHOLDS, RATIO_MASK),
-        defaults={CLIP_LOW: 1 - 3e-4, CLIP_HIGH: 1 + 4e-4},
+        optional={**_TOKEN_THRESHOLDS, RATIO_MASK: _has_advantage},
+        options=_thresholds(1 - 3e-4, 1 + 4e-4),
+        loss_tokens=ADVANTAGES,
     ),
     "dapo": LossFunction(
-        formula=_ppo, required=_POLICY, optional=_THRESHOLDS, defaults={CLIP_LOW: 0.8, CLIP_HIGH: 1.28}
+        formula=_ppo,
+        required=_POLICY,
+        optional=_TOKEN_THRESHOLDS,
+        options=_thresholds(0.8, 1.28),
+        loss_tokens=ADVANTAGES,
     ),
-    "reinforce": LossFunction(formula=_reinforce, required=(ADVANTAGES,), optional=(LOGPROBS,)),
+    "reinforce": LossFunction(
+        formula=_reinforce,
+        required=(ADVANTAGES,),
+        optional={LOGPROBS: _constant(0.0)},
+        loss_tokens=ADVANTAGES,
+    ),
 }
 
 
@@ -151,22 +209,30 @@ def find(name: str) -> LossFunction:
 
 def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
     """All options of a loss: the given ones, and defaults."""
-    options = dict(find(name).defaults)
+    known = find(name).options
+    options = {option: each.default for option, each in known.items()}
     for option, value in given.items():
         if option == OUTPUT and option not in options:
             raise EngineError(f"the option {option!r} is {value!r}: a pass gives log-probabilities here, no embeddings")
         if option not in options:
-            known = f"it knows {_listed(options)}" if options else "it has none"
-            raise EngineError(f"unknown option {option!r} of the loss function {name}; {known}")
+            which = f"it knows {_listed(options)}" if options else "it has none"
+            raise EngineError(f"unknown option {option!r} of the loss function {name}; {which}")
         if isinstance(value, str) or not math.isfinite(value):
             raise EngineError(f"the option {option!r} of the loss function {name} is {value!r}; it has to be a number")
         options[option] = float(value)
-    if CLIP_LOW in options and options[CLIP_LOW] > options[CLIP_HIGH]:
-        raise EngineError(
-            f"{CLIP_LOW} {options[CLIP_LOW]:g} of the loss function {name} is above {CLIP_HIGH} {options[CLIP_HIGH]:g}"
-        )
-    if options.get("beta", 0.0) < 0:
-        raise EngineError(f"the option 'beta' of the loss function {name} is {options['beta']:g}; it cannot be below 0")
+    for option, each in known.items():
+        value, most = options[option], each.most
+        if value < each.least:
+            raise EngineError(
+                f"the option {option!r} of the loss function {name} is {value:g}; it cannot be below {each.least:g}"
+            )
+        if isinstance(most, str):
+            if value > options[most]:
+                raise EngineError(f"{option} {value:g} of the loss function {name} is above {most} {options[most]:g}")
+        elif value > most:
+            raise EngineError(
+                f"the option {option!r} of the loss function {name} is {value:g}; it cannot be above {most:g}"
+            )
     return options
 
 
@@ -193,16 +259,18 @@ def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str
     for key in (*loss.required, *loss.optional):
         if key in datum.inputs:
             inputs[key] = _numbers(key, datum.inputs[key], targets.shape, where)
-    return inputs | _defaults(loss, options, inputs)
+    defaults = {key: default for key, default in loss.optional.items() if key not in inputs}
+    return inputs | {
+        key: np.full(targets.shape, default(options, inputs), np.float32) for key, default in defaults.items()
+    }
 
 
-def count_loss_tokens(inputs: Mapping[str, np.ndarray]) -> int:
-    """How many positions of a datum have a weight or an advantage other than 0."""
-    weights = inputs[WEIGHTS] if WEIGHTS in inputs else inputs[ADVANTAGES]
-    return int(np.count_nonzero(weights if weights.ndim == 1 else weights.any(axis=1)))
+def count_loss_tokens(loss: LossFunction, inputs: Mapping[str, np.ndarray]) -> int:
+    return int(np.count_nonzero(_loss_tokens(loss, inputs)))
 
 
 def measure(
+    loss: LossFunction,
     values: np.ndarray,
     ratios: np.ndarray | None,
     logprobs: np.ndarray,
@@ -215,10 +283,10 @@ def measure(
     and in clients. A sequence without loss tokens counts as unchanged by the policy.
     """
     starts = np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64)
-    metrics = {"loss:sum": float(values.sum(dtype=np.float64)), "loss_tokens:sum": float(count_loss_tokens(inputs))}
+    counted = _loss_tokens(loss, inputs)
+    metrics = {"loss:sum": float(values.sum(dtype=np.float64)), "loss_tokens:sum": float(np.count_nonzero(counted))}
     if ratios is None:
         return metrics
-    counted = inputs[ADVANTAGES] != 0
     share = counted / np.maximum(np.add.reduceat(counted.astype(np.float64), starts), 1).repeat(lengths)
 
     def mean(per_token: np.ndarray) -> float:
@@ -250,6 +318,14 @@ _REDUCTIONS: Mapping[str, Callable[[list[tuple[int, float]]], float]] = {
 }
 
 
+def _loss_tokens(loss: LossFunction, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Whether each position is a loss token."""
+    if loss.loss_tokens is None:
+        return np.ones(len(inputs[TARGETS]), bool)
+    values = inputs[loss.loss_tokens]
+    return values.astype(bool) if values.ndim == 1 else np.any(values, axis=1)
+
+
 def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) -> np.ndarray:
     if given.shape != shape:
         raise EngineError(
@@ -262,17 +338,6 @@ def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) ->
     if not np.isfinite(numbers).all():
         raise EngineError(f"the input {key!r} of {where} has values that are not finite")
     return numbers
-
-
-def _defaults(loss: LossFunction, options: Options, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Defaults for the inputs that a datum omits."""
-    shape = inputs[TARGETS].shape
-    found = {key: np.full(shape, options[key], np.float32) for key in _THRESHOLDS if key in options}
-    if WEIGHTS in loss.optional:
-        found[WEIGHTS] = np.ones(shape, np.float32)
-    if RATIO_MASK in loss.optional:
-        found[RATIO_MASK] = (inputs[ADVANTAGES] != 0).astype(np.float32)
-    return {key: value for key, value in found.items() if key not in inputs}
 
 
 def _listed(names: Mapping[str, object] | Sequence[str]) -> str:

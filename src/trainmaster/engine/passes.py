@@ -241,10 +241,10 @@ def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> ChunkResult | En
         index = chunk.data[int(np.searchsorted(ends, strange[0], side="right"))]
         return EngineError(f"the loss of datum {index} is not finite; the request added nothing to the gradients")
     ratios = None if of_tokens.ratios is None else of_tokens.ratios.cpu().numpy()
-    inputs = {name: chunk.joined(name) for name in chunk.names}
+    inputs = {name: chunk.joined(name) for name in (losses.TARGETS, *chunk.names)}
     return ChunkResult(
         outputs=[{"logprobs": each} for each in np.split(logprobs, ends[:-1])],
-        metrics=losses.measure(values, ratios, logprobs, inputs, chunk.lengths),
+        metrics=losses.measure(chunk.of.loss, values, ratios, logprobs, inputs, chunk.lengths),
         gradients=gradients,
     )
 
