@@ -15,6 +15,7 @@ from job_fields import job_fields_page
 from trainmaster.server.core.states import (
     ACTIVE,
     CONSEQUENCES,
+    MEANINGS,
     RUNNING,
     TERMINAL,
     TRANSITIONS,
@@ -28,22 +29,6 @@ from trainmaster.server.settings.reference import settings
 from trainmaster.server.settings.values import toml_of
 
 DOCS = Path(__file__).parent.parent / "docs"
-
-MEANINGS = {
-    JobStatus.PENDING: "accepted; admission checks are still to run",
-    JobStatus.QUEUED: "admitted; waits for resources",
-    JobStatus.SCHEDULING: "resources are reserved; its workers are being started",
-    JobStatus.PREPARING: "its workers have claimed it; they stage files and the environment",
-    JobStatus.TRAINING: "the workload runs (a service: it is ready)",
-    JobStatus.CHECKPOINTING: "the workload writes a checkpoint",
-    JobStatus.EVALUATING: "the workload evaluates",
-    JobStatus.EXPORTING: "the workload merges, converts or uploads its result",
-    JobStatus.PAUSED: "stopped on request; can be resumed",
-    JobStatus.COMPLETED: "succeeded",
-    JobStatus.FAILED: "failed; the error says who caused it and what to do",
-    JobStatus.CANCELLED: "ended on request",
-    JobStatus.PREEMPTED: "preempted, and not queued again",
-}
 
 
 def states_page() -> str:

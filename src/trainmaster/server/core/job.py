@@ -185,6 +185,7 @@ class Job:
     retries_used: int = 0
     preemptions_used: int = 0
     queued_at: float | None = None
+    """When it was first QUEUED, or last resumed; attempts that are retried keep it."""
     not_before: float = 0.0
     """Back-off: not placed before this time."""
     room_at: float | None = None
@@ -192,6 +193,7 @@ class Job:
     started_at: float | None = None
     finished_at: float | None = None
     paused_at: float | None = None
+    """None again once it was resumed."""
     updated_at: float
     status_at: float
     """When the status last changed."""

@@ -14,22 +14,41 @@ from trainmaster.protocol.reasons import Reason
 
 
 class JobStatus(StrEnum):
-    """Where a job stands; each value with its meaning."""
+    """Where a job stands; `MEANINGS` says what each value means."""
 
-    PENDING = "PENDING"  # accepted, admission checks to come
-    QUEUED = "QUEUED"  # admitted, waiting for resources
-    SCHEDULING = "SCHEDULING"  # resources reserved, workers being started
-    PREPARING = "PREPARING"  # workers have it; environment, files and model are staged
-    TRAINING = "TRAINING"  # the workload runs
-    CHECKPOINTING = "CHECKPOINTING"  # it is writing a checkpoint
-    EVALUATING = "EVALUATING"  # it is evaluating
-    EXPORTING = "EXPORTING"  # it is merging, converting or uploading the result
-    PAUSED = "PAUSED"  # stopped on request; can be resumed
-    COMPLETED = "COMPLETED"  # ended well
-    FAILED = "FAILED"  # ended badly; the error says why
-    CANCELLED = "CANCELLED"  # ended on request
-    PREEMPTED = "PREEMPTED"  # its resources were taken for something more important
+    PENDING = "PENDING"
+    QUEUED = "QUEUED"
+    SCHEDULING = "SCHEDULING"
+    PREPARING = "PREPARING"
+    TRAINING = "TRAINING"
+    CHECKPOINTING = "CHECKPOINTING"
+    EVALUATING = "EVALUATING"
+    EXPORTING = "EXPORTING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
 
+
+MEANINGS: Mapping[JobStatus, str] = MappingProxyType(
+    {
+        JobStatus.PENDING: "accepted; admission checks are still to run",
+        JobStatus.QUEUED: "admitted; waits for resources",
+        JobStatus.SCHEDULING: "resources are reserved; its workers are being started",
+        JobStatus.PREPARING: "its workers have claimed it; they stage files and the environment",
+        JobStatus.TRAINING: "the workload runs (a service: it is ready)",
+        JobStatus.CHECKPOINTING: "the workload writes a checkpoint",
+        JobStatus.EVALUATING: "the workload evaluates",
+        JobStatus.EXPORTING: "the workload merges, converts or uploads its result",
+        JobStatus.PAUSED: "stopped on request; can be resumed",
+        JobStatus.COMPLETED: "succeeded",
+        JobStatus.FAILED: "failed; the error says who caused it and what to do",
+        JobStatus.CANCELLED: "ended on request",
+        JobStatus.PREEMPTED: "preempted, and not queued again",
+    }
+)
+"""Every status in a few words, as the documentation has them."""
 
 WAITING = frozenset({JobStatus.PENDING, JobStatus.QUEUED})
 """Hold nothing."""

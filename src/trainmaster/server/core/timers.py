@@ -1,4 +1,8 @@
-"""Timers of jobs: what happens to a job when time passes."""
+"""Timers of attempts: what happens to a job with an attempt when time passes.
+
+A job without an attempt (PENDING, QUEUED, PAUSED or ended) has no timer here. The scheduler respects the back-off of a
+queued job (`Job.in_backoff`).
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,12 @@ def due(
     stalled_after_s: float = STALLED_AFTER_S,
     awake_since: float = 0.0,
 ) -> Change | None:
-    """What the passing of time does to a job: time that is up, stalls, and services that nobody uses.
+    """The change that time makes to a job with an attempt; None for a job without one, or whose attempt is stopping.
 
-    Time before `awake_since` does not count for the latter two: the machine slept then, or nobody led. Nor do times
+    This covers run time that is up, stalls, and services that nobody uses. The leader calls it for the jobs that have
+    an attempt (`view.holding`), and for no others.
+
+    Time before `awake_since` does not count for the last two: the machine slept then, or nobody led. Nor do times
     that lie in the future, because the clock was set back since. `heard_at` is the last heartbeat of the attempt's
     workers, of the one that has been silent for longest.
     """
