@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from typing import get_type_hints
 
 import httpx
 
 from trainmaster.client import Client, types
+from trainmaster.server.core.spec.submit import SubmitJobRequest
 
 
 def test_types_of_answers_are_those_of_the_schema() -> None:
@@ -26,3 +28,10 @@ def test_unknown_fields_and_values_of_a_newer_server_are_kept() -> None:
     with Client("http://127.0.0.1:1", "key", transport=httpx.MockTransport(answer)) as client:
         assert client.get("job-1") == job
         assert list(client.list()) == [job]
+
+
+def test_request_of_a_shown_job_has_every_field_of_a_submission_but_its_handle() -> None:
+    submitted = set(SubmitJobRequest.model_fields)
+
+    assert set(types.REQUEST_FIELDS) == submitted - {"handle"}
+    assert submitted <= set(get_type_hints(types.Job))
