@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -347,3 +349,15 @@ def server_events(lines: Iterator[str]) -> Iterator[ServerEvent]:
         elif not line.startswith(":"):
             name, _, value = line.partition(": ")
             fields[name] = value
+
+
+def post_then_read(http: httpx.Client, path: str, key: str, body: bytes, content_type: str) -> bytes:
+    """The response to a client that reads nothing before it has sent everything, on a connection of its own.
+
+    A connection that the server closes with bytes unread is reset.
+    """
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nConnection: close\r\n"
+    head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=WAIT_S) as connection:
+        connection.sendall(head.encode() + body)
+        return b"".join(iter(functools.partial(connection.recv, 1 << 16), b""))

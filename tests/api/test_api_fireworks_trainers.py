@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-from api_world import Served, World, wait_for
+from api_world import Served, World, post_then_read, wait_for
 from fireworks_world import Door, door_of, knowing
 
 from trainmaster.server.core.accounts import KeyScope
@@ -370,3 +370,10 @@ def test_jobs_other_address_does_not_let_our_headers_in_either(door: Door, runni
     attempt = door.job("trainer").attempt
     assert attempt is not None
     assert seen["x-trainmaster-token"] == attempt.rank_token
+
+
+def test_large_body_for_a_trainer_that_does_not_exist_is_read_before_it_is_refused(door: Door) -> None:
+    path = f"/training/v1/rlorTrainerJobs/{door.account_id}/nobodys/api/v1/forward_backward"
+    said = post_then_read(door.http, path, door.key, bytes(40 << 20), "application/x-protobuf")
+    assert said.startswith(b"HTTP/1.1 404 ")
+    assert b"nobodys" in said

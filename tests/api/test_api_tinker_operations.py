@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
-from api_world import SERVICE, WAIT_S, Served, wait_for
+from api_world import SERVICE, WAIT_S, Served, post_then_read, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
 from trainmaster.server.doors import bodies, futures
@@ -276,6 +276,23 @@ def test_large_body_of_a_model_that_is_not_there_is_let_go_at_once(
         assert client.http.post("forward_backward", content=large(model_id)).status_code == 200
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status"),
+    [
+        ("forward_backward", message("none", 40 << 20), 404),
+        ("forward_backward", b"\x10\x01\x1a" + bytes(40 << 20), 422),
+        ("asample", message("none", 40 << 20), 404),
+    ],
+)
+def test_client_that_sends_all_of_a_large_body_before_it_reads_sees_why_it_is_refused(
+    client: Client, operation: str, body: bytes, status: int
+) -> None:
+    said = post_then_read(client.http, f"/api/v1/{operation}", client.key, body, PROTOBUF)
+    assert said.startswith(f"HTTP/1.1 {status} ".encode())
+    if status == 404:
+        assert b"there is no" in said
 
 
 def test_bodies_that_do_not_come_keep_nobody_else_out_and_are_given_up(

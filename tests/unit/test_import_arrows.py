@@ -184,6 +184,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/commands/checkpoints.py": {"jobs"},
     # `trainmaster runtimes` lists what a `TrainerClient` on this machine would.
     "cli/commands/cluster.py": {"trainer"},
+    # One file says which form an error has on which path.
+    "server/doors/errors.py": {"server.doors.fireworks"},
     # The server refuses a base model that a trainer cannot hold; `engine.config` reads its file, without torch.
     "server/coordinator/base_models.py": {"engine"},
 }

@@ -24,8 +24,8 @@ from trainmaster.protocol.trainer_requests import (
     peek_json_head,
     peek_protobuf,
 )
-from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.http.errors import RateLimitedError, TooLargeError
+from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
+from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError
 from trainmaster.server.http.requests import pieces_of
 
 SMALL_BYTES = 256 << 10
@@ -48,7 +48,10 @@ _NOT_PLAIN = re.compile("[\0\ud800-\udfff]")
 
 @dataclass(slots=True, eq=False)
 class IncomingBody:
-    """The body of a request: what came so far, and the rest on demand. It is released at the exit of its block."""
+    """The body of a request: what came so far, and the rest on demand. It is released at the exit of its block.
+
+    If the block ends with an error before the body was passed on, the rest is read and dropped first.
+    """
 
     request: Request
     account_id: str
@@ -57,6 +60,7 @@ class IncomingBody:
     size: int = 0
     _stream: AsyncIterator[bytes] | None = None
     complete: bool = False
+    _passed_on: bool = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,6 +70,10 @@ class IncomingBody:
     ) -> None:
         # Explicitly: an error on its way out refers to this body, and may be kept for long.
         self._release()
+        refused = isinstance(error, TrainmasterError) and not isinstance(error, StalledError | TooLargeError)
+        if refused and not self._passed_on:
+            await self.drain()
+            self._release()
 
     async def more(self) -> bool:
         """Wait for another piece; False when there is none.
@@ -93,11 +101,18 @@ class IncomingBody:
         """All of it: at once where it is small, else as it comes."""
         length = self.request.headers.get("content-length", "")
         small = self.complete or (length.isdecimal() and int(length[:18]) <= SMALL_BYTES)
-        return await self.whole() if small else self._all_pieces()
+        if small:
+            return await self.whole()
+        self._passed_on = True
+        return self._all_pieces()
 
     async def drain(self) -> None:
-        """Read and drop the rest: a client reads no response before it has sent everything."""
-        while await self.more():
+        """Read and drop the rest.
+
+        Most clients read no response before they have sent everything. A connection that the server closes with bytes
+        unread is reset, and the client may never see the response.
+        """
+        while not self.complete and await self.more():
             self.pieces.clear()
 
     async def whole(self) -> bytes:

@@ -1,8 +1,7 @@
-"""Errors as the Fireworks door answers them: a gRPC status as JSON, which its public clients read."""
+"""Errors of the Fireworks door: a gRPC status as JSON, which its public clients read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import IntEnum
 from http import HTTPStatus
@@ -16,7 +15,7 @@ from trainmaster.server.core.errors import (
     InvalidTransitionError,
     TrainmasterError,
 )
-from trainmaster.server.http.envelope import error_response, failure
+from trainmaster.server.http.envelope import error_response
 from trainmaster.server.http.errors import status_of
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -68,16 +67,9 @@ _BY_STATUS: Mapping[int, tuple[Code, HTTPStatus]] = {
     HTTPStatus.SERVICE_UNAVAILABLE: (Code.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
 }
 
-_RESOURCES = re.compile(r"/v1/accounts/[^/]+/.+", re.DOTALL)
-"""Below an account lies nothing but what the Fireworks door serves."""
 
-
-def failure_at(
-    path: str, error: TrainmasterError, request_id: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """The answer to a request that led to `error`, in the form of the door that the request came by."""
-    if _RESOURCES.fullmatch(path) is None:
-        return failure(error, request_id, headers)
+def grpc_failure(error: TrainmasterError, headers: Mapping[str, str] | None = None) -> Response:
+    """The response to a request that led to `error`."""
     code, status = _codes_of(error)
     return error_response(status_document(error, code), error, status, headers)
 

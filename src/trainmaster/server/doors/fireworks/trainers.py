@@ -212,14 +212,14 @@ async def serve(request: Request) -> Response:
     operation = str(request.path_params["operation"])
     reads = request.method in SAFE_METHODS or operation == FUTURE
     principal = require(request, KeyScope.VIEW if reads else KeyScope.MANAGE)
-    scope = own(principal, str(request.path_params["account_id"]))
     door = door_of(request)
-    job = await door.job(scope, str(request.path_params["job_id"]))
     try:
-        if operation == FUTURE:
-            return await _future(request, door, job)
-        async with IncomingBody(request, scope.account) as body:
-            return await _pass_on(request, door, job, operation, scope, body)
+        async with IncomingBody(request, principal.account_id) as body:
+            scope = own(principal, str(request.path_params["account_id"]))
+            job = await door.job(scope, str(request.path_params["job_id"]))
+            if operation != FUTURE:
+                return await _pass_on(request, door, job, operation, scope, body)
+        return await _future(request, door, job)
     except BrokenOffError as error:
         raise BadGatewayError(str(error)) from None
 

@@ -123,7 +123,7 @@ def get_run(connection: Connection, scope: Scope, model_id: str) -> TinkerRun:
     """Raises NotFoundError where there is none in scope."""
     query = scope.limit(_RUNS.where(_runs.c.model_id == model_id), _runs.c.account_id)
     if (row := connection.execute(query).one_or_none()) is None:
-        raise NotFoundError(f"there is no training run {model_id}")
+        raise NotFoundError(f"there is no model {model_id}")
     return _run(row)
 
 

@@ -77,7 +77,7 @@ class Sessions:
                     self._runs.clear()
                 self._runs[model_id] = run
         if not scope.admits(run.account_id):
-            raise NotFoundError(f"there is no training run {model_id}")
+            raise NotFoundError(f"there is no model {model_id}")
         return run
 
     async def end(self, session_id: str) -> KnownSession:

@@ -1,7 +1,14 @@
 """Operations on models, which their trainers carry out, and the futures of operations.
 
-A client numbers what it asks of a model, and the trainer works in that order. So a request that came this far is
-accepted, and its future says what is wrong with it.
+A client numbers its operations on a model, and the trainer carries them out in that order. Which failures are HTTP
+statuses, and which are told through a future:
+
+- An HTTP status, if the request never reaches a model: no valid key (401, 403), no `model_id` or an unreadable body
+  (422), too large a body (413), one that stalls (408), too many large ones at a time (429), no such model in the
+  account (404).
+- An HTTP status, if the trainer does not answer (502): the client tries again. A status of the trainer is passed on.
+- A failed future, in a response with status 200, for a known model whose creation failed or is not finished, or whose
+  trainer has ended; and for a `load_weights` of weights that do not exist, or that asks for a new model.
 """
 
 from __future__ import annotations
