@@ -190,6 +190,7 @@ def test_job_that_was_submitted_before_a_restart_gets_its_secrets(
 
 @over("files")
 def test_fork_server_s_log_and_answers_hold_no_secret(server: LocalServer, scripts: Path) -> None:
+    server.until(server.submit("true"))  # starts the fork server, which `ask` would start as a child of this process
     fork_server = ForkServer(server.directory / "forkserver")
     for order in (
         {"op": "start", "secrets": {"environment": {"A": CANARIES[0]}}},
