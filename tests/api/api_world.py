@@ -275,6 +275,7 @@ class Served:
             log_config=None,
             proxy_headers=False,
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=int(WAIT_S),  # a busy test may leave a connection unused for more than the default 5 s
         )
         server = uvicorn.Server(config)
         loop = asyncio.new_event_loop()

@@ -87,7 +87,9 @@ class StandIn:
     @contextlib.contextmanager
     def serving(self) -> Iterator[StandIn]:
         app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_config=None)
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_keep_alive=int(WAIT_S)
+        )
         server = self._server = uvicorn.Server(config)
         thread = self._thread = threading.Thread(target=server.run)
         thread.start()
