@@ -69,8 +69,8 @@ def test_a_pull_that_breaks_off_is_tried_again_at_no_cost_to_the_job(
     container_server: ContainerServer, registry: Registry
 ) -> None:
     server = container_server
-    image = registry.put("flaky", "at last")
-    registry.cut = {"flaky"}
+    image = registry.put("cut-off", "at last")
+    registry.cut = {"cut-off"}
     job_id = submit(server, image, "IfNotPresent")
     problem = f"image {image} could not be fetched from its registry yet"
     wait_for(lambda: problem in (server.job(job_id)["pending_reason"] or ""), "the reason why it waits")
