@@ -27,9 +27,9 @@ from sqlalchemy import Connection
 from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import LOCAL, ContainerRequest, Launch
+from trainmaster.protocol.launch import LOCAL, Launch
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
-from trainmaster.server.coordinator.capacity import Capacity
+from trainmaster.server.coordinator.capacity import Capacity, check_backend
 from trainmaster.server.coordinator.launch import Tenants
 from trainmaster.server.coordinator.source_checks import SourceChecks
 from trainmaster.server.core.errors import (
@@ -56,7 +56,6 @@ from trainmaster.server.core.training.sources import (
 )
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
-from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.core.workloads.script import ScriptSpec
 from trainmaster.server.core.workloads.trainer import TRAINING_FILE, configs_of, is_training, local_paths, models_from
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
@@ -322,46 +321,6 @@ class Admission:
                 f"{what} {path} lies outside the directories that this server allows ({roots}); "
                 "ship the files, or start the server with a --data-root that holds it"
             )
-
-
-def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capabilities]) -> None:
-    """Check that a backend can run a job.
-
-    Raises:
-        RefusedError: it lacks what the job needs.
-    """
-    launch, capable = compiled.launch, backends[name]
-    initializers = initializers_of(compiled.workload)
-    wanted = {
-        "image": launch.image is not None,
-        "volumes": bool(launch.volumes),
-        "container": launch.container != ContainerRequest(),
-    }
-    for part, spec in initializers.named() if initializers else ():
-        wanted[f"initializers.{part}.image"] = spec.image is not None
-    first = next((field for field, given in wanted.items() if given), None)
-    if first is not None and not capable.images:
-        remedy = _remedy(other for other, each in backends.items() if each.images)
-        without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
-        message = f"the backend {name} runs no containers; {remedy}{without}"
-        raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
-    if capable.images and launch.image is None and not capable.own_image:
-        message = (
-            f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
-            "CustomTrainer(image=...), or a runtime that has one)"
-        )
-        if capable.image_setting:
-            message += f", or have the operator set {capable.image_setting}"
-        raise RefusedError.because([Problem(field="workload.image", message=message)])
-    if launch.lifetime not in capable.lifetimes:
-        remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
-        message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
-        raise RefusedError.because([Problem(field="backend", message=message)])
-
-
-def _remedy(able: Iterable[str]) -> str:
-    names = ", ".join(able)
-    return f"use one of: {names}" if names else "this server has none that does"
 
 
 def _server_script(workload: WorkloadSpec) -> Path | None:

@@ -1,16 +1,21 @@
-"""Capacity: whether any nodes could ever hold a job."""
+"""Capacity: whether a backend can run a job at all, and whether any of its nodes could ever hold the job."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from trainmaster.backends.base import Capabilities
+from trainmaster.protocol.launch import ContainerRequest
 from trainmaster.server.core.errors import Problem, RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Node
+from trainmaster.server.core.spec.submit import CompiledJob
+from trainmaster.server.core.workloads.base import initializers_of
+from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.scheduling.shortage import needs_in_words, restored_pool, why_never
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope
@@ -63,3 +68,43 @@ class Capacity:
 
     def _could_hold(self, backend: str, needs: Needs) -> bool:
         return self._pool.demand(backend, needs).possible
+
+
+def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capabilities]) -> None:
+    """Check that a backend can run a job.
+
+    Raises:
+        RefusedError: it lacks what the job needs.
+    """
+    launch, capable = compiled.launch, backends[name]
+    initializers = initializers_of(compiled.workload)
+    wanted = {
+        "image": launch.image is not None,
+        "volumes": bool(launch.volumes),
+        "container": launch.container != ContainerRequest(),
+    }
+    for part, spec in initializers.named() if initializers else ():
+        wanted[f"initializers.{part}.image"] = spec.image is not None
+    first = next((field for field, given in wanted.items() if given), None)
+    if first is not None and not capable.images:
+        remedy = _remedy(other for other, each in backends.items() if each.images)
+        without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
+        message = f"the backend {name} runs no containers; {remedy}{without}"
+        raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
+    if capable.images and launch.image is None and not capable.own_image:
+        message = (
+            f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
+            "CustomTrainer(image=...), or a runtime that has one)"
+        )
+        if capable.image_setting:
+            message += f", or have the operator set {capable.image_setting}"
+        raise RefusedError.because([Problem(field="workload.image", message=message)])
+    if launch.lifetime not in capable.lifetimes:
+        remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
+        message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
+        raise RefusedError.because([Problem(field="backend", message=message)])
+
+
+def _remedy(able: Iterable[str]) -> str:
+    names = ", ".join(able)
+    return f"use one of: {names}" if names else "this server has none that does"
