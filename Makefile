@@ -1,6 +1,7 @@
 # `make demo` shows Trainmaster at work; `make test` is what CI runs.
 PY := .venv/bin/python
-JOBS ?= 3
+JOBS ?= 4
+PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
 # Where this is set, every process that a test starts would compile all of Trainmaster anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,10 +29,10 @@ check: setup-dev  ## lint, types and import arrows
 	$(PY) scripts/make_docs.py --check
 
 quick: check  ## lint, types, unit and API tests, for the inner loop
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long" tests/unit tests/fields tests/api
+	$(PYTEST) tests/unit tests/fields tests/api
 
 test: check  ## everything that CI runs
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not long"
+	$(PYTEST)
 
 test-long: setup-dev  ## soaks and thousand-job runs, too long for CI
 	$(PY) -m pytest -q -m long

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from patience import PATIENCE_S
 from real_server import ENDED, RealServer, wait_for
 from trainmaster.protocol.run_directory import RunDirectory, log_stream
 
@@ -49,7 +50,7 @@ class JobServer(RealServer):
         """The server-sent events of a stream, from its start to its end, each with its fields."""
 
         headers = {"Authorization": f"Bearer {self.key}", **headers}
-        with httpx.stream("GET", f"{self.url}{path}", headers=headers, verify=False, timeout=60) as answer:
+        with httpx.stream("GET", f"{self.url}{path}", headers=headers, verify=False, timeout=PATIENCE_S) as answer:
             assert answer.status_code == 200
             fields: dict[str, str] = {}
             for line in answer.iter_lines():

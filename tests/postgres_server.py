@@ -15,6 +15,8 @@ from typing import Any
 
 import psycopg
 
+from patience import PATIENCE_S
+
 _USER = "nobody"
 """As whom it runs when the tests run as root, which PostgreSQL refuses."""
 _OPTIONS = {
@@ -90,7 +92,7 @@ class PostgresServer:
                 stderr=log,
                 **self._identity,
                 cwd=self.directory,
-                timeout=90,
+                timeout=PATIENCE_S,
                 check=True,
             )
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import httpx
 
+from patience import PATIENCE_S
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.protocol.processes import ProcessIdentity, send_signal
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
-PATIENCE_S = 60.0
 """For anything that happens by itself; these machines may be slow."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
 
 # One for all: making a client costs more than most requests. No connection is kept, as servers die and come back.
-_http = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+_http = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
 
 
 class RealServer:
@@ -146,7 +146,11 @@ class RealServer:
             )
             return None
 
-        return wait_for(reached, f"{job_id} to be {wanted}", timeout_s)
+        try:
+            return wait_for(reached, f"{job_id} to be {wanted}", timeout_s)
+        except AssertionError as error:
+            happened = [f"{event['type']}: {event['message']}" for event in self.events(job_id)]
+            raise AssertionError("\n".join([str(error), *happened, *self.lines(job_id)[-50:]])) from error
 
     def lines(self, job_id: str, **query: Any) -> list[str]:
         """All lines of its log."""

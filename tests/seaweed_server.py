@@ -21,7 +21,8 @@ from typing import Any
 
 import httpx
 
-PATIENCE_S = 90.0
+from patience import PATIENCE_S
+
 KEY, SECRET = "tests", "tests-secret"
 ASKER, ASKER_SECRET = "asker", "askers-secret"
 """Keys that may do nothing but take on the role below."""

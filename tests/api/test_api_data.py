@@ -18,6 +18,7 @@ import pytest
 from api_world import Api, Served, World
 
 from data_tokenizer import make_tokenizer
+from patience import PATIENCE_S
 from process_signals import kill_marked
 from trainmaster.server.coordinator import data_checks as checking
 from trainmaster.server.coordinator.data_checks import DataCheck, DataChecks
@@ -25,7 +26,6 @@ from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import ConflictError, RefusedError
 from trainmaster.server.settings.settings import Settings
 
-PATIENCE_S = 180.0
 ROWS = [{"prompt": "q:", "completion": "yes"}, {"prompt": "r:", "completion": 3}]
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tinker_world import Client, StandIn
 
+from patience import PATIENCE_S
 from trainmaster.server.doors.tinker.routes import downloads
 from trainmaster.server.store.scope import Scope
 
@@ -36,7 +37,7 @@ def address(client: Client, model_id: str) -> str:
 
 def fetched(url: str, **headers: str) -> httpx.Response:
     """As any program fetches it: without a key."""
-    return httpx.get(url, headers=headers, timeout=60)
+    return httpx.get(url, headers=headers, timeout=PATIENCE_S)
 
 
 def altered(url: str, **query: str) -> str:

@@ -14,6 +14,7 @@ from api_world import COMMAND, WAIT_S, Served, wait_for
 from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
 
 from model_config import model_config
+from patience import PATIENCE_S
 from trainmaster.server.coordinator.base_models import BaseModel
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.states import JobStatus
@@ -74,7 +75,7 @@ def test_disk_of_a_model_that_does_not_answer_keeps_nobody_waiting(
         asked = pool.submit(client.get, "get_server_capabilities")
         try:
             assert reached.wait(WAIT_S)
-            assert client.http.get("healthz", timeout=10).status_code == 200
+            assert client.http.get("healthz", timeout=PATIENCE_S).status_code == 200
         finally:
             answers.set()
         assert len(asked.result()["supported_models"]) == 3

@@ -14,7 +14,8 @@ from typing import Any
 
 import trained_functions
 
-PATIENCE_S = 150.0
+from patience import PATIENCE_S
+
 RUNTIME = "torch-distributed"
 
 

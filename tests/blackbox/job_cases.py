@@ -11,6 +11,8 @@ from typing import Any
 
 from blackbox_world import RUNTIME, World, outcome_of
 
+from patience import PATIENCE_S
+
 SOON_S = 4.0
 """Long enough for a line that is passed on when it is written."""
 
@@ -72,7 +74,7 @@ def follow(world: World) -> str:
             break
     when = "as it is written" if "begun" in found else "when the job has ended"
     world.finish()
-    while (line := lines.get(timeout=60)) is not None:
+    while (line := lines.get(timeout=PATIENCE_S)) is not None:
         found += line.splitlines()
     return f"{when}, {'to the end' if 'done' in found else 'without the end'}"
 

@@ -13,8 +13,6 @@ from case_programs import CASES, ROOT, Run, kubeflow_python, make_index
 from real_server import running
 from wheel_index import WheelIndex
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:

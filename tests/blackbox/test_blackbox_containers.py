@@ -16,8 +16,6 @@ from container_engine import Engine, missing, python_image, running_engine
 from container_servers import ContainerServer
 from wheel_index import WheelIndex
 
-pytestmark = pytest.mark.timeout(300)
-
 LOOKED_AT = [case for case in CASES if outcomes.ROWS[case].container is not None]
 """The cases that kubeflow's containers can tell something about: they reach no package index of this machine."""
 RUNTIME = """\

@@ -211,7 +211,6 @@ def check(cluster: Cluster, job_id: str, scenario: Scenario) -> None:
     assert {checkpoint.checkpoint_id for checkpoint in cluster.checkpoints(job_id)} == set(noted)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_server_killed_at_every_point_loses_nothing(name: str, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]

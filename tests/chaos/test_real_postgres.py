@@ -18,6 +18,7 @@ import pytest
 from aftermath import check
 from ground import Ground, MortalServer, lease_in
 
+from patience import PATIENCE_S
 from postgres_server import PostgresServer
 from real_server import wait_for
 from trainmaster.protocol.processes import identity_of
@@ -70,7 +71,9 @@ def submit(server: MortalServer, body: Any, key: str) -> str:
 
     def answered() -> Any:
         with contextlib.suppress(httpx.TransportError):
-            answer = httpx.post(f"{server.url}/v1/jobs", json=body, headers=headers, timeout=30, trust_env=False)
+            answer = httpx.post(
+                f"{server.url}/v1/jobs", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False
+            )
             assert answer.is_success or answer.status_code == 503, answer.text
             return answer.json()["data"]["job_id"] if answer.is_success else None
 

@@ -12,6 +12,7 @@ import httpx
 from aftermath import check
 from ground import Ground, MortalServer, lease_in
 
+from patience import PATIENCE_S
 from real_server import RealServer, wait_for
 
 
@@ -83,5 +84,7 @@ def test_submission_sent_again_with_its_key_makes_one_job(ground: Ground) -> Non
 
 async def submit_at_once(server: MortalServer, body: dict[str, Any], times: int) -> list[httpx.Response]:
     headers = {"Authorization": f"Bearer {server.key}", "Idempotency-Key": "crowd"}
-    async with httpx.AsyncClient(headers=headers, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        headers=headers, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
+    ) as client:
         return await asyncio.gather(*(client.post(f"{server.url}/v1/jobs", json=body) for _ in range(times)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
+from patience import PATIENCE_S
 from trainmaster import __version__
 from trainmaster.cli.app import GROUPS
 
@@ -59,7 +60,7 @@ def test_command_of_another_tool_leads_to_ours(tm: Callable[..., Result], other:
 def test_help_imports_nothing_that_takes_long() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "trainmaster", "--help"]
 
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
 
     imported = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")}
     assert "trainmaster.cli.app" in imported

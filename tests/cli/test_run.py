@@ -18,6 +18,7 @@ import yaml
 from cli_server import wait_for
 from typer.testing import Result
 
+from patience import PATIENCE_S
 from trainmaster.client import Client
 
 JOB = """
@@ -162,7 +163,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
     try:
         wait_for(lambda: "step 1/40" in (place / "out").read_text())
         first.send_signal(number)
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=PATIENCE_S)
     finally:
         first.kill()
     assert first.returncode == 85, said

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
+from patience import PATIENCE_S
+
 WORK = ("forward_backward", "forward", "optim_step", "save_weights", "save_weights_for_sampler", "asample")
 """Routes whose acknowledgements get lost."""
 RESULT = "retrieve_future"
@@ -24,7 +26,7 @@ class LossyProxy:
         self.target = target
         self.lost: list[str] = []
         self._counter = itertools.count()
-        self._upstream = httpx.Client(timeout=60, trust_env=False)
+        self._upstream = httpx.Client(timeout=PATIENCE_S, trust_env=False)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -8,7 +8,8 @@ import threading
 import httpx
 from lossy_proxy import LossyProxy
 
-PATIENCE_S = 30.0
+from patience import PATIENCE_S
+
 """For chunks that clients send at the same time."""
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from client_programs import Client
 
-pytestmark = pytest.mark.timeout(600)
-
 Recipe = Callable[..., list[dict[str, Any]]]
 
 

@@ -14,15 +14,14 @@ from client_programs import Client, facts
 from safetensors.numpy import load_file
 from tinker_calls import ADAM, PASS, Plain
 
+from patience import PATIENCE_S
 from real_server import RealServer
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def plain(service_server: RealServer) -> Any:
     """A trained model, with weights of every kind."""
-    with httpx.Client(timeout=60) as http:
+    with httpx.Client(timeout=PATIENCE_S) as http:
         made = Plain(server=service_server, http=http)
         made.session_id = made.new_session()
         made.model_id = made.run_id = made.new_model(made.session_id)
@@ -37,7 +36,7 @@ def plain(service_server: RealServer) -> Any:
 def downloaded(client: Client, path: str, output: Path) -> Path:
     """What `tinker checkpoint download` leaves."""
     command = [client.python.parent / "tinker", "checkpoint", "download", path, "--output", output]
-    done = subprocess.run(command, env=client.environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=client.environment(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (directory,) = output.iterdir()
     return directory

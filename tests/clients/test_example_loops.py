@@ -12,7 +12,6 @@ from client_programs import ROOT, Client
 
 from real_server import RealServer, running
 
-pytestmark = pytest.mark.timeout(400)
 LOOPS = ROOT / "examples" / "loops"
 
 

@@ -12,8 +12,6 @@ from client_programs import Client, facts, kill_trainer
 
 from real_server import RealServer
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def results(client: Callable[[str], Client], service_server: RealServer) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from client_model import FIREWORKS_NAME
 from client_programs import Client, facts
 
 from fireworks_page import described_fields
+from patience import PATIENCE_S
 from real_server import RealServer, running
 from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def service_server(ground: Path) -> Iterator[RealServer]:
 
 @pytest.fixture(scope="module")
 def results(client: Callable[[str], Client]) -> dict[str, Any]:
-    return client("fireworks").scenarios("fireworks_control.py", timeout_s=200)
+    return client("fireworks").scenarios("fireworks_control.py", timeout_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,8 @@ from lossy_proxy import LossyProxy
 from programs.batches import sequence
 from reordering_proxy import ReorderingProxy
 
+from patience import PATIENCE_S
 from real_server import RealServer, running
-
-pytestmark = pytest.mark.timeout(400)
 
 JOB = "faults"
 BROKEN = "accounts/fireworks/models/broken"
@@ -69,7 +68,7 @@ def results(
         "the way that turns chunks round": lambda _: reordering.url,
         "mend the weights": mend,
     }
-    return client("fireworks").scenarios("fireworks_faults.py", asked=asked, timeout_s=300)
+    return client("fireworks").scenarios("fireworks_faults.py", asked=asked, timeout_s=PATIENCE_S)
 
 
 def test_lost_answers_change_nothing(results: dict[str, Any], lossy: LossyProxy) -> None:
@@ -176,7 +175,7 @@ def test_results_outlive_the_server_that_acknowledged_them(results: dict[str, An
     trainer = f"/training/v1/rlorTrainerJobs/default/{JOB}/api/v1"
 
     def post(operation: str, **body: Any) -> Any:
-        answer = service_server.ask("POST", f"{trainer}/{operation}", body, timeout=60)
+        answer = service_server.ask("POST", f"{trainer}/{operation}", body, timeout=PATIENCE_S)
         assert answer.is_success, answer.text
         return answer.json()
 

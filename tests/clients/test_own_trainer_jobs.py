@@ -9,11 +9,11 @@ import pytest
 from client_model import FIREWORKS_NAME
 from client_programs import Client, facts, kill_trainer
 
+from patience import PATIENCE_S
 from real_server import RealServer, wait_for
 from trainmaster import FireworksClient, TrainerJobConfig, TrainerJobManager
 from trainmaster.client.fireworks import ResumeRefusedError, TrainerStoppedError, TrainingAPIError
 
-pytestmark = pytest.mark.timeout(400)
 POLL_S = 0.2
 
 
@@ -100,7 +100,7 @@ def results(manager: TrainerJobManager, service_server: RealServer, client: Call
         "delete": delete,
         "promote": promote,
     }
-    return client("fireworks").scenarios("own_trainer_jobs.py", asked=asked, timeout_s=300)
+    return client("fireworks").scenarios("own_trainer_jobs.py", asked=asked, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from client_programs import ROOT
 
+from patience import PATIENCE_S
+
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = [
@@ -27,8 +29,6 @@ BLOCKS = [
     if language != "console"  # shows what a terminal printed
 ]
 TIMEOUT_S = 900.0
-
-pytestmark = pytest.mark.timeout(int(TIMEOUT_S) + 60)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_setup_shows_what_it_installs(clone: Path, environment: dict[str, str]) 
     pip.write_text('#!/bin/sh\necho "Collecting $*"\n')
 
     ran = subprocess.run(
-        ["make", "setup"], cwd=clone, env=environment, capture_output=True, text=True, timeout=120, check=True
+        ["make", "setup"], cwd=clone, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
     (line,) = [line for line in ran.stderr.splitlines() if line.startswith("Collecting")]

@@ -14,9 +14,8 @@ from client_programs import Client, facts, kill_trainer
 from lossy_proxy import LossyProxy
 from tinker_calls import ADAM, PASS, Plain
 
+from patience import PATIENCE_S
 from real_server import RealServer
-
-pytestmark = pytest.mark.timeout(600)
 
 WITH_TORCH = ("custom_loss",)
 """These need the environment of tinker-cookbook, where the same client has torch beside it."""
@@ -303,7 +302,7 @@ def test_restart_of_the_server_loses_nothing(client: Callable[[str], Client], se
 
 def test_acknowledgement_outlives_a_kill_of_the_server(service_server: RealServer) -> None:
     """The id of a future is all that a client has to keep."""
-    with httpx.Client(timeout=60, trust_env=False) as http:
+    with httpx.Client(timeout=PATIENCE_S, trust_env=False) as http:
         plain = Plain(server=service_server, http=http)
         plain.model_id = plain.new_model(plain.new_session())
         bodies = [plain.work(forward_backward_input=PASS), plain.work(adam_params=ADAM)]

@@ -20,10 +20,9 @@ from client_model import HUB_NAME
 from client_programs import PROGRAMS, Client, facts
 from tinker_calls import CALLS, PASS, Plain
 
+from patience import PATIENCE_S
 from process_signals import kill_marked
 from real_server import RealServer, running, wait_for
-
-pytestmark = pytest.mark.timeout(300)
 
 SILENT_S = 20
 BEAT_S = 3.0
@@ -101,7 +100,10 @@ def left_behind(client: Callable[[str], Client], service_server: RealServer) -> 
 def plain(left_behind: str, service_server: RealServer) -> Iterator[Plain]:
     """A client that lives, as its heartbeats show."""
     ended = threading.Event()
-    with httpx.Client(timeout=60, trust_env=False) as http, httpx.Client(timeout=60, trust_env=False) as other:
+    with (
+        httpx.Client(timeout=PATIENCE_S, trust_env=False) as http,
+        httpx.Client(timeout=PATIENCE_S, trust_env=False) as other,
+    ):
         made = Plain(server=service_server, http=http).prepare()
         beats = Plain(server=service_server, http=other)
 

@@ -16,8 +16,6 @@ from client_programs import PROGRAMS, Client, facts
 from process_signals import kill_marked
 from real_server import RealServer, running, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 PROGRAM = str(PROGRAMS / "tinker_silence.py")
 WEEK_S = 7 * 86400
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from client_programs import Client, facts
 
-pytestmark = pytest.mark.timeout(400)
 SAME = ("train", "pipelined", "chunked", "sample", "prompt_logprobs")
 SCENARIOS = (*SAME, "save_and_resume", "saved_sampler", "mistakes")
 

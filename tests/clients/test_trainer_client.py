@@ -280,9 +280,9 @@ def test_wait_calls_back_at_every_look_and_ends_in_time(client: TrainerClient, g
         client.get_job_result(name)
     gate.touch()
     finished(client, name)
-    assert client.wait_for_job_status(name, {"Running"}, timeout=60).status == "Complete"  # it has run
+    assert client.wait_for_job_status(name, {"Running"}, timeout=PATIENCE_S).status == "Complete"  # it has run
     with pytest.raises(TimeoutError, match="is Complete, and will not be Failed"):
-        client.wait_for_job_status(name, {"Failed"}, timeout=60)
+        client.wait_for_job_status(name, {"Failed"}, timeout=PATIENCE_S)
 
 
 def test_wait_refuses_what_makes_no_sense_before_it_looks_for_the_job(client: TrainerClient) -> None:

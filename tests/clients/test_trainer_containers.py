@@ -30,8 +30,6 @@ from trainmaster.trainer import (
 )
 from trainmaster.trainer.options import Limits, Volume, Volumes
 
-pytestmark = pytest.mark.timeout(300)
-
 RUNTIME = """\
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainingRuntime

@@ -14,9 +14,8 @@ import pytest
 from client_model import FIREWORKS_NAME, HUB_NAME
 from client_programs import Client, facts
 
+from patience import PATIENCE_S
 from real_server import RealServer, running, wait_for
-
-pytestmark = pytest.mark.timeout(600)
 
 TWO_GPUS = """
 versions:
@@ -73,7 +72,7 @@ def results(client: Callable[[str], Client], service_server: RealServer, two_ran
         wait_for(lambda: service_server.job(other)["attempt"] == 1, "the other job to have the GPUs")
 
     asked = {"wait until it is parked": parked, "take its GPUs": take_gpus}
-    return client("fireworks").scenarios("trainer_stops.py", asked=asked, timeout_s=300)
+    return client("fireworks").scenarios("trainer_stops.py", asked=asked, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from client_programs import PROGRAMS, ROOT
 
+from patience import PATIENCE_S
 from surface_differences import SURFACE
 
 KUBEFLOW = ROOT / ".venvs" / "kubeflow" / "bin" / "python"
@@ -55,7 +56,9 @@ def test_configuration_of_the_real_kubernetes_client_is_taken() -> None:
         "assert KubernetesBackendConfig(client_configuration=given).client_configuration is given\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([KUBEFLOW, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [KUBEFLOW, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -16,10 +16,9 @@ import pytest
 import torch
 from tiny_models import make_checkpoint
 
+from patience import PATIENCE_S
 from trainmaster.engine.parallel import joined, parted
 from trainmaster.jobs import trees
-
-pytestmark = pytest.mark.timeout(450)  # two processes that import torch, twice, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def start(checkpoint: Path, output: Path, scenario: str, size: int) -> list[subp
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Exit code and errors of each; none may hang."""
     try:
-        told = [each.communicate(timeout=200)[1] for each in processes]
+        told = [each.communicate(timeout=PATIENCE_S)[1] for each in processes]
     finally:
         for each in processes:
             each.kill()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.jobs import trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.checkpoint_saver import Saver
@@ -28,7 +29,6 @@ INSIDE = "TRAINMASTER_TESTS_OF_JAX"
 
 if INSIDE not in os.environ:
 
-    @pytest.mark.timeout(300)
     def test_jax_in_a_process_of_its_own() -> None:
         environ = {
             **os.environ,
@@ -39,7 +39,7 @@ if INSIDE not in os.environ:
         for name in [name for name in environ if name.startswith("PYTEST_")]:
             del environ[name]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "8 passed" in done.stdout
 
@@ -190,7 +190,7 @@ else:
             )
             for rank in range(2)
         ]
-        said = [rank.communicate(timeout=90) for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], said
         first, second = (json.loads(out.splitlines()[-1]) for out, _ in said)
         assert [first["me"], second["me"]] == [[0, 2], [1, 2]]

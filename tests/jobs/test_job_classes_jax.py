@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
+
 
 @pytest.mark.parametrize("inner", ["jax_job_classes.py", "jax_ambient_jobs.py"])
 def test_job_classes_with_jax_keep_every_promise(tmp_path: Path, inner: str) -> None:
@@ -77,6 +79,6 @@ def ranks(count: int, root: Path, step: int) -> list[dict[str, Any]]:
         )
         for rank in range(count)
     ]
-    said = [rank.communicate(timeout=240) for rank in started]
+    said = [rank.communicate(timeout=PATIENCE_S) for rank in started]
     assert [rank.returncode for rank in started] == [0] * count, said
     return [json.loads(out.splitlines()[-1]) for out, _ in said]

@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 
+from patience import PATIENCE_S
+
 _PASSED_ON = ("content-type", "content-encoding", "accept", "x-idempotency-key", "x-trainmaster-door")
 
 
@@ -32,7 +34,9 @@ class ForgetfulProxy:
         self.encodings: Counter[str] = Counter()
         self.try_again = 0
         """How many polls were told that there is nothing yet."""
-        upstream = httpx.Client(base_url=url, verify=False, timeout=60, limits=httpx.Limits(max_connections=None))
+        upstream = httpx.Client(
+            base_url=url, verify=False, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
+        )
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):

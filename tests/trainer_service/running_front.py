@@ -13,6 +13,7 @@ from types import TracebackType
 import httpx
 from stub_engine import StubEngine
 
+from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.trainer_service import channel
 
@@ -62,7 +63,7 @@ class RunningFront:
         )
         far.close()
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=f"{self.url}/api/v1", verify=False, timeout=30)
+        self.http = httpx.Client(base_url=f"{self.url}/api/v1", verify=False, timeout=PATIENCE_S)
         self.engine = self._make_engine(channel.EngineChannel(near), **self._delays)
         self.engine.start(ready=self._ready, checkpoints=self._checkpoints)
         deadline = time.monotonic() + 30

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
+from patience import PATIENCE_S
 from process_signals import kill_all_marked
 from trainmaster.protocol import environment
 
 BASE_MODEL = "tiny/model"
-PATIENCE_S = 90.0
 FEW_DESCRIPTORS = 512
 """What a service may have open when it starts; it may allow itself more."""
 
@@ -65,7 +65,7 @@ class RunningService:
                 argv += [sys.executable, "-P", "-m", "trainmaster.trainer_service"]
                 self.ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}/api/v1", verify=False, timeout=60, trust_env=False
+            base_url=f"http://127.0.0.1:{self.port}/api/v1", verify=False, timeout=PATIENCE_S, trust_env=False
         )
 
     def wait_ready(self) -> RunningService:

@@ -21,6 +21,7 @@ from plain_client import PROTOBUF, Client, json_pass, protobuf_pass, sample, wai
 from running_front import RunningFront
 from starlette.requests import Request
 
+from patience import PATIENCE_S
 from trainmaster.trainer_service import schema, wire
 from trainmaster.trainer_service.front.intake import BusyError, Intake
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
@@ -55,7 +56,7 @@ def test_large_body_goes_through_without_being_held(settings: dict[str, int]) ->
         text = json.dumps(json_pass(client.model_id, 2)).encode().replace(b"[3, 3]", b"[" + b"3, " * 28_000_000 + b"3]")
         for sent, headers in ((body, PROTOBUF), (text, {})):
             assert len(sent) > 80 << 20
-            ack = front.http.post("forward_backward", content=sent, headers=headers, timeout=60).json()
+            ack = front.http.post("forward_backward", content=sent, headers=headers, timeout=PATIENCE_S).json()
             assert client.retrieve(ack, wire.PROTOBUF).status_code == 200
             assert front.engine.digests[ack["request_id"]] == hashlib.blake2b(sent).digest()
         assert own_memory(front.process.pid) - before < 32 << 20
@@ -113,7 +114,7 @@ def test_nothing_is_lost_in_a_storm() -> None:
             own = threading.local()
 
             def connect() -> None:
-                own.http = stack.enter_context(httpx.Client(base_url=f"{front.url}/api/v1", timeout=120))
+                own.http = stack.enter_context(httpx.Client(base_url=f"{front.url}/api/v1", timeout=PATIENCE_S))
 
             def train(seq_id: int) -> float:
                 head = schema.ForwardBackwardRequest(model_id=client.model_id, seq_id=seq_id).SerializeToString()
@@ -178,7 +179,7 @@ def test_bodies_that_are_held_are_bounded_and_clients_come_again() -> None:
         def train(seq_id: int) -> float:
             body = json.dumps(json_pass(client.model_id, seq_id, targets=1)).encode()
             body = body.replace(b"[3]", b"[" + b"3, " * 1_000_000 + b"3]")
-            with httpx.Client(base_url=f"{front.url}/api/v1", timeout=60) as http:
+            with httpx.Client(base_url=f"{front.url}/api/v1", timeout=PATIENCE_S) as http:
                 while (answer := http.post("forward_backward", content=body)).status_code == 429:
                     assert answer.headers["retry-after"] == "1"
                     reasons.append(answer.json()["error"])

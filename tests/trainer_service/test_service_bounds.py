@@ -18,6 +18,7 @@ from plain_client import PROTOBUF, Client, protobuf_pass, sample, wait_for
 from running_front import RunningFront
 from starlette.requests import Request
 
+from patience import PATIENCE_S
 from trainmaster.trainer_service import messages, wire
 from trainmaster.trainer_service.front.futures import Futures
 from trainmaster.trainer_service.front.intake import BusyError, Intake, size_of_fields
@@ -64,7 +65,7 @@ def test_operations_are_bounded_in_number_and_a_pipeline_in_any_order_gets_throu
         def step(seq_id: int) -> tuple[float, int]:
             fields = {"model_id": client.model_id, "seq_id": seq_id, "adam_params": {}}
             sent_away = 0
-            with httpx.Client(base_url=front.http.base_url, timeout=60) as http:
+            with httpx.Client(base_url=front.http.base_url, timeout=PATIENCE_S) as http:
                 while (answer := http.post("optim_step", json=fields)).status_code == 429:
                     sent_away += 1
                     time.sleep(0.1)

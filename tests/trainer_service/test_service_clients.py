@@ -13,6 +13,8 @@ from forgetful_proxy import ForgetfulProxy
 from running_front import RunningFront
 from stub_engine import BASE_MODEL
 
+from patience import PATIENCE_S
+
 ENVIRONMENTS = Path(os.environ.get("TRAINMASTER_CLIENTS_DIR", Path(__file__).parents[2] / ".venvs"))
 """Where each public client is installed, by name; `make setup-dev` makes them."""
 SCRIPTS = Path(__file__).parent / "client_scripts"
@@ -33,7 +35,7 @@ def run(environment: str, case: str, url: str) -> dict[str, Any]:
     """What a client's script tells at its end."""
     process = start(environment, case, url)
     try:
-        told, _ = process.communicate(timeout=100)
+        told, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()
@@ -104,7 +106,7 @@ def test_tinker_hears_of_the_engines_death_and_what_was_saved() -> None:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline()) == {"waiting": True}
             front.engine.die()
-            told = json.loads(process.communicate(timeout=60)[0])
+            told = json.loads(process.communicate(timeout=PATIENCE_S)[0])
         finally:
             process.kill()
             process.wait()

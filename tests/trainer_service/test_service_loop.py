@@ -12,6 +12,7 @@ import pytest
 import torch
 from running_service import BASE_MODEL, data
 
+from patience import PATIENCE_S
 from real_server import wait_for
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
@@ -26,7 +27,6 @@ from trainmaster.trainer_service.process import ServiceControl, TrainerService
 from trainmaster.trainer_service.reports import FatalError
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 
-PATIENCE_S = 100.0
 """For an answer: a sample of hundreds of tokens takes long beside twenty other processes."""
 
 

@@ -17,6 +17,8 @@ from forgetful_proxy import ForgetfulProxy
 from plain_client import Client, sample
 from running_front import RunningFront
 
+from patience import PATIENCE_S
+
 TINKER = (
     Path(os.environ.get("TRAINMASTER_CLIENTS_DIR", Path(__file__).parents[2] / ".venvs")) / "tinker" / "bin" / "python"
 )
@@ -29,7 +31,7 @@ def pipeline(url: str, *, pairs: int, tokens: int) -> list[float]:
         [str(TINKER), str(SCRIPT), url, str(pairs), str(tokens)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     losses: list[float] = json.loads(ran.stdout.splitlines()[-1])

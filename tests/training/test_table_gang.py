@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from iceberg_tables import ROWS, table_at, table_on
 
+from patience import PATIENCE_S
 from real_server import wait_for
 from seaweed_server import ASKER, ASKER_SECRET, ROLE, SeaweedServer
 from trainmaster.jobs import data_cache
@@ -110,7 +111,7 @@ def spec(location: str, count: int = 2, **options: Any) -> dict[str, Any]:
 
 
 def end_of(member: MEMBER) -> tuple[int, str]:
-    output, _ = member.communicate(timeout=60)
+    output, _ = member.communicate(timeout=PATIENCE_S)
     return member.returncode, output
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
+
 TAKES = """
 import sys
 from trainmaster.training.tables.table_reader import limit
@@ -42,7 +44,7 @@ print(pa.cpu_count(), pa.io_thread_count(), len(os.listdir("/proc/self/task")) -
 
 def said(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize("whose", ["arrow", "python"])

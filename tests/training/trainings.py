@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
 
-PATIENCE_S = 100.0
 """The machine may be slow, and shared."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from postgres_server import running_postgres
 from real_server import RealServer
 from trainmaster.plain_yaml import parse_yaml
@@ -65,7 +66,9 @@ def test_server_runs_on_postgresql_and_its_health_check_passes(services: dict[st
             kind, python, *check = services["server"]["healthcheck"]["test"]
             assert (kind, python) == ("CMD", "python")
             port = server.url.rpartition(":")[2]
-            subprocess.run([sys.executable, *(word.replace("7070", port) for word in check)], check=True, timeout=60)
+            subprocess.run(
+                [sys.executable, *(word.replace("7070", port) for word in check)], check=True, timeout=PATIENCE_S
+            )
         finally:
             server.clean_up()
 

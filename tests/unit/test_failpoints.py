@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.server import failpoints
 
 
@@ -38,7 +39,7 @@ def test_process_is_killed_at_the_named_point_the_nth_time(count: int, printed: 
         [sys.executable, "-c", script],
         env={**os.environ, failpoints.ENVIRONMENT_VARIABLE: f"a:b:{count}"},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
@@ -54,7 +55,7 @@ def test_process_is_stopped_at_the_named_point_when_asked_to_be() -> None:
     )
     assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
     stopped.send_signal(signal.SIGCONT)
-    assert stopped.communicate(timeout=60)[0] == b"awake\n"
+    assert stopped.communicate(timeout=PATIENCE_S)[0] == b"awake\n"
 
 
 @pytest.mark.parametrize("setting", ["point", "point:", ":1", "point:0", "point:x", "point:1:SIGTERM"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.server.settings.resolution import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text()
@@ -38,7 +39,7 @@ def test_unit_of_the_page_is_one_that_systemd_takes(tmp_path: Path) -> None:
     here = str(Path(sys.executable).with_name("trainmaster"))
     unit.write_text(block("ini", "[Service]").replace("/opt/trainmaster/.venv/bin/trainmaster", here))
     command = ["systemd-analyze", "verify", "--man=no", "--generators=no", str(unit)]
-    judged = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    judged = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     about_us = [line for line in judged.stderr.splitlines() if "trainmaster" in line]
     assert about_us == []
     assert judged.returncode == 0, judged.stderr

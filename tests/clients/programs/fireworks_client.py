@@ -35,7 +35,7 @@ def lifecycle() -> Any:
     endpoint = started("lifecycle", **config)
     again = manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id="lifecycle", **config))
     job = manager.get("lifecycle")
-    existing = manager.wait_for_existing("lifecycle", poll_interval_s=0.2, timeout_s=30)
+    existing = manager.wait_for_existing("lifecycle", poll_interval_s=0.2, timeout_s=300)
     manager.delete("lifecycle")
     gone = manager.try_get("lifecycle")
     return {
@@ -201,7 +201,7 @@ def _other_methods(service: Any, job_id: str, path: str) -> Any:
     adapted.load_adapter(model).result()
     of_state = service.create_training_client_from_state(path)
     # A service client that made its trainer itself has these two, and they fail within it.
-    direct = service_at(manager.wait_for_existing(job_id, poll_interval_s=0.2, timeout_s=30).base_url)
+    direct = service_at(manager.wait_for_existing(job_id, poll_interval_s=0.2, timeout_s=300).base_url)
     bases = [direct.create_base_training_client(MODEL), trainer.create_base_training_client(MODEL)]
     refused = {}
     for name, call in {
@@ -259,7 +259,7 @@ def killed() -> Any:
 
     ask("kill the trainer", job="killed")
     # At once, when nobody may have noticed yet.
-    endpoint = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
+    endpoint = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=300)
     found["of_a_dead_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
     trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
@@ -268,11 +268,11 @@ def killed() -> Any:
     ask("kill the trainer", job="killed")
     found["of_a_stopped_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
     found["state"] = manager.get("killed")["state"]
-    endpoint = manager.resume_and_wait("killed", poll_interval_s=0.2, timeout_s=120)
+    endpoint = manager.resume_and_wait("killed", poll_interval_s=0.2, timeout_s=300)
     trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
     found["resumed"] = losses(trainer, ADAM, data, 3)
-    found["running"] = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=60).base_url
+    found["running"] = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=300).base_url
     manager.delete("killed")
     return found
 

@@ -116,7 +116,7 @@ def failed_start() -> Any:
     error = raised(lambda: started("broken", base_model=broken, lora_rank=8))
     job = manager.get("broken")
     ask("mend the weights")
-    endpoint = manager.resume_and_wait("broken", poll_interval_s=0.2, timeout_s=120)
+    endpoint = manager.resume_and_wait("broken", poll_interval_s=0.2, timeout_s=300)
     mended = steps(trainer_at(endpoint.base_url, base_model=broken), batch(fireworks), 1)
     return {"error": error, "job": job, "mended": mended}
 

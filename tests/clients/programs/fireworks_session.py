@@ -15,7 +15,7 @@ manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
 
 def started(job_id: str, **fields: Any) -> Any:
     config = fireworks.TrainerJobConfig(**{"base_model": MODEL, "requested_job_id": job_id, **fields})
-    return manager.create_and_wait(config, poll_interval_s=0.2, timeout_s=120)
+    return manager.create_and_wait(config, poll_interval_s=0.2, timeout_s=300)
 
 
 def service_at(base_url: str) -> Any:

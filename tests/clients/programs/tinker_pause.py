@@ -33,11 +33,11 @@ def paused() -> Any:
     errors = []
     for passed in passes[1:]:
         try:
-            interrupted.append(passed.result(timeout=60).metrics["loss:sum"])
+            interrupted.append(passed.result(timeout=300).metrics["loss:sum"])
         except tinker.RequestFailedError as error:
             errors.append({"message": str(error), "category": str(error.category)})
     ask("wait until it is paused")
-    later = raised(lambda: model.optim_step(ADAM).result(timeout=60))
+    later = raised(lambda: model.optim_step(ADAM).result(timeout=300))
     path = re.search(r"tinker://\S+/weights/[\w-]+", errors[-1]["message"])[0]
     waiting = raised(lambda: tinker.ServiceClient().create_training_client_from_state_with_optimizer(path))
     ask("resume the trainer")

@@ -150,7 +150,7 @@ def copies() -> Any:
         "polling": sampled(tinker.SamplingClient.from_sampler_handle(polling), 2, seed=7),
     }
     program = Path(__file__).with_name("tinker_copy.py")
-    there = subprocess.run([sys.executable, program], input=pickled, stdout=subprocess.PIPE, check=True, timeout=60)
+    there = subprocess.run([sys.executable, program], input=pickled, stdout=subprocess.PIPE, check=True, timeout=300)
     return {
         "own": own,
         "here": here,

@@ -19,7 +19,7 @@ def slept() -> Any:
     interrupted = losses(model, ADAM, batch(tinker), 2)
     interrupted.append(model.forward_backward(batch(tinker), "cross_entropy").result().metrics["loss:sum"])
     saved = ask("put me to sleep until it is saved", pid=os.getpid(), model_id=model.model_id)
-    woken = raised(lambda: model.optim_step(ADAM).result(timeout=60))
+    woken = raised(lambda: model.optim_step(ADAM).result(timeout=300))
     path = re.search(r"tinker://\S+/weights/[\w-]+", woken["message"])[0]
     again = tinker.ServiceClient().create_training_client_from_state_with_optimizer(path)
     again.optim_step(ADAM).result()

@@ -9,6 +9,7 @@ import pytest
 from backends_under_test import BackendUnderTest
 
 from job_server import JobServer
+from patience import PATIENCE_S
 from trainmaster.protocol.launch import Lifetime
 
 SERVES = """
@@ -89,7 +90,7 @@ def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: 
     assert call(server, job_id, "/a%2Fb/c?x=1&y=%20").text.split(maxsplit=1)[1] == "/a%2Fb/c?x=1&y=%20 no key"
 
     url = f"{server.url}/v1/jobs/{job_id}/proxy/stream"
-    with httpx.stream("GET", url, headers={"X-API-Key": server.key}, timeout=60) as answer:
+    with httpx.stream("GET", url, headers={"X-API-Key": server.key}, timeout=PATIENCE_S) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces) == b"first"
         # The service sends the rest only after this, so that the first piece cannot have waited for it.

@@ -12,6 +12,7 @@ import pytest
 
 from container_engine import PREFIX, VERSION
 from container_servers import PACKAGES, ContainerServer
+from patience import PATIENCE_S
 from process_signals import kill_claimant
 from real_server import wait_for
 from training.iceberg_tables import ROWS, table_at
@@ -80,7 +81,7 @@ def test_gang_of_containers_makes_shards_that_ranks_read(container_server: Conta
         job_id = submit(server, location)
         gang = wait_for_gang(server, job_id)
         assert sizes_of(server, gang) == [HEAD, WRITER, WRITER]
-    job = server.until(job_id, timeout_s=100)
+    job = server.until(job_id, timeout_s=PATIENCE_S)
     assert job["status"] == "COMPLETED", json.dumps(job["error"])
     shares = [[int(row) for row in line.split()[1:]] for line in server.lines(job_id, step="main")]
     assert sorted(row for share in shares for row in share) == list(ROWS)

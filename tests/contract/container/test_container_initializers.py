@@ -20,6 +20,7 @@ import pytest
 import relay
 from container_engine import PREFIX, VERSION, plain_image
 from container_servers import PACKAGES, ContainerServer
+from patience import PATIENCE_S
 from process_signals import kill_claimant
 from real_server import wait_for
 from seaweed_server import KEY as STORE_KEY
@@ -188,7 +189,7 @@ def test_function_of_a_client_finds_what_its_image_fetched(
             trainer=CustomTrainer(func=train, image=server.image),
             initializer=Initializer(dataset=HuggingFaceDatasetInitializer("hf://org/rows")),
         )
-        client.wait_for_job_status(name, timeout=90, polling_interval=0.2)
+        client.wait_for_job_status(name, timeout=PATIENCE_S, polling_interval=0.2)
         assert client.get_job_result(name) == {"told": True, "rows": "rows of hf://org/rows"}
         assert list(client.get_job_logs(name, step="dataset-initializer")) == ["fetching hf://org/rows"]
         job_id = server.data("GET", f"/v1/jobs/{name}")["job_id"]
@@ -202,7 +203,7 @@ def test_nodes_without_python_fetch_each_for_itself(container_server: ContainerS
     script = 'cat "$DATASET_PATH/rows"; echo "node $NODE_RANK of $WORLD_SIZE"'
     workload = {"image": plain_image(server.engine), "initializers": {"dataset": {**DATASET, "image": fetcher}}}
     job_id = server.run("sh", "-c", script, workload=workload, resources={"node_count": 2})
-    job = server.until(job_id, timeout_s=90)
+    job = server.until(job_id, timeout_s=PATIENCE_S)
     assert job["status"] == "COMPLETED", [job["error"], server.lines(job_id)]
     rows = "rows of hf://org/rows"
     assert sorted(server.lines(job_id, step="main")) == ["node 0 of 2", "node 1 of 2", rows, rows]

@@ -11,6 +11,7 @@ from typing import Any
 
 from container_engine import Engine, plain_image
 from container_servers import PACKAGES, ContainerServer
+from patience import PATIENCE_S
 from real_server import wait_for
 from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import NotYetError
@@ -43,7 +44,7 @@ def test_nodes_of_a_gang_meet_by_name_on_a_network_of_their_own(container_server
     }
     job_id = server.run("python3", "-c", MEETING, workload=workload, resources={"node_count": 2})
     wait_for(lambda: len(server.containers(job_id)) == 3, "two containers and their network")
-    job = server.until(job_id, timeout_s=100)
+    job = server.until(job_id, timeout_s=PATIENCE_S)
     assert job["status"] == "COMPLETED", json.dumps(job["error"])
     assert sorted(line for line in server.lines(job_id) if line.startswith("sum")) == [
         "sum 3.0 of 2 at node-0 node-0",

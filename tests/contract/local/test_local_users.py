@@ -20,6 +20,7 @@ import pytest
 import trainmaster
 from job_server import NO_GPU, processes_marked
 from local_servers import LocalServer, is_alive, over, serving
+from patience import PATIENCE_S
 from process_signals import kill_claimant
 from real_server import COMMAND, ENDED, wait_for
 from trainmaster.protocol.request import AttemptRequest
@@ -509,7 +510,7 @@ def test_account_that_would_run_as_root_stops_the_start(tmp_path: Path) -> None:
         [COMMAND, "serve", "--port", "0", "--data-dir", tmp_path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert started.returncode != 0

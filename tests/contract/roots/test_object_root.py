@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 from root_saves import FILES, everything, overwrite, save
 
+from patience import PATIENCE_S
 from seaweed_server import SeaweedServer
 from trainmaster.jobs import lock as locking
 from trainmaster.jobs import object_root, objects
 from trainmaster.jobs.lock import LockedError, LockLostError
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

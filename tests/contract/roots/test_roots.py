@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from root_saves import FILES, everything, fill, manifest, overwrite, save
 
+from patience import PATIENCE_S
 from trainmaster.jobs import CorruptCheckpointError, NotOwnerError, verify
 from trainmaster.jobs.lock import LockedError
 from trainmaster.jobs.roots import Root, open_checkpoint, open_root
@@ -132,7 +133,7 @@ def test_owner_is_asked_when_all_but_the_commit_is_done(root: Root) -> None:
 
 
 def test_of_two_concurrent_commits_exactly_one_wins_whole(root: Root) -> None:
-    both_ready = threading.Barrier(2, timeout=60)
+    both_ready = threading.Barrier(2, timeout=PATIENCE_S)
 
     def attempt(number: int) -> str:
         content = {name: str(number).encode() * 1000 for name in ("a", "b", "c", "d")}

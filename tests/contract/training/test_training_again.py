@@ -10,8 +10,8 @@ import pytest
 from training_jobs import EXAMPLES, document, finish, output, series, submit, weights_digest
 
 from local_servers import LocalServer
+from patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(400)
 DATA = EXAMPLES / "data" / "questions.jsonl"
 
 
@@ -61,7 +61,7 @@ def test_rows_are_checked_with_the_tokenizer_that_a_job_left(server: LocalServer
 def test_job_that_has_left_no_model_is_named_at_once(server: LocalServer) -> None:
     job_id = submit(server, {"name": "n", "workload": {"kind": "command", "argv": ["sleep", "600"]}})
     again = submit(server, trains_on(f"artifacts:{job_id}/output/model"))
-    refused = server.until(again, "FAILED", timeout_s=60)
+    refused = server.until(again, "FAILED", timeout_s=PATIENCE_S)
     assert refused["error_type"] == "ADMISSION"
     assert f"job {job_id} has left no directory output/model" in refused["error_message"]
 
@@ -72,6 +72,6 @@ def test_adapter_that_a_job_left_is_refused_with_what_to_do(server: LocalServer,
     job_id = submit(server, adapter)
     finish(server, job_id)
     again = submit(server, trains_on(f"artifacts:{job_id}/output/model"))
-    refused = server.until(again, "FAILED", "COMPLETED", timeout_s=120)
+    refused = server.until(again, "FAILED", "COMPLETED", timeout_s=PATIENCE_S)
     assert refused["error_type"] == "BAD_INPUT"
     assert "is an adapter" in refused["error_message"]

@@ -12,8 +12,8 @@ import pytest
 from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit
 
 from local_servers import LocalServer
+from patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(400)
 COMMAND = Path(sys.executable).with_name("trainmaster")
 
 
@@ -126,7 +126,7 @@ def test_row_that_cannot_be_trained_on_is_named(server: LocalServer, tiny_model:
             "resource_config": {"gpu_count": 0},
         },
     )
-    job = server.until(job_id, "FAILED", "COMPLETED", timeout_s=120)
+    job = server.until(job_id, "FAILED", "COMPLETED", timeout_s=PATIENCE_S)
     assert (job["status"], job["error_type"]) == ("FAILED", "BAD_INPUT")
     assert "rows.jsonl" in job["error_message"]
     assert "2" in job["error_message"]

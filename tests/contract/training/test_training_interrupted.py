@@ -11,7 +11,6 @@ from training_jobs import EXAMPLES, PATIENCE_S, document, finish, output, status
 from local_servers import LocalServer
 from real_server import wait_for
 
-pytestmark = pytest.mark.timeout(600)
 DATA = EXAMPLES / "data" / "questions.jsonl"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from local_servers import LocalServer
+from patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PATIENCE_S = 180.0
 SUFFIXES_OF_PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle"}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, ForkServerProcess, is_running, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import exit_document
 from trainmaster.worker.cgroups import own_group
@@ -120,7 +121,7 @@ def test_fork_server_that_retires_makes_room_at_once_and_leaves_its_workers(
 def test_fork_server_lives_alone_in_its_directory(fork_server: ForkServerProcess) -> None:
     command = fork_server.process.args
     assert isinstance(command, list)
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert second.returncode == 1
     assert "another fork server" in second.stderr
     assert fork_server.ask(op="hello")["pid"] == fork_server.process.pid

@@ -7,6 +7,7 @@ from typing import Any
 
 from worker_attempts import Attempts, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.protocol.launch import Lifetime, Readiness
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.run_directory import endpoint_document
@@ -36,7 +37,7 @@ def test_service_that_answers_is_ready_and_has_an_endpoint(attempts: Attempts) -
     endpoint = attempt.directory.document(endpoint_document(0))
     assert endpoint is not None
     assert (endpoint["host"], endpoint["port"]) == (ready["host"], ready["port"])
-    with urllib.request.urlopen(f"http://{endpoint['host']}:{endpoint['port']}/", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{endpoint['host']}:{endpoint['port']}/", timeout=PATIENCE_S) as answer:
         assert answer.read() == b"ok"
     attempt.stop(StopCause.INACTIVE)
     assert attempt.ended()["reason"] == Reason.INACTIVE
@@ -101,7 +102,7 @@ def post(document, token, method='POST'):
         os.environ['KUBEFLOW_TRAINER_SERVER_URL'], json.dumps(document).encode(), method=method,
         headers={'Authorization': f'Bearer {token}', 'Content-Type': 'application/json'})
     try:
-        return urllib.request.urlopen(request, timeout=60).status
+        return urllib.request.urlopen(request, timeout=PATIENCE_S).status
     except urllib.error.HTTPError as error:
         return error.code
 token = open(os.environ['KUBEFLOW_TRAINER_SERVER_TOKEN']).read()

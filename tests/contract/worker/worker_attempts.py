@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from patience import PATIENCE_S
 from process_signals import kill_claimant, kill_rank
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import Launch, Step
@@ -22,7 +23,6 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream, metrics_stream, worker_stream
 
-PATIENCE_S = 60.0
 Found = TypeVar("Found")
 
 

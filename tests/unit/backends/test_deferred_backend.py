@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from patience import PATIENCE_S
 from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends import BACKENDS, check_names, missing, names_from
 from trainmaster.backends.stand_ins import DeferredBackend
@@ -123,5 +124,7 @@ def test_server_starts_without_the_library_of_a_backend_that_nobody_named(tmp_pa
         "for backend in made.values(): backend.open(); backend.inventory(); backend.close()\n"
         "print(*made, 'docker' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stdout.split() == [LOCAL, CONTAINER, "False"]

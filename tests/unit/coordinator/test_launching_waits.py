@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -256,10 +257,10 @@ def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_
     view = ClusterView().with_jobs(stuck)
     try:
         acting.act(view, 1.0)
-        assert all(stopped.acquire(timeout=10) for _ in stuck)
+        assert all(stopped.acquire(timeout=PATIENCE_S) for _ in stuck)
         wait_until_idle(acting)
         acting.act(view.with_jobs([placed_job("launched", "slow")]), 1000.0)
-        assert all(stopped.acquire(timeout=10) for _ in (*stuck, "launched"))
+        assert all(stopped.acquire(timeout=PATIENCE_S) for _ in (*stuck, "launched"))
         acting.act(view.with_jobs([running_and_cancelled("local", "local")]), 1000.0)
         assert done.wait(10)
         began = time.monotonic()

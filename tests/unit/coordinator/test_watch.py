@@ -46,6 +46,12 @@ def placed_job() -> Job:
     return placed.job
 
 
+@pytest.fixture(autouse=True)
+def no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes what its limits in lines allow, however slow this machine is."""
+    monkeypatch.setattr(streams, "LOOK_S", 3600.0)
+
+
 @pytest.fixture
 def job() -> Job:
     return placed_job()
@@ -252,6 +258,19 @@ def test_look_at_a_thousand_ranks_takes_few_lines_of_all(job: Job, directory: Ru
     sight, job = seen(job, directory, roots, ranks=300)
     assert sight.behind
     assert len(noted(sight)) < streams.MOST_OF_LOOK + streams.LEAST_LINES
+
+
+def test_look_that_is_late_takes_one_stream_and_leaves_the_others_to_the_next(
+    job: Job, directory: RunDirectory, roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LOOK_S", -1.0)
+    for rank in range(3):
+        directory.append(events_stream(0, rank), 0, NOTE)
+    taken = []
+    for _ in range(3):
+        sight, job = seen(job, directory, roots, ranks=3)
+        taken.append((len(noted(sight)), sight.behind))
+    assert taken == [(1, True), (1, True), (1, False)]
 
 
 def end(directory: RunDirectory, reason: str = "SUCCEEDED") -> None:

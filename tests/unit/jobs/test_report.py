@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.jobs.attempt import RecordStream, Stop
 from trainmaster.jobs.report import Reporter
 from trainmaster.protocol import environment
@@ -264,7 +265,7 @@ assert seen == [1]
 def test_exit_stopped_flushes_and_leaves_with_its_code(rank: Any) -> None:
     code = "from trainmaster.jobs import report; print('last words', end=''); report.exit_stopped()"
     with rank.start(code, stdout=subprocess.PIPE) as process:
-        assert process.communicate(timeout=60)[0] == "last words"
+        assert process.communicate(timeout=PATIENCE_S)[0] == "last words"
         assert process.returncode == EXIT_STOPPED
 
 
@@ -295,7 +296,13 @@ assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMASTER_")}
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]

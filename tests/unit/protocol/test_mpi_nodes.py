@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.protocol import function_runner, mpi_nodes
 
-PATIENCE_S = 30.0
 LEAD = "import sys\nfrom trainmaster.protocol.mpi_nodes import lead\nsys.exit(lead(sys.argv[1:], ['program']))"
 NONCE = b'{"nonce": "%s"}\n' % (b"1" * 32)
 FOLLOW = "from trainmaster.protocol.mpi_nodes import follow\nfollow()"

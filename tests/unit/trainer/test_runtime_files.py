@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from real_server import COMMAND, RealServer, running
 from trainmaster.trainer import CustomTrainer, ScriptTrainer, ServerBackendConfig, TrainerClient
 from trainmaster.trainer.options import AllowWaitingForNodes
@@ -70,7 +71,7 @@ def test_file_is_a_runtime_that_jobs_can_name(client: TrainerClient) -> None:
     shown = client.get_runtime("ours").trainer
     assert (shown.framework, shown.num_nodes, shown.device, shown.device_count) == ("torch", 2, "cpu", "2")
     job = client.train(runtime="ours", trainer=CustomTrainer(func=who))
-    assert client.wait_for_job_status(job, timeout=60, polling_interval=1).num_nodes == 2
+    assert client.wait_for_job_status(job, timeout=PATIENCE_S, polling_interval=1).num_nodes == 2
     said = [line for node in range(2) for line in client.get_job_logs(job, step=f"node-{node}")]
     assert sorted(said) == [f"{rank} of 4 1" for rank in range(4)]
 
@@ -106,7 +107,7 @@ def test_scripts_are_not_started_by_mpi_and_that_is_told(client: TrainerClient, 
 def test_memory_that_a_runtime_gives_is_all_that_its_jobs_get(client: TrainerClient) -> None:
     job = client.train(runtime="ours", trainer=CustomTrainer(func=take_too_much, num_nodes=1))
     with pytest.raises(RuntimeError, match=r"(?s)OUT_OF_MEMORY.*250 MB are booked"):
-        client.wait_for_job_status(job, timeout=60, polling_interval=1)
+        client.wait_for_job_status(job, timeout=PATIENCE_S, polling_interval=1)
 
 
 def test_more_than_the_machine_has_is_refused_or_waits_and_says_for_what(

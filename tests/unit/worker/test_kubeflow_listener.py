@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.worker.kubeflow import KubeflowListener
 
 TOKEN = "token"
@@ -32,7 +33,7 @@ def listener(selector: selectors.BaseSelector, tmp_path: Path) -> Iterator[Kubef
 
 def answer_to(request: bytes, selector: selectors.BaseSelector, listener: KubeflowListener) -> bytes:
     """The status line of the answer to a request after which nothing more comes; empty when there is none."""
-    with socket.create_connection(("127.0.0.1", urlsplit(listener.url).port or 0), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(listener.url).port or 0), timeout=PATIENCE_S) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
         client.setblocking(False)

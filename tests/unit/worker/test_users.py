@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.protocol.account_files import User
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import ATTEMPT_ID
@@ -296,7 +297,7 @@ def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> N
     program = f"from trainmaster.worker.processes import sweep; print(sweep({mark!r}))"
     limited = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-c", program]
     try:
-        swept = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=True)
+        swept = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
         assert swept.stdout == "1\n"
         assert stray.wait(60) == -signal.SIGKILL
     finally:

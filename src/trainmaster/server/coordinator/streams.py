@@ -20,7 +20,7 @@ LEAST_LINES = 16
 MOST_OF_LOOK = 2048
 """After this many lines a look starts no further stream; a later look goes on there."""
 LOOK_S = 0.2
-"""After this time, neither."""
+"""After this time, neither, once the look took a line."""
 MOST_LINES = 50_000
 """Lines that are ever taken from one event stream of an attempt: each may become a row of the database."""
 MOST_BYTES = 64 * LONGEST_LINE
@@ -73,7 +73,9 @@ class Streams:
         all_bytes = self.offsets.get(_RANKS_BYTES, 0)
         if start >= MOST_BYTES or not room or (of_rank and all_bytes >= MOST_OF_RANKS * MOST_BYTES):
             return _NOTHING
-        if time.monotonic() > self._deadline or self._taken >= MOST_OF_LOOK:
+        # Until something was taken there is no deadline: a slow disk would end every look before the ranks' reports.
+        late = self._taken and time.monotonic() > self._deadline
+        if late or self._taken >= MOST_OF_LOOK:
             status = self._directory.status(stream)
             return Fresh(behind=status is not None and status.st_size > start)
         # One byte back: unless it ends a line, this is the middle of one that is being skipped.
