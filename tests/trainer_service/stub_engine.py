@@ -20,7 +20,7 @@ import numpy as np
 from trainmaster.engine.types import EngineError, PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
-from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request, Status
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request
 
 BASE_MODEL = "stub/model"
 CAPABILITIES = {
@@ -271,11 +271,6 @@ def checkpoint(path: str, model_id: str, kind: str = "training", door: str = "fi
         "train_mlp": True,
         "train_attn": True,
     }
-
-
-def busy(reason: str) -> Status:
-    """An engine that has no room now."""
-    return Status(queue_state="paused_capacity", reason=reason)
 
 
 def _path(request: Request, kind: str) -> str:

@@ -22,7 +22,6 @@ from trainmaster.trainer_service.messages import (
     Reply,
     Request,
     SharedBody,
-    Status,
 )
 
 SIZES = [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 5 << 20]
@@ -108,7 +107,7 @@ def test_engine_that_hangs_up_waits_for_who_sends(
 
     monkeypatch.setattr(channel, "_send", slow)
     engine = EngineChannel(ends[0])
-    sends = threading.Thread(target=engine.send, args=(Status(),))
+    sends = threading.Thread(target=engine.send, args=(EngineStopped(reason="paused"),))
     closes = threading.Thread(target=engine.close)
     sends.start()
     begun.wait(20)
@@ -152,7 +151,6 @@ def test_reply_reaches_the_front_whole(ends: tuple[socket.socket, socket.socket]
         EngineReady(capabilities={"supported_models": []}, checkpoints=({"path": "a"}, {"path": "b"})),
         Reply(request_id="r", body=os.urandom(size), info={"path": "x"}),
         Reply(request_id="q", fields=FULL, error="no", category="user"),
-        Status(queue_state="paused_capacity", reason="busy"),
         EngineStopped(reason="paused", checkpoints=({"path": "c"},)),
     ]
     engine = EngineChannel(ends[0])
@@ -267,7 +265,7 @@ def test_engine_gets_what_was_said_before_the_front_ended(ends: tuple[socket.soc
         with pytest.raises(ChannelClosedError):
             engine.receive(10)
     with pytest.raises(ChannelClosedError):
-        engine.send(Status())
+        engine.send(EngineStopped(reason="paused"))
     engine.close()
 
 

@@ -29,13 +29,12 @@ from trainmaster.trainer_service.messages import (
     Reply,
     Request,
     SharedBody,
-    Status,
     mapped,
 )
 
 _log = logging.getLogger(__name__)
 
-_TYPES: Final = {cls.__name__: cls for cls in (Request, Reply, EngineReady, Status, EngineStopped)}
+_TYPES: Final = {cls.__name__: cls for cls in (Request, Reply, EngineReady, EngineStopped)}
 _DATAGRAM_BYTES = 4 * INLINE_BYTES
 """Room for a header and a body, each below INLINE_BYTES, with the descriptors beside them."""
 _MAX_FDS = 2

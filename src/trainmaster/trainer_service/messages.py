@@ -1,7 +1,6 @@
 """What the front and the engine process say to each other: plain values, and bodies as the client sent them.
 
-Front to engine: `Request`. Engine to front: `EngineReady` once, `Reply` for each request, `Status` now and then,
-`EngineStopped` last.
+Front to engine: `Request`. Engine to front: `EngineReady` once, `Reply` for each request, `EngineStopped` last.
 
 The operations of a `Request`, what `fields` and `body` hold, and what a `Reply` to it holds:
 
@@ -96,13 +95,6 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    queue_state: str = "active"
-    """`active`, `paused_capacity` or `paused_rate_limit`."""
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStopped:
     """The engine ends in order, and does nothing of what waits."""
 
@@ -111,7 +103,7 @@ class EngineStopped:
     """What it saved of its models before, as in `EngineReady`."""
 
 
-Message = Request | Reply | EngineReady | Status | EngineStopped
+Message = Request | Reply | EngineReady | EngineStopped
 
 
 INLINE_BYTES = 65_536

@@ -10,7 +10,7 @@ from typing import Any
 from trainmaster.protocol.trainer_requests import is_model_id
 from trainmaster.trainer_service.channel import FrontChannel
 from trainmaster.trainer_service.front.futures import Future, Futures, RequestOutcome
-from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request, SharedBody, Status
+from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Message, Reply, Request, SharedBody
 
 _INFO = ("base_model", "is_lora", "lora_rank", "train_unembed", "train_mlp", "train_attn")
 """What a client asks for before it makes a model from saved weights."""
@@ -66,7 +66,6 @@ class Link:
         self.gone = ""
         """Why the engine does nothing any more; empty while it does."""
         self.capabilities: Mapping[str, Any] = {"supported_models": []}
-        self.status = Status()
         self._lost: list[Future] = []
 
     def connect(self, end: socket.socket) -> None:
@@ -117,8 +116,6 @@ class Link:
                 self.capabilities = message.capabilities
                 self._saved.add(message.checkpoints)
                 self.ready.set()
-            case Status():
-                self.status = message
             case EngineStopped():
                 self._saved.add(message.checkpoints)
                 self.in_order = True

@@ -279,13 +279,8 @@ def _not_there(front: Front, request_id: object) -> Response:
 
 
 def _try_again(front: Front, future: Future) -> dict[str, str]:
-    status = front.link.status
-    reason = status.reason or front.training.why_waiting(future.owner)
-    return {
-        "type": "try_again",
-        "queue_state": status.queue_state,
-        **({"queue_state_reason": reason} if reason else {}),
-    }
+    reason = front.training.why_waiting(future.owner)
+    return {"type": "try_again", "queue_state": "active", **({"queue_state_reason": reason} if reason else {})}
 
 
 def _completion(future: Future) -> dict[str, Any]:
