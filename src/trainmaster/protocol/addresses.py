@@ -36,6 +36,16 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and not address.is_multicast and not any(address in network for network in _SPECIAL)
 
 
+def resolve(host: str, port: int | None = None) -> dict[str, bool]:
+    """The addresses of a host, in the order in which to try them, and whether each is public.
+
+    Raises:
+        OSError, UnicodeError: the host has no address, or cannot be looked up.
+    """
+    found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return {address: is_public(ipaddress.ip_address(address.partition("%")[0])) for address in found}
+
+
 Address = tuple[str, int]
 
 _NETLINK_SOCK_DIAG = 4

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainmaster import __version__
-from trainmaster.protocol.addresses import is_public
+from trainmaster.protocol.addresses import is_public, resolve
 from trainmaster.server.core.job import Event, Job
 
 TIMEOUT_S = 10.0
@@ -177,11 +176,7 @@ class Poster:
             addresses = await asyncio.wrap_future(_look_up(url.host, port))
         except (OSError, UnicodeError) as error:
             raise DeliveryError(f"{url.host} has no address: {error}") from None
-        allowed = [
-            address
-            for address in addresses
-            if self._private_addresses or is_public(ipaddress.ip_address(address.partition("%")[0]))
-        ]
+        allowed = [address for address, public in addresses.items() if public or self._private_addresses]
         if not allowed:
             raise DeliveryError(f"the url {_not_public(url.host)}")
         return allowed
@@ -203,14 +198,13 @@ class Poster:
         return context
 
 
-def _look_up(host: str, port: int) -> Future[list[str]]:
-    """The addresses of a host, resolved in a thread that nobody waits for, as a name server may never answer."""
-    answer: Future[list[str]] = Future()
+def _look_up(host: str, port: int) -> Future[dict[str, bool]]:
+    """Resolve a host in a thread that nobody waits for, as a name server may never answer."""
+    answer: Future[dict[str, bool]] = Future()
 
     def ask() -> None:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            addresses = resolve(host, port)
         except (OSError, UnicodeError) as error:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)

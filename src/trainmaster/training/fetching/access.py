@@ -6,9 +6,7 @@ Local paths lie below the server's data roots, in the job's working directory, o
 from __future__ import annotations
 
 import glob
-import ipaddress
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from urllib.parse import urlsplit
 
 from trainmaster.jobs.objects import Credentials
 from trainmaster.protocol import environment
-from trainmaster.protocol.addresses import is_public
+from trainmaster.protocol.addresses import resolve
 from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.training.sources import file_path, fixed_part, left_by_job
 from trainmaster.training.steps import CredentialsError, InputError
@@ -149,10 +147,10 @@ def _require_public(url: str, field: str) -> None:
     if not host:
         return
     try:
-        found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None)}
+        addresses = resolve(host)
     except (OSError, UnicodeError) as error:
         raise InputError(f"{field}: there is no host {host}") from error
-    if not all(is_public(ipaddress.ip_address(address)) for address in found):
+    if not all(addresses.values()):
         raise InputError(
             f"{field}: it leads to {host}, which is no public address; this server lets jobs read from public "
             "addresses alone"

@@ -8,7 +8,6 @@ names themselves, after any check that could be made before.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import httpx
 
 from trainmaster import __version__
-from trainmaster.protocol.addresses import is_public
+from trainmaster.protocol.addresses import resolve
 from trainmaster.server.core.training.sources import scheme_of
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
@@ -263,14 +262,13 @@ def _requested(target: Target, url: str, headers: Mapping[str, str], *, private:
 def _public_address(target: Target, address: httpx.URL) -> str:
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
-        found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
+        found = resolve(address.host, port)
     except (OSError, UnicodeError) as error:
         if _unknown_host(error):
             raise InputError(f"{target.shown}: there is no host {address.host}") from error
         raise _TryAgainError(f"{address.host} cannot be looked up: {error}") from error
-    for entry in found:
-        candidate = str(entry[4][0])
-        if is_public(ipaddress.ip_address(candidate.partition("%")[0])):
+    for candidate, public in found.items():
+        if public:
             return candidate
     raise InputError(
         f"{target.shown}: it leads to {address.host}, which is no public address; this server lets jobs read from "
