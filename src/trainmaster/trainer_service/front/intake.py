@@ -97,12 +97,8 @@ class Intake:
     What has come is released when its work has ended, also by those who hold it in another form by then.
     """
 
-    def __init__(self, *, memory_bytes: int, max_held: int, max_held_bytes: int, max_body_bytes: int) -> None:
-        """From `memory_bytes` on, large bodies go to disk."""
-        self._memory_bytes = memory_bytes
-        self._max_held = max_held
-        self._max_held_bytes = max_held_bytes
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, settings: FrontSettings) -> None:
+        self._settings = settings
         self.held = 0
         self.held_bytes = 0
         self._reading: set[asyncio.Task[Any]] = set()
@@ -141,7 +137,7 @@ class Intake:
         try:
             async for piece in request.stream():
                 size += len(piece)
-                if busy is not None or size > self._max_body_bytes:
+                if busy is not None or size > self._settings.max_body_bytes:
                     continue  # read on: a client hears no answer before it has said everything
                 kept = size
                 self.held_bytes += len(piece)
@@ -156,7 +152,7 @@ class Intake:
                     self.require_room()
                     with room():
                         if shared is None:
-                            shared = SharedBody(on_disk=self.held_bytes > self._memory_bytes)
+                            shared = SharedBody(on_disk=self.held_bytes > self._settings.memory_bytes)
                         shared.write(piece)
                 except BusyError as error:
                     busy = error
@@ -176,7 +172,7 @@ class Intake:
             shared=shared,
             size=kept,
             digest=b"%d:%08x" % (size, checksum),
-            whole=size <= self._max_body_bytes,
+            whole=size <= self._settings.max_body_bytes,
         )
 
     def drop(self, received: Received) -> None:
@@ -204,10 +200,11 @@ class Intake:
 
     def require_room(self) -> None:
         """Raises BusyError where more is held than may be."""
-        if self.held > self._max_held:
-            raise BusyError(f"the trainer holds {self._max_held} requests already")
-        if self.held_bytes > self._max_held_bytes:
-            raise BusyError(f"the trainer holds {self._max_held_bytes} bytes of request bodies already")
+        most, most_bytes = self._settings.max_held, self._settings.max_held_bytes
+        if self.held > most:
+            raise BusyError(f"the trainer holds {most} requests already")
+        if self.held_bytes > most_bytes:
+            raise BusyError(f"the trainer holds {most_bytes} bytes of request bodies already")
 
     def stop(self) -> None:
         self._stopped = True

@@ -15,10 +15,9 @@ from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 from trainmaster.protocol.trainer_requests import model_id_of
-from trainmaster.trainer_service.front.futures import Futures, RequestOutcome, ResultForm, is_count
+from trainmaster.trainer_service.front.futures import Future, Futures, Link, ResultForm, SavedCheckpoints, is_count
 from trainmaster.trainer_service.front.intake import BusyError, FrontSettings, Intake, size_of_fields
-from trainmaster.trainer_service.front.link import Link, SavedCheckpoints
-from trainmaster.trainer_service.messages import Request, SharedBody
+from trainmaster.trainer_service.messages import Reply, Request, SharedBody
 
 # The order of one model's operations: they come in any order and more than once, and leave in sequence, each once.
 
@@ -155,9 +154,11 @@ class FrontModels:
             return ack
         size = size_of_fields(fields)
         self._intake.hold(size)
-        self._futures.open(request_id, owner=model_id, then=lambda done: self._made(model_id, done, size))
+        self._futures.open(
+            Future(request_id=request_id, owner=model_id, then=lambda done: self._made(model_id, done, size))
+        )
         if refusal:
-            self._futures.finish(request_id, RequestOutcome(error=refusal))
+            self._futures.fail(request_id, refusal)
             return ack
         self._gone.pop(model_id, None)
         order: OperationOrder[QueuedOperation] = OperationOrder(
@@ -179,9 +180,9 @@ class FrontModels:
         if model is None or self._link.gone:
             self._drop(operation)
             if self._futures.get(request.request_id) is None:
-                future = self._futures.open(request.request_id, owner=request.model_id)
+                future = self._futures.open(Future(request_id=request.request_id, owner=request.model_id))
                 if model is None:
-                    self._futures.finish(request.request_id, self.lost(request.model_id))
+                    self._futures.fail(request.request_id, self.why_lost(request.model_id))
                 else:
                     self._link.lose(future)
             return ack
@@ -214,15 +215,15 @@ class FrontModels:
         request_id = self._trainer.future_id(model_id, "unload")
         ack = {"request_id": request_id, "model_id": model_id}
         if self._futures.get(request_id) is None:
-            request = Request(
-                request_id=request_id, op="unload_model", model_id=model_id, fields={"model_id": model_id}
+            self._futures.open(
+                Future(request_id=request_id, owner=model_id, then=lambda done: self._unloaded(model_id, done))
             )
-            if model_id not in self._models:
-                self._futures.open(request_id, owner=model_id)
-                self._futures.finish(request_id, self.lost(model_id))
+            if model_id in self._models:
+                self._link.send(
+                    Request(request_id=request_id, op="unload_model", model_id=model_id, fields={"model_id": model_id})
+                )
             else:
-                self._futures.open(request_id, owner=model_id, then=lambda done: self._unloaded(model_id, done))
-                self._link.send(request)
+                self._futures.fail(request_id, self.why_lost(model_id))
         return ack
 
     def end_session(self, session_id: str, why: str) -> list[str]:
@@ -250,12 +251,12 @@ class FrontModels:
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
         """Answer with a future that has failed already."""
         request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
-        self._futures.open(request_id, owner=owner)
-        self._futures.finish(request_id, RequestOutcome(error=error, category=category))
+        self._futures.open(Future(request_id=request_id, owner=owner))
+        self._futures.fail(request_id, error, category)
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
 
-    def lost(self, model_id: str) -> RequestOutcome:
-        """The outcome for requests to a model that is not here."""
+    def why_lost(self, model_id: str) -> str:
+        """Why a model is not here, and what was saved of it."""
         why = self._gone.get(model_id) or (
             f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
         )
@@ -263,7 +264,7 @@ class FrontModels:
             advice = "Its state is being saved: ask again in a moment to hear under which name."
         else:
             advice = self._saved.advice(model_id)
-        return RequestOutcome(error=f"{model_id} {why}. {advice}".rstrip())
+        return f"{model_id} {why}. {advice}".rstrip()
 
     def why_waiting(self, model_id: str) -> str:
         """Which earlier operation is missing; empty: none."""
@@ -289,18 +290,17 @@ class FrontModels:
         request = operation.request
         size, done = operation.size, operation.done
 
-        def then(outcome: RequestOutcome) -> None:
+        def then(outcome: Reply) -> None:
             self._intake.release(size)
             if done is not None and not outcome.error:
                 done()
 
-        self._futures.open(
-            request.request_id, owner=request.model_id, form=_FORMS.get(request.op, ResultForm.FIELDS), then=then
-        )
+        form = _FORMS.get(request.op, ResultForm.FIELDS)
+        self._futures.open(Future(request_id=request.request_id, owner=request.model_id, form=form, then=then))
 
     def _release(self, operation: QueuedOperation) -> None:
         if operation.refusal:
-            self._futures.finish(operation.request.request_id, RequestOutcome(error=operation.refusal, category="user"))
+            self._futures.fail(operation.request.request_id, operation.refusal, "user")
             if operation.shared is not None:
                 operation.shared.close()
         else:
@@ -311,7 +311,7 @@ class FrontModels:
         if operation.shared is not None:
             operation.shared.close()
 
-    def _made(self, model_id: str, outcome: RequestOutcome, size: int) -> None:
+    def _made(self, model_id: str, outcome: Reply, size: int) -> None:
         self._intake.release(size)
         model = self._models.get(model_id)
         if outcome.error:
@@ -319,7 +319,7 @@ class FrontModels:
         elif model is not None:
             model.info = outcome.info or {}
 
-    def _unloaded(self, model_id: str, outcome: RequestOutcome) -> None:
+    def _unloaded(self, model_id: str, outcome: Reply) -> None:
         if not outcome.error:
             self._forget(model_id, "was unloaded")
 
@@ -331,10 +331,10 @@ class FrontModels:
 
     def _leave(self, model_id: str) -> None:
         request_id = self._leave_id(model_id)
-        self._futures.open(request_id, owner=model_id, then=lambda done: self._left(model_id, done))
+        self._futures.open(Future(request_id=request_id, owner=model_id, then=lambda done: self._left(model_id, done)))
         self._link.send(Request(request_id=request_id, op="leave_model", model_id=model_id))
 
-    def _left(self, model_id: str, outcome: RequestOutcome) -> None:
+    def _left(self, model_id: str, outcome: Reply) -> None:
         if not outcome.error:
             self._leaving.discard(model_id)
 
@@ -344,7 +344,7 @@ class FrontModels:
             del self._gone[next(iter(self._gone))]
         model = self._models.pop(model_id, None)
         for operation in model.order.abandon() if model is not None else ():
-            self._futures.finish(operation.request.request_id, self.lost(model_id))
+            self._futures.fail(operation.request.request_id, self.why_lost(model_id))
             if operation.shared is not None:
                 operation.shared.close()
 

@@ -28,9 +28,10 @@ from trainmaster.protocol.trainer_requests import (
     peek_protobuf,
 )
 from trainmaster.trainer_service import wire
-from trainmaster.trainer_service.front.futures import Future, RequestOutcome, ResultForm
+from trainmaster.trainer_service.front.futures import Future, ResultForm
 from trainmaster.trainer_service.front.intake import Received, RequestRefusedError, room
 from trainmaster.trainer_service.front.state import Front
+from trainmaster.trainer_service.messages import Reply
 from trainmaster.trainer_service.schema import shown
 
 METADATA_FIRST_BYTES = 1 << 20
@@ -138,9 +139,7 @@ def peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]
         raise RequestRefusedError(str(error)) from error
 
 
-async def result(
-    future: Future, outcome: RequestOutcome, *, accept: str, metadata_first: bool
-) -> tuple[Response, bool]:
+async def result(future: Future, outcome: Reply, *, accept: str, metadata_first: bool) -> tuple[Response, bool]:
     """The response that tells a client an outcome, and whether that is all of it.
 
     A client that accepts protobuf and JSON gets protobuf: it is exact, and a fraction of the size.

@@ -98,7 +98,7 @@ async def get_info(request: Request) -> Response:
         await front.futures.wait(created, front.settings.hold_s)
     model = front.training.get(model_id)
     if model is None:
-        return requests.error(404, front.training.lost(model_id).error)
+        return requests.error(404, front.training.why_lost(model_id))
     name = model.info.get("base_model") or model.fields.get("base_model")
     return requests.as_json(
         {
@@ -150,24 +150,19 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return requests.error(error.status_code, f"a trainer has no answer to {request.method} {path}")
 
 
-async def _broken(_request: Request, error: Exception) -> Response:
-    return requests.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
-
-
-async def _refused(_request: Request, error: Exception) -> Response:
-    return requests.error(400, str(error))
-
-
-async def _busy(_request: Request, error: Exception) -> Response:
-    return requests.error(429, str(error), {"retry-after": "1"})
-
-
-async def _stopped(request: Request, _error: Exception) -> Response:
-    return requests.error(503, f"The trainer has stopped: {front_of(request).link.gone}.", {"retry-after": "1"})
-
-
-async def _left(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)
+async def _failed(request: Request, error: Exception) -> Response:
+    match error:
+        case RequestRefusedError():
+            return requests.error(400, str(error))
+        case BusyError():
+            return requests.error(429, str(error), {"retry-after": "1"})
+        case StoppedError():
+            why = f"The trainer has stopped: {front_of(request).link.gone}."
+            return requests.error(503, why, {"retry-after": "1"})
+        case ClientDisconnect():
+            return Response(status_code=_CLIENT_GONE)
+        case _:
+            return requests.error(500, f"the trainer has a fault: {type(error).__name__}: {error}")
 
 
 def _when_ready(handler: Handler) -> Handler:
@@ -221,11 +216,7 @@ URGENT = frozenset({f"{PREFIX}/session_heartbeat", HEALTH})
 
 EXCEPTION_HANDLERS = {
     HTTPException: _unknown,
-    RequestRefusedError: _refused,
-    BusyError: _busy,
-    StoppedError: _stopped,
-    ClientDisconnect: _left,
-    Exception: _broken,
+    **dict.fromkeys((RequestRefusedError, BusyError, StoppedError, ClientDisconnect, Exception), _failed),
 }
 
 

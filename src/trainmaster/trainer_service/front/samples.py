@@ -9,7 +9,7 @@ from typing import Any
 from trainmaster.trainer_service.front.futures import (
     Future,
     Futures,
-    RequestOutcome,
+    Link,
     ResultForm,
     Waiters,
     is_count,
@@ -24,8 +24,7 @@ from trainmaster.trainer_service.front.intake import (
     StoppedError,
     size_of_fields,
 )
-from trainmaster.trainer_service.front.link import Link
-from trainmaster.trainer_service.messages import Request
+from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.schema import shown
 
 MAX_NUM_SAMPLES = 1024
@@ -79,7 +78,7 @@ class Samples:
 
     async def open(
         self, session: SamplingSession, fields: Mapping[str, Any], *, door: str, source: str, hold_s: float
-    ) -> RequestOutcome | None:
+    ) -> Reply | None:
         """Have the engine load the weights of a session, once.
 
         Returns:
@@ -92,7 +91,8 @@ class Samples:
             size = size_of_fields(told)
             self._intake.hold(size)
             session.opened = True
-            self._futures.open(request_id, owner=session.sampling_session_id, then=lambda _: self._intake.release(size))
+            owner = session.sampling_session_id
+            self._futures.open(Future(request_id=request_id, owner=owner, then=lambda _: self._intake.release(size)))
             self._link.send(
                 Request(request_id=request_id, op="create_sampling_session", fields=told, door=door, source=source)
             )
@@ -133,11 +133,13 @@ class Samples:
         self.pending += 1
         self.pending_bytes += size
         self._futures.open(
-            request_id,
-            owner=sampling_session_id,
-            form=ResultForm.SAMPLE,
-            digest=received.digest,
-            then=lambda _: self._ended(session, request_id, size, shared=shared is not None),
+            Future(
+                request_id=request_id,
+                owner=sampling_session_id,
+                form=ResultForm.SAMPLE,
+                digest=received.digest,
+                then=lambda _: self._ended(session, request_id, size, shared=shared is not None),
+            )
         )
         fields = {"sampling_session_id": sampling_session_id}
         self._link.send(

@@ -10,9 +10,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainmaster.trainer_service.front.futures import Futures
+from trainmaster.trainer_service.front.futures import Futures, Link, SavedCheckpoints
 from trainmaster.trainer_service.front.intake import FrontSettings, Intake
-from trainmaster.trainer_service.front.link import Link, SavedCheckpoints
 from trainmaster.trainer_service.front.models import FrontModels
 from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
@@ -98,12 +97,7 @@ class Front:
         self.saved = SavedCheckpoints()
         self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
         self.sessions = FrontSessions(expire_s=settings.session_expires_s, clock=clock)
-        self.intake = Intake(
-            memory_bytes=settings.memory_bytes,
-            max_held=settings.max_held,
-            max_held_bytes=settings.max_held_bytes,
-            max_body_bytes=settings.max_body_bytes,
-        )
+        self.intake = Intake(settings)
         self.link = Link(self.futures, self.saved)
         self.training = FrontModels(settings, self.link, self.futures, self.intake, self.saved)
         self.samples = Samples(settings, self.link, self.futures, self.intake)

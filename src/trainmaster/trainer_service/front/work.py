@@ -274,8 +274,7 @@ def _not_there(front: Front, request_id: object) -> Response:
         return requests.error(404, f"there is no future {request_id!r}")
     if front.trainer.made_future(str(request_id)):
         return requests.error(410, f"the result of {request_id!r} is not kept any more")
-    lost = front.training.lost(owner)
-    return requests.as_json({"error": lost.error, "category": lost.category})
+    return requests.as_json({"error": front.training.why_lost(owner), "category": "server"})
 
 
 def _try_again(front: Front, future: Future) -> dict[str, str]:
