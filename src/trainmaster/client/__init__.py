@@ -25,7 +25,7 @@ from trainmaster.client.errors import (
 
 if TYPE_CHECKING:
     from trainmaster.client.client import Client
-    from trainmaster.client.webhooks import verify_webhook
+    from trainmaster.client.route_groups import verify_webhook
 
 __all__ = [
     "ApiError",
@@ -50,13 +50,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The client brings an HTTP library with it, which whoever only wants the errors need not wait for.
-    if name == "Client":
-        from trainmaster.client.client import Client
+    # Importing the errors does not load the HTTP library.
+    if name in ("Client", "verify_webhook"):
+        from trainmaster.client import client, route_groups
 
-        return Client
-    if name == "verify_webhook":
-        from trainmaster.client.webhooks import verify_webhook
-
-        return verify_webhook
+        return client.Client if name == "Client" else route_groups.verify_webhook
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,12 +9,12 @@ from typing import Any, Self, Unpack, cast
 
 import httpx
 
-from trainmaster.client.connection import Connection, job_path
+from trainmaster.client.connection import Connection, given, job_path
 from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ConflictError, NotFoundError
 from trainmaster.client.event_stream import Following, LogLines, LogText, log_texts
 from trainmaster.client.results import Results
-from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes
+from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes, Webhooks
 from trainmaster.client.server_lookup import find_server
 from trainmaster.client.types import (
     CheckedJob,
@@ -30,7 +30,6 @@ from trainmaster.client.types import (
     Node,
     Submitted,
 )
-from trainmaster.client.webhooks import Webhooks
 from trainmaster.protocol.environment import TOKENS
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 
@@ -72,17 +71,11 @@ class Client:
         self._connection = Connection(address, look_again=look_again, transport=transport, timeout=timeout)
         self._change = self._connection.change
         self.cluster = Cluster(self._connection)
-
         self.admin = Admin(self._connection)
-        """Accounts and API keys."""
-
         self.webhooks = Webhooks(self._connection)
         self.runtimes = Runtimes(self._connection)
-        """The training runtimes that lie beside the server."""
         self.data = Data(self._connection)
-        """A look at training data."""
         self.results = Results(self._connection)
-        """What jobs leave and what they used."""
 
     def __enter__(self) -> Self:
         return self
@@ -148,11 +141,9 @@ class Client:
         handle: str | None = None,
     ) -> ControlledJob:
         """Make a child of a job that ended; it goes on from the parent's checkpoint."""
-        body: dict[str, Any] = {"checkpoint_id": checkpoint_id}
-        if handle is not None:
-            body["handle"] = handle
+        body = given(checkpoint_id=checkpoint_id, handle=handle, new_resource_config=new_resource_config)
         if new_resource_config is not None:
-            body |= {"modify_resources": True, "new_resource_config": new_resource_config}
+            body["modify_resources"] = True
         return cast(ControlledJob, self._change("POST", job_path(job, "retry"), body, headers=self._tokens))
 
     def clone(self, job: str, document: Mapping[str, Any] | None = None) -> Submitted:
@@ -172,8 +163,7 @@ class Client:
         labels: Mapping[str, str] | None = None,
     ) -> Job:
         """Change priority, queue or labels (all of them) of a job that has not ended."""
-        wanted = {"priority": priority, "queue": queue, "labels": labels}
-        body = {name: value for name, value in wanted.items() if value is not None}
+        body = given(priority=priority, queue=queue, labels=labels)
         return cast(Job, self._change("PATCH", job_path(job), body))
 
     def delete(self, job: str, *, purge: bool = False) -> Job:
@@ -186,7 +176,7 @@ class Client:
         self, job: str, *, cursor: str | None = None, limit: int | None = None, **lines: Unpack[LogLines]
     ) -> LogPage:
         """A page of a job's log: its last lines, those since a time, or those after a cursor."""
-        params = _given(cursor=cursor, limit=limit, **lines)
+        params = {"cursor": cursor, "limit": limit, **lines}
         return cast(LogPage, self._connection.call("GET", job_path(job, "logs"), params=params))
 
     def log_texts(
@@ -196,15 +186,15 @@ class Client:
 
         `ranks` and `times` put the rank and the time before each line.
         """
-        return log_texts(self._connection, job_path(job, "logs"), _given(ranks=ranks, times=times, **lines))
+        return log_texts(self._connection, job_path(job, "logs"), {"ranks": ranks, "times": times, **lines})
 
     def follow_logs(self, job: str, *, cursor: str | None = None, **lines: Unpack[LogLines]) -> Following[LogLine]:
         """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
-        return Following(self._connection, job_path(job, "logs"), _given(**lines), cursor=cursor)
+        return Following(self._connection, job_path(job, "logs"), lines, cursor=cursor)
 
     def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:
         """A page of what happened to a job."""
-        params = _given(after=after, limit=limit)
+        params = {"after": after, "limit": limit}
         return cast(EventPage, self._connection.call("GET", job_path(job, "events"), params=params))
 
     def follow_events(self, job: str, *, after: int | None = None) -> Following[Event]:
@@ -221,7 +211,7 @@ class Client:
         limit: int | None = None,
     ) -> Metrics:
         """A job's metrics: the latest values and their series."""
-        params = _given(names=list(names) or None, since_step=since_step, limit=limit)
+        params = {"names": [*names] or None, "since_step": since_step, "limit": limit}
         return cast(Metrics, self._connection.call("GET", job_path(job, "metrics"), params=params))
 
     def follow_metrics(self, job: str) -> Following[MetricsReport]:
@@ -232,7 +222,7 @@ class Client:
 
     def nodes(self) -> Sequence[Node]:
         """Every node, and what is free on it."""
-        return cast(Sequence[Node], self._connection.call("GET", "/v1/nodes")["nodes"])
+        return self.cluster.nodes()
 
     def health(self) -> Mapping[str, Any]:
         """Whether the server can work; raises UnavailableError, with the reason, when it cannot."""
@@ -271,7 +261,3 @@ class Client:
         }
         for page in self._connection.pages("/v1/jobs", **params):
             yield from page["jobs"]
-
-
-def _given(**params: Any) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import time
 import uuid
@@ -30,8 +29,6 @@ from trainmaster.protocol.environment import CA
 RETRY_DELAYS_S = (0.1, 0.3, 0.9, 2.0)
 """Long enough for a server that restarts, short enough for a person who mistyped its address."""
 LONGEST_RETRY_AFTER_S = 10.0
-STREAM_SILENCE_S = 30.0
-"""A stream beats every ten seconds: after this long without a byte the connection is dead."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -46,6 +43,7 @@ class Options(TypedDict, total=False):
     """What a request may have beside its method and path."""
 
     params: Params | None
+    """Those that are None are left out."""
     json: object
     body: Callable[[], IO[bytes]] | None
     """Opens the body, for each time that the request is sent."""
@@ -64,21 +62,6 @@ class Address:
     """A file with the certificates of the authorities that vouch for it; None means the system's."""
 
 
-class Stream:
-    """The bytes of a stream, as they come."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.chunks = response.iter_bytes()
-        network = response.extensions.get("network_stream")
-        self._socket: socket.socket | None = network.get_extra_info("socket") if network else None
-
-    def cut(self) -> None:
-        """Break the connection off, also under a thread that waits for more."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-
 class Connection:
     """Requests to one server. May be used from several threads."""
 
@@ -90,14 +73,16 @@ class Connection:
         transport: httpx.BaseTransport | None = None,
         timeout: float = 30.0,
         verify: bool | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`look_again` finds the server after a restart, which may have given it another port.
 
-        `verify` overrules whether its certificate is checked.
+        `verify` overrules whether its certificate is checked. `headers` are sent with every request.
         """
         _check(address)
         self._address = address
         self._look_again = look_again
+        self._headers = headers
         self._http = httpx.Client(
             timeout=timeout,
             transport=transport,
@@ -114,7 +99,6 @@ class Connection:
 
     @property
     def api_key(self) -> str:
-        """The key that requests are sent with."""
         return self._address.api_key
 
     def close(self) -> None:
@@ -123,7 +107,12 @@ class Connection:
     def call(self, method: str, path: str, **options: Unpack[Options]) -> Any:
         """Send a request as `answer` does; returns the `data` of the answer."""
         response = self.answer(method, path, **options)
-        return None if method == "HEAD" else _data(response)
+        if method == "HEAD":
+            return None
+        document = _document(response)
+        if "data" not in document:
+            raise _foreign(response)
+        return document["data"]
 
     def answer(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
         """Send a request; returns the answer.
@@ -138,15 +127,20 @@ class Connection:
             UntrustedError: whatever answered cannot be trusted.
         """
         repeatable = method in IDEMPOTENT or "Idempotency-Key" in (options.get("headers") or {})
-        for delay in (*RETRY_DELAYS_S, None):
+        delays = iter(RETRY_DELAYS_S)
+        while True:
             try:
-                return self._answer_once(method, path, options)
+                response = self.send(method, path, **options)
+                if response.is_success:
+                    return response
+                raise _error_of(response)
             except (UnreachableError, UnavailableError, RateLimitedError) as error:
+                delay = next(delays, None)
                 if delay is None or not _may_pass(error, repeatable):
                     raise
-                time.sleep(_delay(delay, error))
+                asked = error.retry_after_s if isinstance(error, ApiError) else None
+                time.sleep(delay if asked is None else min(max(delay, asked), LONGEST_RETRY_AFTER_S))
             self.find_again()
-        raise AssertionError("the last try returns or raises")
 
     def change(
         self,
@@ -162,14 +156,13 @@ class Connection:
         return self.call(method, path, json=body, headers=keyed)
 
     def pages(self, path: str, **params: Any) -> Iterator[Any]:
-        """The pages of a list, fetched as they are needed; parameters that are None are left out."""
-        given = {name: value for name, value in params.items() if value is not None}
+        """The pages of a list, fetched as they are needed."""
         while True:
-            page = self.call("GET", path, params=given)
+            page = self.call("GET", path, params=params)
             yield page
             if not page.get("next_page_token"):
                 return
-            given["page_token"] = page["next_page_token"]
+            params["page_token"] = page["next_page_token"]
 
     def send(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
         """Send a request once; returns whatever the answer is.
@@ -178,50 +171,43 @@ class Connection:
             UnreachableError: there was none.
             UntrustedError: whatever answered cannot be trusted.
         """
-        usual, body, patience_s = self._http.timeout, options.get("body"), options.get("patience_s")
+        body = options.get("body")
         with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
             return self._http.request(
                 method,
                 self._url(path),
-                params=options.get("params"),
+                # An empty mapping would drop the query of the path.
+                params=given(**(options.get("params") or {})) or None,
                 json=options.get("json"),
                 content=content,
                 headers=self._with_key(options.get("headers") or {}),
-                timeout=usual if patience_s is None else httpx.Timeout(usual.connect, read=patience_s),
+                timeout=self._timeout(options.get("patience_s")),
             )
 
     @contextlib.contextmanager
-    def stream(self, path: str, *, params: Params, headers: Mapping[str, str]) -> Iterator[Stream]:
-        """A stream of events, as it comes.
+    def fetch(
+        self,
+        path: str,
+        *,
+        params: Params = MappingProxyType({}),
+        headers: Mapping[str, str] = MappingProxyType({}),
+        silence_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """An answer whose body is yet to come; the connection is dead after `silence_s` without a byte of it.
 
         Raises:
-            ApiError: the server said no.
+            ApiError: the server refused.
             UnreachableError: it did not answer, or the connection broke.
         """
-        timeout = httpx.Timeout(self._http.timeout.connect, read=STREAM_SILENCE_S)
-        headers = {"Accept": "text/event-stream", **headers}
         with (
             self._as_unreachable(),
             self._http.stream(
-                "GET", self._url(path), params=params, headers=self._with_key(headers), timeout=timeout
+                "GET",
+                self._url(path),
+                params=given(**params) or None,
+                headers=self._with_key(headers),
+                timeout=self._timeout(silence_s),
             ) as response,
-        ):
-            if response.status_code != httpx.codes.OK:
-                response.read()
-                raise _error_of(response)
-            yield Stream(response)
-
-    @contextlib.contextmanager
-    def fetch(self, path: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """A file, or a part of one, whose bytes are yet to come; the caller's headers say which.
-
-        Raises:
-            ApiError: the server said no.
-            UnreachableError: it did not answer, or the connection broke.
-        """
-        with (
-            self._as_unreachable(),
-            self._http.stream("GET", self._url(path), headers=self._with_key(headers)) as response,
         ):
             if not response.is_success:
                 response.read()
@@ -234,17 +220,16 @@ class Connection:
         if found is not None:
             self._address = found
 
-    def _answer_once(self, method: str, path: str, options: Options) -> httpx.Response:
-        response = self.send(method, path, **options)
-        if not response.is_success:
-            raise _error_of(response)
-        return response
+    def _timeout(self, read_s: float | None) -> httpx.Timeout:
+        usual = self._http.timeout
+        return usual if read_s is None else httpx.Timeout(usual.connect, read=read_s)
 
     def _url(self, path: str) -> str:
         return self._address.url.rstrip("/") + path
 
     def _with_key(self, headers: Mapping[str, str]) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._address.api_key}", **headers} if self._address.api_key else {**headers}
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {**key, **self._headers, **headers}
 
     @contextlib.contextmanager
     def _as_unreachable(self) -> Iterator[None]:
@@ -259,6 +244,11 @@ class Connection:
                     f"if it should be, name a file with that of its authority in {CA}"
                 ) from error
             raise UnreachableError(f"no server answers at {self.url} ({error})") from error
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def job_path(job: str, route: str = "") -> str:
@@ -299,24 +289,12 @@ def _may_pass(error: ClientError, repeatable: bool) -> bool:
     return repeatable and isinstance(error.__cause__, httpx.NetworkError | httpx.RemoteProtocolError)
 
 
-def _delay(planned: float, error: ClientError) -> float:
-    asked = error.retry_after_s if isinstance(error, ApiError) else None
-    return planned if asked is None else min(max(planned, asked), LONGEST_RETRY_AFTER_S)
-
-
 def _error_of(response: httpx.Response) -> ClientError:
     document = _document(response)
     # A HEAD has no body, and a proxy in front of a server that is down answers for itself.
     if isinstance(document.get("error"), Mapping) or response.request.method == "HEAD" or response.is_server_error:
         return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
     return _foreign(response)
-
-
-def _data(response: httpx.Response) -> Any:
-    document = _document(response)
-    if "data" not in document:
-        raise _foreign(response)
-    return document["data"]
 
 
 def _document(response: httpx.Response) -> Mapping[str, Any]:

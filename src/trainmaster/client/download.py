@@ -6,7 +6,6 @@ download that is started again goes on with the same version of the file and nev
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import hashlib
 import json
@@ -17,7 +16,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -122,7 +120,8 @@ def _fetch_part(connection: Connection, job: str, artifact: Artifact, part: Path
         try:
             headers = {"Range": f"bytes={have}-", "If-Range": artifact["etag"]} if have else {}
             with connection.fetch(route, headers=headers) as response:
-                _check_version(artifact, response)
+                if response.headers.get("ETag") != artifact["etag"]:
+                    raise _changed(artifact)
                 if have and response.status_code != httpx.codes.PARTIAL_CONTENT:
                     progress(-have)  # Somebody on the way does not pass ranges on.
                     have = 0
@@ -152,11 +151,6 @@ def _append(response: httpx.Response, part: Path, have: int) -> Iterator[int]:
         for data in response.iter_bytes(_CHUNK):
             file.write(data)
             yield len(data)
-
-
-def _check_version(artifact: Artifact, response: httpx.Response) -> None:
-    if response.headers.get("ETag") != artifact["etag"]:
-        raise _changed(artifact)
 
 
 def _verify(artifact: Artifact, part: Path) -> None:
@@ -202,9 +196,7 @@ def _inside(name: str) -> Path:
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise DownloadError(f"the server names a file {name!r}, which would lead out of the directory")
-    with contextlib.suppress(ValueError):
-        return Path(*parts)
-    raise DownloadError(f"the server names a file {name!r}, which cannot be written here")
+    return Path(*parts)
 
 
 MANIFEST = "manifest.json"
@@ -224,8 +216,9 @@ def checkpoint_problems(
     if MANIFEST not in there:
         return [f"{MANIFEST}: it is not there"]
     try:
-        with connection.fetch(f"{home}/{MANIFEST}", headers={}) as response:
-            files = [_expected(file) for file in json.loads(response.read())["files"]]
+        with connection.fetch(f"{home}/{MANIFEST}") as response:
+            listed = json.loads(response.read())["files"]
+            files = [(str(file["path"]), int(file["size"]), str(file["sha256"])) for file in listed]
     except (ValueError, KeyError, TypeError) as error:
         return [f"{MANIFEST}: it cannot be read ({error})"]
 
@@ -243,13 +236,9 @@ def checkpoint_problems(
         return [found for found in pool.map(problem, files) if found is not None]
 
 
-def _expected(file: dict[str, Any]) -> tuple[str, int, str]:
-    return str(file["path"]), int(file["size"]), str(file["sha256"])
-
-
 def _digest_of_response(connection: Connection, route: str, progress: Progress) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
-    with connection.fetch(route, headers={}) as response:
+    with connection.fetch(route) as response:
         for data in response.iter_bytes(_CHUNK):
             size += len(data)
             digest.update(data)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 
@@ -126,29 +125,23 @@ class SignatureError(ClientError):
     """A webhook's delivery has a wrong signature, or is too old."""
 
 
-ERROR_OF_STATUS: Mapping[int, type[ApiError]] = MappingProxyType(
-    {
-        400: RefusedError,
-        401: UnauthorizedError,
-        403: ForbiddenError,
-        404: NotFoundError,
-        409: ConflictError,
-        422: InvalidError,
-        429: RateLimitedError,
-        502: UnavailableError,
-        503: UnavailableError,
-        504: UnavailableError,
-    }
-)
+ERROR_OF_STATUS: Mapping[int, type[ApiError]] = {
+    400: RefusedError,
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: InvalidError,
+    429: RateLimitedError,
+    **dict.fromkeys((502, 503, 504), UnavailableError),
+}
 """Every other status is a plain ApiError."""
 
 
-def error_from_answer(status: int, document: object, request_id: str | None = None) -> ApiError:
+def error_from_answer(status: int, document: Mapping[str, Any], request_id: str | None = None) -> ApiError:
     """The error for an answer, whether or not it has our envelope."""
-    envelope = document if isinstance(document, Mapping) else {}
-    error = envelope.get("error")
+    error, meta = document.get("error"), document.get("meta")
     error = error if isinstance(error, Mapping) else {}
-    meta = envelope.get("meta")
     details = error.get("details") or ()
     if not isinstance(details, Mapping):
         details = tuple(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Self, TypedDict, TypeVar, cast
 
-from trainmaster.client.connection import Connection, Params, Stream
-from trainmaster.client.errors import ApiError, UnavailableError, UnreachableError, error_from_answer
+from trainmaster.client.connection import Connection, Params
+from trainmaster.client.errors import UnavailableError, UnreachableError, error_from_answer
 from trainmaster.client.types import LogLine
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -58,6 +60,8 @@ def _decoded_lines(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line.decode("utf-8", "replace")
 
 
+SILENCE_S = 30.0
+"""A stream sends something every ten seconds: after this long without a byte the connection is dead."""
 PATIENCE_S = 60.0
 """A server may be restarted or moved; after this long without one the follower gives up."""
 RECONNECT_DELAYS_S = (0.0, 0.1, 0.3, 1.0)
@@ -69,9 +73,9 @@ ItemT = TypeVar("ItemT")
 
 
 class Following(Generic[ItemT]):
-    """What a stream says, item by item, until its end.
+    """The items of a stream until its end.
 
-    Iterating raises `ApiError` when the server says no and `UnreachableError` when it stays away for too long.
+    Iterating raises `ApiError` when the server refuses, and `UnreachableError` when it stays away for too long.
     """
 
     def __init__(self, connection: Connection, path: str, params: Params, *, cursor: str | None = None) -> None:
@@ -79,7 +83,7 @@ class Following(Generic[ItemT]):
         self._path = path
         self._params = params
         self._cursor = cursor
-        self._stream: Stream | None = None
+        self._socket: socket.socket | None = None
         self._closed = threading.Event()
         self._items = self._follow()
         self.notice: str | None = None
@@ -93,24 +97,36 @@ class Following(Generic[ItemT]):
 
     @property
     def cursor(self) -> str | None:
-        """Where the last item was; whoever follows from here goes on after it."""
+        """The position of the last item; following from here continues after it."""
         return self._cursor
 
     def close(self) -> None:
         """End the iteration; from any thread."""
         self._closed.set()
-        if self._stream is not None:
-            self._stream.cut()
+        if self._socket is not None:
+            # Also wakes a thread that waits for more.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _follow(self) -> Iterator[ItemT]:
         given_up_at: float | None = None
         losses = 0
         while not self._closed.wait(RECONNECT_DELAYS_S[min(losses, len(RECONNECT_DELAYS_S) - 1)]):
+            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": self._cursor} if self._cursor else {})}
             try:
-                headers = {} if self._cursor is None else {"Last-Event-ID": self._cursor}
-                with self._connection.stream(self._path, params=self._params, headers=headers) as self._stream:
+                with self._connection.fetch(
+                    self._path, params=self._params, headers=headers, silence_s=SILENCE_S
+                ) as response:
+                    network = response.extensions.get("network_stream")
+                    self._socket = network.get_extra_info("socket") if network else None
                     given_up_at = None
-                    for event in self._events(self._stream):
+                    for event in parse_events(response.iter_bytes()):
+                        if self._closed.is_set():
+                            break
+                        if event.event == "error":
+                            error = json.loads(event.data)
+                            status = 503 if error.get("code") == UNAVAILABLE else 500
+                            raise error_from_answer(status, {"error": error})
                         if event.event == "end":
                             self.notice = json.loads(event.data).get("notice")
                             return
@@ -123,19 +139,6 @@ class Following(Generic[ItemT]):
                     raise
             losses += 1
             self._connection.find_again()
-
-    def _events(self, stream: Stream) -> Iterator[ServerEvent]:
-        for event in parse_events(stream.chunks):
-            if self._closed.is_set():
-                return
-            if event.event == "error":
-                raise _error_of(event)
-            yield event
-
-
-def _error_of(event: ServerEvent) -> ApiError:
-    error = json.loads(event.data)
-    return error_from_answer(503 if error.get("code") == UNAVAILABLE else 500, {"error": error})
 
 
 PLAIN = "text/plain"
@@ -166,7 +169,7 @@ class LogText:
     text: str
     """Lines, each with its line end."""
     cursor: str
-    """Where it ends; `follow_logs` goes on from there."""
+    """Where it ends; `follow_logs` continues from there."""
 
     def lines(self) -> list[str]:
         """The lines, without their ends. Only a newline ends a line: a message may hold other characters that might."""

@@ -14,7 +14,7 @@ from trainmaster.client.directories import files_below, kept_files
 from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ApiError, ShippingError
 from trainmaster.client.local import running
-from trainmaster.client.training_files import TRAINER, Named, named_files, names_training, nothing_at, with_paths
+from trainmaster.client.training_files import TRAINER, named_files, names_training, nothing_at, with_paths
 from trainmaster.client.types import Submitted
 
 MAX_FILES = 8192
@@ -94,7 +94,6 @@ def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bo
       `path` is where it goes (by default the same relative path).
     - `workload.path` of a script that exists relative to `base` and is not among the files: sent along.
     - the modules of a job class that lie in `base`, as files or as packages: likewise.
-
     - what a training names relative to `base` (data, models, tokenizers, its own script): made absolute where the
       local server reads it, and sent otherwise.
 
@@ -121,8 +120,7 @@ def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bo
         # The server takes plain paths inside the working directory; what lies elsewhere here goes by its name.
         target = script.name if ".." in script.parts else script.as_posix()
         changed |= {"path": target, "files": [*files, parcel.add(base / script, target)]}
-    modules = [file for name in _local_modules(workload, files) for file in _module(parcel, base, name)]
-    if modules:
+    if modules := list(_modules(parcel, workload, base, files)):
         changed |= {"files": [*files, *modules]}
     parcel.document["workload"] = changed
     return parcel
@@ -133,7 +131,11 @@ def _pack_training(parcel: Parcel, client: Client, base: Path, *, weights: bool)
     here = running()
     readable = here.data_roots if here is not None and here.url == client.url else ()
     workload = document.get("workload") or {"kind": TRAINER}
-    declared = {str(entry.get("path", entry.get("source"))).rstrip("/") for entry in _mappings(_entries(workload))}
+    declared = {
+        str(entry.get("path", entry.get("source"))).rstrip("/")
+        for entry in _entries(workload)
+        if isinstance(entry, Mapping)
+    }
     paths: dict[tuple[str | int, ...], str] = {}
     files: dict[str, dict[str, Any]] = {}
     for each in named_files(document, base):
@@ -145,18 +147,14 @@ def _pack_training(parcel: Parcel, client: Client, base: Path, *, weights: bool)
             continue
         if len(named.files) > MAX_FILES:
             raise ShippingError(f"{named.field}: has {len(named.files)} files, at most {MAX_FILES} go along; {_REMEDY}")
-        parcel.announcements.append(_announcement(named))
+        count = f"{len(named.files)} files, " if len(named.files) > 1 else ""
+        total = sum(path.stat().st_size for path, _ in named.files)
+        parcel.announcements.append(f"Sends {named.target} ({count}{_size(total)})")
         paths[named.place] = named.target
         files |= {target: parcel.add(path, target) for path, target in named.files}
     parcel.document = with_paths(document, paths)
     if files:
         parcel.document["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
-
-
-def _announcement(named: Named) -> str:
-    count = f"{len(named.files)} files, " if len(named.files) > 1 else ""
-    total = sum(path.stat().st_size for path, _ in named.files)
-    return f"Sends {named.target} ({count}{_size(total)})"
 
 
 def _size(count: float) -> str:
@@ -165,10 +163,6 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def _mappings(entries: list[Any]) -> list[Mapping[str, Any]]:
-    return [entry for entry in entries if isinstance(entry, Mapping)]
 
 
 def _entries(workload: Mapping[str, Any]) -> list[Any]:
@@ -210,19 +204,17 @@ def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> 
     return Path(path)
 
 
-def _local_modules(workload: Mapping[str, Any], files: list[Any]) -> list[str]:
+def _modules(parcel: Parcel, workload: Mapping[str, Any], base: Path, files: list[Any]) -> Iterator[dict[str, Any]]:
     """The modules, or the packages around them, that a job class is imported from and that lie here."""
     if workload.get("kind") != "job_class" or workload.get("working_directory") is not None:
-        return []
+        return
     named = (str(workload.get("target", "")).rpartition(":")[0], str(workload.get("module") or ""))
     shipped = {str(file.get("path")).partition("/")[0] for file in files if isinstance(file, Mapping)}
-    tops = dict.fromkeys(name.partition(".")[0] for name in named if name)
-    return [top for top in tops if top and not {top, f"{top}.py"} & shipped]
-
-
-def _module(parcel: Parcel, base: Path, name: str) -> Iterator[dict[str, Any]]:
-    if (base / f"{name}.py").is_file():
-        yield parcel.add(base / f"{name}.py", f"{name}.py")
-    elif (base / name).is_dir():
-        for file in files_below(base / name):
-            yield parcel.add(file, file.relative_to(base).as_posix())
+    for top in dict.fromkeys(name.partition(".")[0] for name in named):
+        if not top or {top, f"{top}.py"} & shipped:
+            continue
+        if (base / f"{top}.py").is_file():
+            yield parcel.add(base / f"{top}.py", f"{top}.py")
+        elif (base / top).is_dir():
+            for file in files_below(base / top):
+                yield parcel.add(file, file.relative_to(base).as_posix())

@@ -36,7 +36,7 @@ LOG_LINES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
-    """A local server that runs."""
+    """A running local server."""
 
     url: str
     api_key: str
@@ -66,10 +66,10 @@ def find() -> LocalServer | None:
     server = running()
     if server is None or not _answers(server.url):
         return None
-    if _major(server.version) != _major(__version__):
+    if server.version.partition(".")[0] != __version__.partition(".")[0]:
         raise LocalServerError(
             f"the local server is version {server.version} and this is {__version__}; "
-            "run `trainmaster down` and then `trainmaster up` (running jobs go on)"
+            "run `trainmaster down` and then `trainmaster up` (jobs keep running)"
         )
     return server
 
@@ -133,11 +133,11 @@ def start(
                 f"the server of {data_dir()} does not run; it was last started by `trainmaster serve`, whose options "
                 "this command does not know: start it like that again, or run `trainmaster up`"
             )
-        return find() or _started(_arguments(config, data_roots), settings)
+        return find() or _started(config, data_roots, settings)
 
 
 def started_here(server: LocalServer) -> bool:
-    """Whether it is this process that has started it."""
+    """Whether this process started it."""
     return any(child.pid == server.process.pid for child in _children)
 
 
@@ -201,13 +201,11 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _arguments(config: Path | None, data_roots: Sequence[Path]) -> list[str]:
-    """What `serve` is told. It runs in a directory of its own, where a relative path would lead elsewhere."""
-    named = ["--config", str(config.absolute())] if config else []
-    return [*named, *(word for root in data_roots for word in ("--data-root", str(root.absolute())))]
-
-
-def _started(arguments: Sequence[str], settings: Mapping[str, str]) -> LocalServer:
+def _started(config: Path | None, data_roots: Sequence[Path], settings: Mapping[str, str]) -> LocalServer:
+    # The server runs in a directory of its own, where a relative path would lead elsewhere.
+    arguments = ["--config", str(config.absolute())] if config else []
+    for root in data_roots:
+        arguments += ["--data-root", str(root.absolute())]
     process = _spawn(arguments, settings)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -254,7 +252,15 @@ def _with_log_tail(message: str) -> str:
 
 
 def _answers(url: str) -> bool:
-    connection = _connection(url)
+    address = urlsplit(url)
+    host = address.hostname or ""
+    connection = http.client.HTTPConnection(host, address.port, timeout=ANSWER_TIMEOUT_S)
+    if address.scheme == "https":
+        import ssl
+
+        # Whether to trust it is up to the client, which sends a key; this only asks whether anybody is there.
+        anybody = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection(host, address.port, timeout=ANSWER_TIMEOUT_S, context=anybody)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -262,19 +268,3 @@ def _answers(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _connection(url: str) -> http.client.HTTPConnection:
-    address = urlsplit(url)
-    host = address.hostname or ""
-    if address.scheme == "http":
-        return http.client.HTTPConnection(host, address.port, timeout=ANSWER_TIMEOUT_S)
-    import ssl
-
-    # Whether to trust it is up to the client, which sends a key; this only asks whether anybody is there.
-    anybody = ssl._create_unverified_context()
-    return http.client.HTTPSConnection(host, address.port, timeout=ANSWER_TIMEOUT_S, context=anybody)
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]

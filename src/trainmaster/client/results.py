@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
-from trainmaster.client.connection import Connection, job_path
+from trainmaster.client.connection import job_path
 from trainmaster.client.download import DownloadTarget, checkpoint_problems, download, targets
 from trainmaster.client.errors import DownloadError
+from trainmaster.client.route_groups import RouteGroup
 from trainmaster.client.types import Artifact, Collection, JobCheckpoints, Tombstone, Usage
 
 PAGE_SIZE = 1000
 LATEST, BEST = "latest", "best"
 
 
-class Results:
+class Results(RouteGroup):
     """Files of jobs, their checkpoints, and their usage. A job is named by its id or its handle.
 
     Files and checkpoints of a deleted job are there until it is purged; of several that had a handle, the last.
     """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def artifacts(
         self, job: str, *, kind: str | None = None, checkpoint_id: str | None = None, page_size: int = PAGE_SIZE
@@ -138,9 +136,9 @@ class Results:
         limit: int | None = None,
     ) -> Usage:
         """What attempts used in an interval, by `job`, `attempt`, `queue`, `account`, `day` or `label:KEY`."""
-        wanted = {"from": since, "to": until, "limit": limit, "all_accounts": "true" if all_accounts else None}
-        params = {name: value for name, value in wanted.items() if value is not None}
-        return cast(Usage, self._connection.call("GET", "/v1/usage", params={"group_by": group_by, **params}))
+        every = "true" if all_accounts else None
+        params = {"group_by": group_by, "from": since, "to": until, "limit": limit, "all_accounts": every}
+        return cast(Usage, self._connection.call("GET", "/v1/usage", params=params))
 
     def collect(self, *, dry_run: bool = False, orphans: bool = False) -> Collection:
         """Remove what the server's settings do not keep any longer, or only tell what would go."""
@@ -148,8 +146,7 @@ class Results:
         return cast(Collection, self._connection.call("POST", "/v1/gc", json=body))
 
     def _first_checkpoint(self, job: str) -> JobCheckpoints:
-        found = self._connection.call("GET", job_path(job, "checkpoints"), params={"page_size": 1})
-        return cast(JobCheckpoints, found)
+        return cast(JobCheckpoints, next(self._connection.pages(job_path(job, "checkpoints"), page_size=1)))
 
     def _change(self, method: str, job: str, checkpoint_id: str, command: str = "") -> JobCheckpoints:
         path = job_path(job, f"checkpoints/{quote(checkpoint_id, safe='')}{command}")

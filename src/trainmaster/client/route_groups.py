@@ -1,17 +1,24 @@
-"""Groups of routes: `client.cluster`, `client.runtimes`, `client.admin` and `client.data`."""
+"""Groups of routes, such as `client.cluster` and `client.webhooks`, and the check of a webhook's deliveries."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
-from trainmaster.client.connection import Connection
+from trainmaster.client.connection import Connection, given
+from trainmaster.client.errors import NotFoundError, SignatureError
 from trainmaster.client.types import (
     Account,
     Backend,
     BackendSummary,
     CheckedData,
+    CreatedWebhook,
     Key,
     NewKey,
     Node,
@@ -21,14 +28,18 @@ from trainmaster.client.types import (
     RuntimeDocument,
     RuntimeList,
     Summary,
+    Trial,
+    Webhook,
 )
 
 
-class Cluster:
-    """The routes about nodes and queues. What changes them needs a key with the scope `cluster_admin`."""
-
+class RouteGroup:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+
+class Cluster(RouteGroup):
+    """The routes about nodes and queues. What changes them needs a key with the scope `cluster_admin`."""
 
     def summary(self) -> Summary:
         """The cluster as a whole."""
@@ -68,8 +79,7 @@ class Cluster:
         self, node: str, *, labels: Sequence[str] | None = None, capabilities: Sequence[str] | None = None
     ) -> Node:
         """Set the labels or capabilities that a node has beside those that its backend reports; None leaves them."""
-        wanted = {"labels": labels, "capabilities": capabilities}
-        body = {name: list(value) for name, value in wanted.items() if value is not None}
+        body = given(labels=labels, capabilities=capabilities)
         return cast(Node, self._connection.call("PATCH", _node(node), json=body))
 
     def queues(self) -> Sequence[Queue]:
@@ -99,11 +109,8 @@ def _queue(name: str) -> str:
     return f"/v1/queues/{quote(name, safe='')}"
 
 
-class Runtimes:
+class Runtimes(RouteGroup):
     """The server's runtimes. Those that are built in, and those of a client's own sources, are not among them."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def list(self) -> RuntimeList:
         """Every runtime, and which files cannot be used."""
@@ -114,11 +121,8 @@ class Runtimes:
         return cast(RuntimeDocument, self._connection.call("GET", f"/v1/runtimes/{quote(name, safe='')}"))
 
 
-class Admin:
+class Admin(RouteGroup):
     """Accounts and keys. To change them, your own key needs the scope `cluster_admin`; without it, you see your own."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def accounts(self) -> Sequence[Account]:
         """Accounts, by name."""
@@ -153,11 +157,7 @@ class Admin:
         self, name: str, *, scopes: Sequence[str], account_id: str | None = None, prefix: str | None = None
     ) -> NewKey:
         """Make a key of an account, by default your own; `prefix` is what the key begins with."""
-        body: dict[str, Any] = {"name": name, "scopes": [*scopes]}
-        if account_id is not None:
-            body["account_id"] = account_id
-        if prefix is not None:
-            body["prefix"] = prefix
+        body = given(name=name, scopes=[*scopes], account_id=account_id, prefix=prefix)
         return cast(NewKey, self._connection.call("POST", "/v1/keys", json=body))
 
     def revoke_key(self, key_id: str) -> Key:
@@ -173,11 +173,8 @@ PATIENCE_S = 180.0
 """A server takes up to two minutes."""
 
 
-class Data:
+class Data(RouteGroup):
     """Training data."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def validate(
         self,
@@ -212,3 +209,92 @@ class Data:
         }
         answer = self._connection.call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S)
         return cast(CheckedData, answer)
+
+
+class Webhooks(RouteGroup):
+    """The webhooks of a key's account, as `Client.webhooks`."""
+
+    def list(self) -> Sequence[Webhook]:
+        """Every webhook, and how it does."""
+        return cast(Sequence[Webhook], self._connection.call("GET", "/v1/webhooks")["webhooks"])
+
+    def get(self, webhook_id: str) -> Webhook:
+        """One webhook."""
+        return cast(Webhook, self._connection.call("GET", _webhook(webhook_id)))
+
+    def create(self, url: str, *, statuses: Sequence[str] = (), secret: str | None = None) -> CreatedWebhook:
+        """Make a webhook; its secret, given or made, is in the answer and never again.
+
+        Sent again when the connection breaks, and still made once: the same url with the same secret is the same.
+        """
+        secret = secret or SECRET_PREFIX + secrets.token_urlsafe(32)
+        body = {"url": url, "statuses": [*statuses], "secret": secret}
+        return cast(CreatedWebhook, self._connection.call("POST", "/v1/webhooks", json=body))
+
+    def change(
+        self,
+        webhook_id: str,
+        *,
+        url: str | None = None,
+        statuses: Sequence[str] | None = None,
+        secret: str | None = None,
+    ) -> Webhook:
+        """Change a webhook; it goes on with the event that is next."""
+        body = given(url=url, statuses=None if statuses is None else [*statuses], secret=secret)
+        return cast(Webhook, self._connection.call("PATCH", _webhook(webhook_id), json=body))
+
+    def remove(self, webhook_id: str, *, missing_ok: bool = False) -> None:
+        """Take a webhook away."""
+        try:
+            self._connection.call("DELETE", _webhook(webhook_id))
+        except NotFoundError:
+            if not missing_ok:
+                raise
+
+    def test(self, webhook_id: str) -> Trial:
+        """Have the server send a test event now, and say how that went."""
+        return cast(Trial, self._connection.call("POST", f"{_webhook(webhook_id)}/test"))
+
+
+def _webhook(webhook_id: str) -> str:
+    return f"/v1/webhooks/{quote(webhook_id, safe='')}"
+
+
+TIMESTAMP_HEADER = "X-Trainmaster-Timestamp"
+SIGNATURE_HEADER = "X-Trainmaster-Signature"
+TOLERANCE_S = 300.0
+"""How old a delivery may be when it arrives: one that somebody recorded is no good for long."""
+SECRET_PREFIX = "whsec_"
+
+
+def verify_webhook(
+    secret: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance_s: float = TOLERANCE_S,
+    now: float | None = None,
+) -> dict[str, Any]:
+    """Check that a delivery comes from whoever has the secret, and is fresh; returns what it says.
+
+    Args:
+        secret: what was shown when the webhook was made.
+        headers: of the request; the case of their names does not matter.
+        body: of the request, byte by byte as it came.
+        tolerance_s: how far the clocks of sender and receiver may be apart.
+        now: Unix seconds; by default the time.
+
+    Raises:
+        SignatureError: it does not, or it is too old.
+    """
+    sent = {name.lower(): value for name, value in headers.items()}
+    timestamp, signatures = sent.get(TIMESTAMP_HEADER.lower(), ""), sent.get(SIGNATURE_HEADER.lower(), "")
+    if not timestamp.isdecimal() or not signatures:
+        raise SignatureError("the delivery is not signed")
+    if abs((time.time() if now is None else now) - int(timestamp)) > tolerance_s:
+        raise SignatureError("the delivery is too old, or the clocks are far apart")
+    expected = "v1=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+    if not any(hmac.compare_digest(expected.encode(), each.strip().encode()) for each in signatures.split(",")):
+        raise SignatureError("the signature is not that of the secret")
+    document: dict[str, Any] = json.loads(body)
+    return document

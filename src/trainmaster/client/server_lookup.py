@@ -45,7 +45,9 @@ def find_server(
         saved = load_login()
         if saved is not None and saved.url == url.rstrip("/"):
             return Address(url=url, api_key=key or saved.api_key, ca=trusted or saved.ca), None
-        return Address(url=url, api_key=key or _local_key(url), ca=trusted), None
+        server = local.running()
+        own = server.api_key if server is not None and server.url == url.rstrip("/") else ""
+        return Address(url=url, api_key=key or own, ca=trusted), None
 
     def address_of(server: local.LocalServer) -> Address:
         return Address(url=server.url, api_key=key or server.api_key, ca=trusted)
@@ -55,11 +57,6 @@ def find_server(
         return address_of(server) if server else None
 
     return address_of(local.start()), look_again
-
-
-def _local_key(url: str) -> str:
-    server = local.running()
-    return server.api_key if server is not None and server.url == url.rstrip("/") else ""
 
 
 def login_file() -> Path:

@@ -40,7 +40,7 @@ class Named:
     """What it stands for, and where each goes there."""
 
     def without_weights(self) -> Named:
-        """The same without the weights of a model: its tokenizer and configuration are left."""
+        """The same without the weights of a model."""
         if self.place[-1] != "model_id":
             return self
         return replace(self, files=tuple(each for each in self.files if each[0].suffix not in _WEIGHTS))

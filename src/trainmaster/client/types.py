@@ -5,125 +5,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainmaster.schema.accounts import AccountResource as Account
-from trainmaster.schema.accounts import CreatedWebhook, NewKey, Trial
-from trainmaster.schema.accounts import KeyResource as Key
-from trainmaster.schema.accounts import WebhookResource as Webhook
-from trainmaster.schema.cluster import Amount, BackendSummary, RuntimeList, RuntimeProblem
-from trainmaster.schema.cluster import BackendResource as Backend
-from trainmaster.schema.cluster import ClusterEventResource as NodeEvent
-from trainmaster.schema.cluster import ClusterResource as Summary
-from trainmaster.schema.cluster import EngineResource as Engine
-from trainmaster.schema.cluster import EntryResource as QueueEntry
-from trainmaster.schema.cluster import GpuResource as Gpu
-from trainmaster.schema.cluster import GpuTypeResource as GpuType
-from trainmaster.schema.cluster import LeaderResource as Leader
-from trainmaster.schema.cluster import NodeResource as Node
-from trainmaster.schema.cluster import QueueResource as Queue
-from trainmaster.schema.cluster import RuntimeResource as RuntimeDocument
-from trainmaster.schema.data import CheckedData, CheckedSource, DataProblem, DataSample, TokenCounts, TokenSegment
-from trainmaster.schema.jobs import (
-    STATUSES,
-    TERMINAL,
-    CheckedJob,
-    ControlledJob,
-    Endpoint,
-    GpuUse,
-    JobCheckpoints,
-    JobSummary,
-    Output,
-    Placement,
-    Status,
-)
-from trainmaster.schema.jobs import AttemptResource as Attempt
-from trainmaster.schema.jobs import BestNodeResource as BestNode
-from trainmaster.schema.jobs import BlockerResource as Blocker
-from trainmaster.schema.jobs import CheckpointResource as Checkpoint
-from trainmaster.schema.jobs import FailureResource as Failure
-from trainmaster.schema.jobs import JobResource as Job
-from trainmaster.schema.jobs import PendingResource as Pending
-from trainmaster.schema.jobs import ProgressResource as Progress
-from trainmaster.schema.jobs import SubmittedJob as Submitted
-from trainmaster.schema.jobs import TombstoneResource as Tombstone
-from trainmaster.schema.reports import ArtifactResource as Artifact
-from trainmaster.schema.reports import (
-    CollectedKind,
-    Collection,
-    EventPage,
-    LogLine,
-    LogPage,
-    MetricsReport,
-    Usage,
-    UsageRow,
-)
-from trainmaster.schema.reports import EventResource as Event
-from trainmaster.schema.reports import JobMetrics as Metrics
-from trainmaster.schema.reports import MetricSeries as Series
+from trainmaster.schema import accounts, cluster, data, jobs, reports
 
-__all__ = [
-    "STATUSES",
-    "TERMINAL",
-    "Account",
-    "Amount",
-    "Artifact",
-    "Attempt",
-    "Backend",
-    "BackendSummary",
-    "BestNode",
-    "Blocker",
-    "CheckedData",
-    "CheckedJob",
-    "CheckedSource",
-    "Checkpoint",
-    "CollectedKind",
-    "Collection",
-    "ControlledJob",
-    "CreatedWebhook",
-    "DataProblem",
-    "DataSample",
-    "Endpoint",
-    "Engine",
-    "Event",
-    "EventPage",
-    "Failure",
-    "Gpu",
-    "GpuType",
-    "GpuUse",
-    "Job",
-    "JobCheckpoints",
-    "JobSummary",
-    "Key",
-    "Leader",
-    "LogLine",
-    "LogPage",
-    "Metrics",
-    "MetricsReport",
-    "NewKey",
-    "Node",
-    "NodeEvent",
-    "Output",
-    "Pending",
-    "Placement",
-    "Progress",
-    "Queue",
-    "QueueEntry",
-    "RuntimeDocument",
-    "RuntimeList",
-    "RuntimeProblem",
-    "Series",
-    "Status",
-    "Submitted",
-    "Summary",
-    "TokenCounts",
-    "TokenSegment",
-    "Tombstone",
-    "Trial",
-    "Usage",
-    "UsageRow",
-    "Webhook",
-    "is_job",
-    "request_of",
-]
+Account = accounts.AccountResource
+CreatedWebhook = accounts.CreatedWebhook
+Key = accounts.KeyResource
+NewKey = accounts.NewKey
+Trial = accounts.Trial
+Webhook = accounts.WebhookResource
+
+Amount = cluster.Amount
+Backend = cluster.BackendResource
+BackendSummary = cluster.BackendSummary
+Engine = cluster.EngineResource
+Gpu = cluster.GpuResource
+GpuType = cluster.GpuTypeResource
+Leader = cluster.LeaderResource
+Node = cluster.NodeResource
+NodeEvent = cluster.ClusterEventResource
+Queue = cluster.QueueResource
+QueueEntry = cluster.EntryResource
+RuntimeDocument = cluster.RuntimeResource
+RuntimeList = cluster.RuntimeList
+RuntimeProblem = cluster.RuntimeProblem
+Summary = cluster.ClusterResource
+
+CheckedData = data.CheckedData
+CheckedSource = data.CheckedSource
+DataProblem = data.DataProblem
+DataSample = data.DataSample
+TokenCounts = data.TokenCounts
+TokenSegment = data.TokenSegment
+
+STATUSES = jobs.STATUSES
+TERMINAL = jobs.TERMINAL
+Attempt = jobs.AttemptResource
+BestNode = jobs.BestNodeResource
+Blocker = jobs.BlockerResource
+CheckedJob = jobs.CheckedJob
+Checkpoint = jobs.CheckpointResource
+ControlledJob = jobs.ControlledJob
+Endpoint = jobs.Endpoint
+Failure = jobs.FailureResource
+GpuUse = jobs.GpuUse
+Job = jobs.JobResource
+JobCheckpoints = jobs.JobCheckpoints
+JobSummary = jobs.JobSummary
+Output = jobs.Output
+Pending = jobs.PendingResource
+Placement = jobs.Placement
+Progress = jobs.ProgressResource
+Status = jobs.Status
+Submitted = jobs.SubmittedJob
+Tombstone = jobs.TombstoneResource
+
+Artifact = reports.ArtifactResource
+CollectedKind = reports.CollectedKind
+Collection = reports.Collection
+Event = reports.EventResource
+EventPage = reports.EventPage
+LogLine = reports.LogLine
+LogPage = reports.LogPage
+Metrics = reports.JobMetrics
+MetricsReport = reports.MetricsReport
+Series = reports.MetricSeries
+Usage = reports.Usage
+UsageRow = reports.UsageRow
 
 REQUEST_FIELDS = (
     "name",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_type_hints
 
 import httpx
 
@@ -12,7 +13,7 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 
 
 def test_types_of_answers_are_those_of_the_schema() -> None:
-    classes = [kind for name in types.__all__ if inspect.isclass(kind := getattr(types, name))]
+    classes = [kind for kind in vars(types).values() if inspect.isclass(kind) and kind not in (Any, Mapping)]
 
     assert len(classes) > 40
     assert {kind.__module__.rpartition(".")[0] for kind in classes} == {"trainmaster.schema"}

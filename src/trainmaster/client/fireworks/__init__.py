@@ -8,14 +8,14 @@ from trainmaster.client.fireworks.platform import (
     TrainerStoppedError,
     TrainerTimeoutError,
     TrainingAPIError,
-)
-from trainmaster.client.fireworks.records import (
-    CreatedTrainerJob,
-    TrainerJobConfig,
-    TrainerServiceEndpoint,
     TrainingShapeProfile,
 )
-from trainmaster.client.fireworks.trainer_jobs import TrainerJobManager
+from trainmaster.client.fireworks.trainer_jobs import (
+    CreatedTrainerJob,
+    TrainerJobConfig,
+    TrainerJobManager,
+    TrainerServiceEndpoint,
+)
 
 __all__ = [
     "CreatedTrainerJob",

@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, Unpack
 
 import httpx
 
-from trainmaster.client.connection import Connection
+from trainmaster.client.connection import Connection, Options
 from trainmaster.client.errors import ClientError, UnreachableError
-from trainmaster.client.fireworks.records import SHAPE_NAME, TrainingShapeProfile
 from trainmaster.client.server_lookup import find_server
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -34,7 +34,8 @@ class TrainingAPIError(ClientError, RuntimeError):
 
     def __init__(self, context: str, response: httpx.Response) -> None:
         document = _document(response)
-        super().__init__(f"{context}: {_message(document, response)} (HTTP {response.status_code})")
+        message = document.get("message") or response.text.strip()[:TEXT_SHOWN] or response.reason_phrase
+        super().__init__(f"{context}: {message} (HTTP {response.status_code})")
         self.status_code = response.status_code
         info = _error_info(document)
         self.reason: str | None = info.get("reason")
@@ -75,10 +76,6 @@ def _document(response: httpx.Response) -> Mapping[str, Any]:
     return error if isinstance(error, Mapping) else {"message": str(error)}
 
 
-def _message(document: Mapping[str, Any], response: httpx.Response) -> str:
-    return str(document.get("message") or response.text.strip()[:TEXT_SHOWN] or response.reason_phrase)
-
-
 def _error_info(document: Mapping[str, Any]) -> Mapping[str, Any]:
     details = document.get("details")
     for detail in details if isinstance(details, list) else ():
@@ -101,15 +98,66 @@ MODEL_ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
 class Clock(Protocol):
-    """What waiting needs of time. The module `time` has it."""
+    """The functions of the module `time` that waiting needs."""
 
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-        ...
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
 
-    def sleep(self, seconds: float, /) -> None:
-        """Let them pass."""
-        ...
+
+SHAPE_NAME = re.compile(r"accounts/[^/]+/trainingShapes/[^/]+(/versions/[^/]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingShapeProfile:
+    """What a version of a training shape stands for."""
+
+    training_shape_version: str
+    """Its full name, for `TrainerJobConfig.training_shape_ref`."""
+    trainer_image_tag: str
+    max_supported_context_length: int
+    node_count: int
+    deployment_shape_version: str
+    deployment_image_tag: str
+    accelerator_type: str
+    accelerator_count: int
+    base_model_weight_precision: str
+    pipeline_parallelism: int
+    trainer_mode: str = ""
+    """POLICY_TRAINER, LORA_TRAINER or FORWARD_ONLY."""
+
+    @property
+    def training_shape(self) -> str:
+        """The full name of the shape, whichever its version."""
+        return self.training_shape_version.partition("/versions/")[0]
+
+    @property
+    def deployment_shape(self) -> str | None:
+        """The version of the deployment shape that goes with it."""
+        return self.deployment_shape_version or None
+
+    @property
+    def supports_lora(self) -> bool:
+        """Whether it trains adapters."""
+        return self.trainer_mode == "LORA_TRAINER"
+
+    @classmethod
+    def from_version(cls, version: Mapping[str, Any]) -> Self:
+        """Read a training shape's version as the server sends it."""
+        snapshot = version.get("snapshot") or {}
+        sharding = snapshot.get("trainerShardingScheme") or {}
+        return cls(
+            training_shape_version=version.get("name", ""),
+            trainer_image_tag=snapshot.get("trainerImageTag", ""),
+            max_supported_context_length=snapshot.get("maxSupportedContextLength", 0),
+            node_count=snapshot.get("nodeCount", 1),
+            deployment_shape_version=snapshot.get("deploymentShapeVersion", ""),
+            deployment_image_tag=snapshot.get("deploymentImageTag", ""),
+            accelerator_type=snapshot.get("acceleratorType", ""),
+            accelerator_count=snapshot.get("acceleratorCount", 0),
+            base_model_weight_precision=snapshot.get("baseModelWeightPrecision", ""),
+            pipeline_parallelism=sharding.get("pipelineParallelism", 1),
+            trainer_mode=snapshot.get("trainerMode", ""),
+        )
 
 
 class FireworksClient:
@@ -133,9 +181,13 @@ class FireworksClient:
     ) -> None:
         address, look_again = find_server(base_url, api_key)
         self._connection = Connection(
-            address, look_again=look_again, transport=transport, timeout=REQUEST_TIMEOUT_S, verify=verify_ssl
+            address,
+            look_again=look_again,
+            transport=transport,
+            timeout=REQUEST_TIMEOUT_S,
+            verify=verify_ssl,
+            headers=additional_headers or {},
         )
-        self._headers = dict(additional_headers or {})
         self._clock = clock
         self._account_id: str | None = None
 
@@ -269,38 +321,21 @@ class FireworksClient:
                 raise TrainingAPIError(problem, response)
         return operation
 
-    def _document(
-        self, problem: str, method: str, path: str, *, params: Mapping[str, Any] | None = None, json: object = None
-    ) -> dict[str, Any]:
-        return opened(problem, self._call(method, path, params=params, json=json))
+    def _document(self, problem: str, method: str, path: str, **options: Unpack[Options]) -> dict[str, Any]:
+        return opened(problem, self._call(method, path, **options))
 
-    def _call(
-        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, json: object = None
-    ) -> httpx.Response:
-        """An answer, sent for again while there is none, or one that passes."""
+    def _call(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
+        """Send a request; again while the server does not answer, or is about to recover."""
         for delay in RETRY_DELAYS_S:
             try:
-                response = self._call_once(method, path, params=params, json=json)
+                response = self._connection.send(method, path, **options)
                 if response.status_code not in PASSING:
                     return response
             except UnreachableError:
-                pass  # the last try says so
+                pass  # the last try raises it
             self._clock.sleep(delay)
             self._connection.find_again()
-        return self._call_once(method, path, params=params, json=json)
-
-    def _call_once(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        json: object = None,
-        patience_s: float | None = None,
-    ) -> httpx.Response:
-        return self._connection.send(
-            method, path, params=params, json=json, headers=self._headers, patience_s=patience_s
-        )
+        return self._connection.send(method, path, **options)
 
 
 def opened(problem: str, response: httpx.Response) -> dict[str, Any]:

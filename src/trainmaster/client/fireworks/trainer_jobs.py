@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import httpx
 
+from trainmaster.client.connection import given
 from trainmaster.client.errors import ClientError, UnreachableError
 from trainmaster.client.fireworks.platform import (
     PASSING,
+    SHAPE_NAME,
     FireworksClient,
     ResumeRefusedError,
     TrainerStoppedError,
@@ -18,7 +24,6 @@ from trainmaster.client.fireworks.platform import (
     TrainingAPIError,
     opened,
 )
-from trainmaster.client.fireworks.records import CreatedTrainerJob, TrainerJobConfig, TrainerServiceEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -27,23 +32,154 @@ FAILED = "JOB_STATE_FAILED"
 GONE = frozenset({"JOB_STATE_DELETED", "JOB_STATE_ARCHIVED"})
 RESUMABLE = frozenset({FAILED, "JOB_STATE_CANCELLED", "JOB_STATE_PAUSED", "JOB_STATE_COMPLETED"})
 STOPPED = frozenset(
-    {
-        "JOB_STATE_CANCELLING",
-        "JOB_STATE_CANCELLED",
-        "JOB_STATE_COMPLETED",
-        "JOB_STATE_DELETING",
-        "JOB_STATE_EARLY_STOPPED",
-        "JOB_STATE_PAUSED",
-    }
+    f"JOB_STATE_{name}" for name in ("CANCELLING", "CANCELLED", "COMPLETED", "DELETING", "EARLY_STOPPED", "PAUSED")
 )
 """States that a job does not leave by itself."""
 STOPPED_FOR_GOOD_S = 30.0
-"""So long a job that is waited for may be stopped: another client may be about to resume it."""
+"""How long a job that is waited for may be stopped: another client may be about to resume it."""
 HEALTH_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 5.0
 READY_TIMEOUT_S = 900.0
 RECONNECT_TIMEOUT_S = 600.0
 RESUMABLE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTrainerJob:
+    """A trainer job that was just created."""
+
+    job_name: str
+    """accounts/ACCOUNT/rlorTrainerJobs/JOB"""
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerServiceEndpoint:
+    """A trainer that answers."""
+
+    job_name: str
+    """accounts/ACCOUNT/rlorTrainerJobs/JOB"""
+    job_id: str
+    base_url: str
+    """Where a training client connects."""
+    max_context_length: int | None = None
+
+
+DURATION = re.compile(r"\d+(\.\d{1,9})?s")
+"""A protobuf duration as JSON, such as 1800s."""
+OWNED_BY_SHAPES = ("accelerator_type", "accelerator_count", "node_count", "custom_image_tag")
+LONGEST_DISPLAY_NAME = 63
+
+
+@dataclass(slots=True)
+class TrainerJobConfig:
+    """A trainer job, on a training shape (`training_shape_ref`) or, without one, on what its own fields say."""
+
+    base_model: str
+    lora_rank: int = 0
+    """0 trains all parameters, a positive rank an adapter."""
+    max_context_length: int | None = None
+    learning_rate: float = 1e-5
+    """What an optimizer step uses when it names none."""
+    gradient_accumulation_steps: int | None = None
+    """So many optimizer steps are taken as one."""
+    node_count: int | None = None
+    display_name: str | None = None
+    hot_load_deployment_id: str | None = None
+    region: str | None = None
+    custom_image_tag: str | None = None
+    extra_args: list[str] | None = None
+    accelerator_type: str | None = None
+    accelerator_count: int | None = None
+    training_shape_ref: str | None = None
+    """The full name of a training shape or a version of one; `resolve_training_profile` tells it."""
+    forward_only: bool = False
+    """A frozen model, such as a reference."""
+    inactivity_timeout: timedelta | str | None = None
+    """After so long without a request or a heartbeat the trainer saves and stops; unset or 0 means an hour."""
+    disable_inactivity_cleanup: bool = False
+    skip_validations: bool = False
+    requested_job_id: str | None = None
+    """The id that the job gets. Creating it again returns the one that is there."""
+
+    def validate(self) -> None:
+        """See whether it makes sense, as far as that can be seen from here.
+
+        Raises:
+            ValueError: it does not; says everything that is wrong.
+        """
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+
+    def query(self, job_id: str) -> dict[str, str]:
+        """The query of the request that creates it."""
+        query = {"rlorTrainerJobId": job_id}
+        if self.training_shape_ref:
+            query["trainingShape"] = self.training_shape_ref
+        if self.hot_load_deployment_id:
+            query["deploymentId"] = self.hot_load_deployment_id
+        # Without a shape there is nothing to check the fields against; asking for neither lets the server choose one.
+        if self.skip_validations or not self.training_shape_ref:
+            query["skipValidations"] = "true"
+        return query
+
+    def body(self) -> dict[str, Any]:
+        """The body of the request that creates it."""
+        training = {
+            "baseModel": self.base_model,
+            "loraRank": self.lora_rank,
+            "learningRate": self.learning_rate,
+            "maxContextLength": self.max_context_length,
+            "gradientAccumulationSteps": self.gradient_accumulation_steps,
+            "customImageTag": self.custom_image_tag,
+            "acceleratorType": self.accelerator_type,
+            "acceleratorCount": self.accelerator_count,
+            "region": self.region,
+            "extraArgs": self.extra_args,
+        }
+        body = {
+            "serviceMode": True,
+            "trainingConfig": given(**training),
+            "nodeCount": self.node_count or (None if self.training_shape_ref else 1),
+            "displayName": self.display_name,
+            "hotLoadDeploymentId": self.hot_load_deployment_id,
+            "forwardOnly": self.forward_only or None,
+            "inactivityTimeout": None if self.inactivity_timeout is None else _duration(self.inactivity_timeout),
+            "disableInactivityCleanup": self.disable_inactivity_cleanup or None,
+        }
+        return given(**body)
+
+    def _problems(self) -> Iterator[str]:
+        if not self.base_model:
+            yield "base_model is required"
+        if self.lora_rank < 0:
+            yield "lora_rank must be 0, for all parameters, or more"
+        if self.gradient_accumulation_steps is not None and self.gradient_accumulation_steps < 1:
+            yield "gradient_accumulation_steps must be 1 or more"
+        if self.display_name is not None and len(self.display_name) > LONGEST_DISPLAY_NAME:
+            yield f"display_name must have at most {LONGEST_DISPLAY_NAME} characters"
+        if self.inactivity_timeout is not None:
+            try:
+                _duration(self.inactivity_timeout)
+            except ValueError as error:
+                yield f"inactivity_timeout {error}"
+        if self.training_shape_ref:
+            if not SHAPE_NAME.fullmatch(self.training_shape_ref):
+                yield (
+                    f"training_shape_ref {self.training_shape_ref!r} is not the full name of a training shape "
+                    "(accounts/ACCOUNT/trainingShapes/SHAPE[/versions/VERSION]); resolve_training_profile tells it"
+                )
+            for field in OWNED_BY_SHAPES:
+                if getattr(self, field):
+                    yield f"{field} is the training shape's to say, and cannot be set beside training_shape_ref"
+
+
+def _duration(value: timedelta | str) -> str:
+    if isinstance(value, timedelta):
+        value = f"{value.total_seconds():f}".rstrip("0").rstrip(".") + "s"
+    if not DURATION.fullmatch(value):
+        raise ValueError(f"must be a timedelta of 0 or more, or a number of seconds such as '1800s', not {value!r}")
+    return value
 
 
 class TrainerJobManager(FireworksClient):
@@ -75,8 +211,7 @@ class TrainerJobManager(FireworksClient):
                 f"a trainer job {job_id} was deleted; its checkpoints are kept, and a new job needs another id",
                 state=_state(job),
             )
-        message = _said(job)
-        if message.startswith("Warning:"):
+        if (message := _because(job).removeprefix(": ")).startswith("Warning:"):
             logger.warning("%s", message)
         name = str(job["name"])
         return CreatedTrainerJob(job_name=name, job_id=name.rpartition("/")[2])
@@ -216,7 +351,7 @@ class TrainerJobManager(FireworksClient):
     def _looked_up(self, job_id: str) -> dict[str, Any]:
         """The job; empty while the server cannot be asked, which whoever waits for a job waits for as well."""
         try:
-            response = self._call_once("GET", self._path(job_id))
+            response = self._connection.send("GET", self._path(job_id))
         except UnreachableError as error:
             logger.warning("%s; asking again", error)
             self._connection.find_again()
@@ -228,7 +363,7 @@ class TrainerJobManager(FireworksClient):
     def _is_healthy(self, job_id: str) -> bool:
         try:
             path = f"{self._trainer_path(job_id)}/api/v1/healthz"
-            return self._call_once("GET", path, patience_s=HEALTH_TIMEOUT_S).status_code == httpx.codes.OK
+            return self._connection.send("GET", path, patience_s=HEALTH_TIMEOUT_S).status_code == httpx.codes.OK
         except ClientError:
             return False
 
@@ -252,12 +387,8 @@ def _state(job: dict[str, Any]) -> str:
     return str(job.get("state") or "")
 
 
-def _said(job: dict[str, Any]) -> str:
-    """What the server has to say about the job, if anything."""
-    status = job.get("status")
-    return str(job.get("statusMessage") or (status.get("message") if isinstance(status, dict) else "") or "")
-
-
 def _because(job: dict[str, Any]) -> str:
-    message = _said(job)
+    """The server's message about the job as the end of a sentence; empty if it has none."""
+    status = job.get("status")
+    message = job.get("statusMessage") or (status.get("message") if isinstance(status, dict) else "")
     return f": {message}" if message else ""
