@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import first_revision
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
@@ -30,7 +31,7 @@ from trainmaster.server.store import (
     queues,
     schema,
 )
-from trainmaster.server.store.database import HEAD, Database, upgrade
+from trainmaster.server.store.database import HEAD, Database
 from trainmaster.server.store.records import Records
 from trainmaster.server.store.scope import Scope
 
@@ -55,7 +56,11 @@ def engine(url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_migrations_make_the_tables_of_the_schema(url: str, engine: Engine) -> None:
+@pytest.mark.parametrize("first", [pytest.param(True, id="migrated"), pytest.param(False, id="new")])
+def test_database_has_the_tables_of_the_schema(url: str, engine: Engine, first: bool) -> None:
+    if first:
+        with engine.begin() as connection:
+            first_revision.create(connection)
     Database.open(url).close()
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
@@ -195,7 +200,7 @@ def fill_first_revision(connection: Connection) -> None:
 
 def test_database_of_the_first_revision_keeps_all_that_is_in_it(url: str, engine: Engine) -> None:
     with engine.begin() as connection:
-        upgrade(connection, "0001")
+        first_revision.create(connection)
     with engine.begin() as connection:
         fill_first_revision(connection)
     database = Database.open(url)

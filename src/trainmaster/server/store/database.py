@@ -12,19 +12,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, RootTransaction, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, RootTransaction, insert, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from trainmaster.server import failpoints
 from trainmaster.server.core.errors import NewerDatabaseError, RefusedError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.settings.telemetry import METERS
-from trainmaster.server.store import postgres, queues, sqlite
+from trainmaster.server.store import postgres, queues, schema, sqlite
 from trainmaster.server.store.scope import Scope
 
 HEAD = "0005"
 """The newest revision under `migrations/versions`; written here too because Alembic is slow to import."""
-
-_SCRIPTS = Path(__file__).with_name("migrations")
 
 
 def revision(connection: Connection) -> str | None:
@@ -34,27 +32,41 @@ def revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def upgrade(connection: Connection, target: str = HEAD) -> None:
-    """Run the missing migrations up to a revision, inside the connection's transaction.
+def set_up(connection: Connection) -> None:
+    """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction.
 
     Raises:
         NewerDatabaseError: a newer version of Trainmaster has migrated the database.
     """
     present = revision(connection)
-    if present == target:
-        return
+    if present is None:
+        _create(connection)
+    elif present != HEAD:
+        _migrate(connection, present)
+
+
+def _create(connection: Connection) -> None:
+    schema.metadata.create_all(connection)
+    connection.execute(insert(schema.queues), {"name": queues.DEFAULT, "created_at": time.time()})
+    connection.execute(insert(schema.leader), {"id": 1, "epoch": 0, "url": "", "expires_at": 0.0})
+    # As Alembic has it.
+    key = "version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)"
+    connection.execute(text(f"CREATE TABLE alembic_version ({key})"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+def _migrate(connection: Connection, present: str) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if present is not None and present not in known:
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    if present not in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}:
         raise NewerDatabaseError(
             f"the database has revision {present}, which only a newer version of Trainmaster knows; upgrade this server"
         )
-    command.upgrade(config, target)
+    command.upgrade(config, HEAD)
 
 
 T = TypeVar("T")
@@ -127,7 +139,7 @@ class Database:
                     up_to_date = revision(connection) == HEAD
                 if not up_to_date:
                     with writing.begin() as connection:
-                        upgrade(connection)
+                        set_up(connection)
                 return Database(kind, writing=writing, reading=reading, watch=kind.watch(place, reading))
         except BaseException as error:
             reading.dispose()

@@ -1,4 +1,4 @@
-"""The tables. The migrations under `migrations/` create them; a test checks that both agree.
+"""The tables, as a new database gets them. A test checks that older databases have the same after their migrations.
 
 A unique key always holds the account. It comes after the columns that are looked up, so that one index serves the
 scope of an account and the scope of everything. Nodes, queues and the lease belong to the cluster.
