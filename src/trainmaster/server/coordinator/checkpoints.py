@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -15,65 +15,32 @@ from trainmaster.server.core.job import Change, Checkpoint, Job
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
+_DECISIONS: Mapping[str, Callable[[Job, Checkpoint, Any, float], Change | None]] = {
+    "pinned": lambda job, checkpoint, pinned, now: retention.pin(job, checkpoint, pinned=pinned, now=now),
+    "public": lambda job, checkpoint, public, now: retention.publish(job, checkpoint, public=public, now=now),
+    "expires_at": lambda job, checkpoint, at, now: retention.expire_at(job, checkpoint, at, now=now),
+}
 
-def pin(
+
+def edit(
     commands: Commands,
     scope: Scope,
     job_id: str,
     checkpoint_id: str,
+    field: str,
+    value: bool | float | None,
     *,
-    pinned: bool,
+    now: float,
     idempotency: Idempotency | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> Future[CommandOutcome]:
-    """Keep a checkpoint regardless of limits, or stop doing so; the latter also for a deleted job."""
+    """Set `pinned`, `public` or `expires_at` of a checkpoint, also of a deleted job."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
-        change = retention.pin(job, _own(connection, job, checkpoint_id), pinned=pinned, now=clock())
-        checkpoints.change(connection, scope, job, checkpoint_id, pinned=pinned)
+        change = _DECISIONS[field](job, _own(connection, job, checkpoint_id), value, now)
+        checkpoints.change(connection, scope, job, checkpoint_id, **{field: value})
         return change
 
     return commands.change(scope, job_id, decide, deleted=True, idempotency=idempotency)
-
-
-def expire_at(
-    commands: Commands,
-    scope: Scope,
-    job_id: str,
-    checkpoint_id: str,
-    at: float | None,
-    *,
-    deleted: bool = False,
-    clock: Callable[[], float] = time.time,
-) -> Future[CommandOutcome]:
-    """Have a checkpoint deleted at a time; None: never. With `deleted`, also one of a deleted job."""
-
-    def decide(connection: Connection, job: Job) -> Change | None:
-        change = retention.expire_at(job, _own(connection, job, checkpoint_id), at, now=clock())
-        checkpoints.change(connection, scope, job, checkpoint_id, expires_at=at)
-        return change
-
-    return commands.change(scope, job_id, decide, deleted=deleted)
-
-
-def publish(
-    commands: Commands,
-    scope: Scope,
-    job_id: str,
-    checkpoint_id: str,
-    *,
-    public: bool,
-    deleted: bool = False,
-    clock: Callable[[], float] = time.time,
-) -> Future[CommandOutcome]:
-    """Let other accounts load a checkpoint, or stop doing so. With `deleted`, also one of a deleted job."""
-
-    def decide(connection: Connection, job: Job) -> Change | None:
-        change = retention.publish(job, _own(connection, job, checkpoint_id), public=public, now=clock())
-        checkpoints.change(connection, scope, job, checkpoint_id, public=public)
-        return change
-
-    return commands.change(scope, job_id, decide, deleted=deleted)
 
 
 def delete(
@@ -82,22 +49,21 @@ def delete(
     job_id: str,
     checkpoint_id: str,
     *,
-    deleted: bool = False,
+    now: float,
     idempotency: Idempotency | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> Future[CommandOutcome]:
-    """Delete a checkpoint: at once from all lists, soon from the disk."""
+    """Delete a checkpoint, also of a deleted job: at once from all lists, soon from the disk."""
 
     def decide(connection: Connection, job: Job) -> Change | None:
         checkpoint = _own(connection, job, checkpoint_id)
         others = left_beside(connection, job, [checkpoint])
-        # Of the whole account: any job of it may go on from this one.
+        # Any job of the account may resume from this one.
         users = checkpoints.users(connection, Scope(job.account_id), [checkpoint_id]).get(checkpoint_id, set())
-        change = retention.delete_checkpoint(job, checkpoint, others=others, users=users, now=clock())
+        change = retention.delete_checkpoint(job, checkpoint, others=others, users=users, now=now)
         checkpoints.hide(connection, scope, job, [checkpoint_id])
         return change
 
-    return commands.change(scope, job_id, decide, deleted=deleted, idempotency=idempotency)
+    return commands.change(scope, job_id, decide, deleted=True, idempotency=idempotency)
 
 
 def prune(connection: Connection, job: Job) -> Job:

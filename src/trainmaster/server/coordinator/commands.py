@@ -37,8 +37,7 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
 
-_TRIES = 16
-"""How often a command is decided anew when others keep changing the job under it."""
+Decision = Callable[[Connection, Job], Change | None]
 _NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -119,14 +118,19 @@ class Commands:
     def cancel(
         self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
     ) -> Future[CommandOutcome]:
-        return self._command(
-            scope, job_id, idempotency, lambda _, job: decide.cancel(job, now=self._clock(), message=message)
+        return self.change(
+            scope,
+            job_id,
+            lambda _, job: decide.cancel(job, now=self._clock(), message=message),
+            idempotency=idempotency,
         )
 
     def pause(
         self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
     ) -> Future[CommandOutcome]:
-        return self._command(scope, job_id, idempotency, lambda _, job: decide.pause(job, now=self._clock(), save=save))
+        return self.change(
+            scope, job_id, lambda _, job: decide.pause(job, now=self._clock(), save=save), idempotency=idempotency
+        )
 
     def resume(
         self,
@@ -145,7 +149,7 @@ class Commands:
             job_inputs.put_secrets(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
             return change
 
-        return self._command(scope, job_id, idempotency, resumed)
+        return self.change(scope, job_id, resumed, idempotency=idempotency)
 
     def edit(
         self,
@@ -163,18 +167,18 @@ class Commands:
                 check_queue(connection, scope, queue, "queue")
             return decide.edit(job, now=self._clock(), priority=priority, queue=queue, labels=labels)
 
-        return self._command(scope, job_id, idempotency, edited)
+        return self.change(scope, job_id, edited, idempotency=idempotency)
 
     def delete(
         self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
     ) -> Future[CommandOutcome]:
         """Stop a job and hide it. With `purge`, a job that was deleted before is found again."""
-        return self._command(
+        return self.change(
             scope,
             job_id,
-            idempotency,
             lambda _, job: decide.delete(job, now=self._clock(), purge=purge),
             deleted=purge,
+            idempotency=idempotency,
         )
 
     def retry(
@@ -220,13 +224,26 @@ class Commands:
         self,
         scope: Scope,
         job_id: str,
-        decision: Callable[[Connection, Job], Change | None],
+        decision: Decision,
         *,
         deleted: bool = False,
         idempotency: Idempotency | None = None,
     ) -> Future[CommandOutcome]:
-        """Carry out any other decision about a job; what the decision writes goes into the same transaction."""
-        return self._command(scope, job_id, idempotency, decision, deleted=deleted)
+        """Carry out a decision about a job; what the decision writes goes into the same transaction."""
+
+        def work(connection: Connection) -> CommandOutcome:
+            def decided() -> CommandOutcome:
+                job = jobs.get(connection, scope, job_id, deleted=deleted)
+                change = decision(connection, job)
+                if change is None:
+                    return CommandOutcome(job=job)
+                if not jobs.apply(connection, scope, change):
+                    raise StaleWriteError
+                return CommandOutcome(job=change.job)
+
+            return self._once(connection, scope, idempotency, decided)
+
+        return self._write(work)
 
     def _new_job(self, scope: Scope, compiled: CompiledJob, *, created_by: str, parent: Job | None = None) -> Change:
         change = submit(
@@ -270,22 +287,6 @@ class Commands:
         METERS.submissions += 1
         return CommandOutcome(job=job)
 
-    def _command(
-        self,
-        scope: Scope,
-        job_id: str,
-        idempotency: Idempotency | None,
-        decision: Callable[[Connection, Job], Change | None],
-        *,
-        deleted: bool = False,
-    ) -> Future[CommandOutcome]:
-        def work(connection: Connection) -> CommandOutcome:
-            return self._once(
-                connection, scope, idempotency, lambda: _decide(connection, scope, job_id, decision, deleted)
-            )
-
-        return self._write(work)
-
     def _once(
         self,
         connection: Connection,
@@ -312,23 +313,6 @@ class Commands:
         future = self._database.write(work)
         future.add_done_callback(lambda _: self._hint(""))
         return future
-
-
-def _decide(
-    connection: Connection,
-    scope: Scope,
-    job_id: str,
-    decision: Callable[[Connection, Job], Change | None],
-    deleted: bool,
-) -> CommandOutcome:
-    for _ in range(_TRIES):
-        job = jobs.get(connection, scope, job_id, deleted=deleted)
-        change = decision(connection, job)
-        if change is None:
-            return CommandOutcome(job=job)
-        if jobs.apply(connection, scope, change):
-            return CommandOutcome(job=change.job)
-    raise StaleWriteError
 
 
 def _checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:

@@ -85,9 +85,8 @@ async def delete(
         principal.scope,
         job_id,
         checkpoint_id,
-        deleted=True,
+        now=context.clock(),
         idempotency=idempotency_of(request, b""),
-        clock=context.clock,
     )
     return await _answer(context, principal.scope, command)
 
@@ -95,14 +94,9 @@ async def delete(
 async def _pin(
     request: Request, context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str, *, pinned: bool
 ) -> Response:
-    command = commands.pin(
-        context.commands,
-        scope,
-        job_id,
-        checkpoint_id,
-        pinned=pinned,
-        idempotency=idempotency_of(request, await read_body(request)),
-        clock=context.clock,
+    key = idempotency_of(request, await read_body(request))
+    command = commands.edit(
+        context.commands, scope, job_id, checkpoint_id, "pinned", pinned, now=context.clock(), idempotency=key
     )
     return await _answer(context, scope, command)
 

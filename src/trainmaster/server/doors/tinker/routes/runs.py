@@ -188,19 +188,19 @@ async def delete_checkpoint(request: Request, door: TinkerDoor, principal: Princ
 
 @answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="then every account of the server can load the weights")
 async def publish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    return await _command(request, door, principal, checkpoints.publish, public=True)
+    return await _command(request, door, principal, checkpoints.edit, "public", True)
 
 
 @answer("DELETE", f"{_ONE}/publish", KeyScope.MANAGE)
 async def unpublish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    return await _command(request, door, principal, checkpoints.publish, public=False)
+    return await _command(request, door, principal, checkpoints.edit, "public", False)
 
 
 @answer("PUT", f"{_ONE}/ttl", KeyScope.MANAGE)
 async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     wanted = await read(request, SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
-    return await _command(request, door, principal, checkpoints.expire_at, at=at)
+    return await _command(request, door, principal, checkpoints.edit, "expires_at", at)
 
 
 async def _command(
@@ -208,18 +208,16 @@ async def _command(
     door: TinkerDoor,
     principal: Principal,
     command: Callable[..., Future[CommandOutcome]],
-    **options: Any,
+    *edited: str | float | bool | None,
 ) -> Response:
-    """The job of the weights may have been deleted."""
     checkpoint = (await _own(request, door, principal)).checkpoint
     done = command(
         door.context.commands,
         principal.scope,
         checkpoint.job_id,
         checkpoint.checkpoint_id,
-        deleted=True,
-        clock=door.context.clock,
-        **options,
+        *edited,
+        now=door.context.clock(),
     )
     await asyncio.wrap_future(done)
     return ok({})
