@@ -100,14 +100,13 @@ def test_order_holds_over_pages(database: Database, order_by: str, expected: str
 
 def test_filters_are_combined(database: Database) -> None:
     submit(database, new_job("a", status=JobStatus.QUEUED, queue="night", workload_kind="script", name="x"))
-    submit(database, new_job("b", status=JobStatus.TRAINING, queue="night", parent_job_id="a"))
-    submit(database, new_job("c", status=JobStatus.FAILED, queue="day", parent_job_id="a"))
+    submit(database, new_job("b", status=JobStatus.TRAINING, queue="night"))
+    submit(database, new_job("c", status=JobStatus.FAILED, queue="day"))
     assert ids(database, statuses=(JobStatus.QUEUED, JobStatus.FAILED), order_by="created_at") == ["a", "c"]
     assert ids(database, queue="night", order_by="created_at") == ["a", "b"]
     assert ids(database, queue="night", statuses=(JobStatus.TRAINING,)) == ["b"]
     assert ids(database, kinds=("script", "service")) == ["a"]
     assert ids(database, name="x") == ["a"]
-    assert ids(database, parent_job_id="a", statuses=(JobStatus.FAILED,)) == ["c"]
     assert page(database, queue="night", page_size=1).total_count == 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainmaster.server.store.records import PreparedStatement, label_mark
 from trainmaster.server.store.scope import Scope
 
 MAX_PAGE_SIZE = 100
-_EQUAL = ("queue", "name", "parent_job_id")
+_EQUAL = ("queue", "name")
 """The columns that a query compares with one value."""
 _MOST_SHAPES = 256
 
@@ -46,7 +46,6 @@ class JobQuery:
     kinds: tuple[str, ...] = ()
     """Any of these kinds of workload."""
     name: str | None = None
-    parent_job_id: str | None = None
     order_by: str = "-created_at"
     """`created_at`, `updated_at`, `priority`, `name` or `handle`, in whose place a job without one has its id; with a
     `-` in front, the greatest first."""
@@ -91,7 +90,7 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Where the ids of a list are read from, and which of the rows there count."""
+    """Where a list is read from, and which of the rows there count."""
 
     source: sa.FromClause
     order: sa.ColumnElement[Any]
@@ -123,21 +122,26 @@ def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
         raise SpecError(
             [Problem(field="order_by", message=f"must be one of {', '.join(_ORDERS)}, or that after a '-'")]
         )
-    if query.labels:
-        rows = _labelled(connection, scope, query, name)
-        found = _ids(connection, rows, query, name)
+    shape, values = _shape_of(scope, query)
+    labelled = _labelled(connection, query, shape, values) if query.labels else None
+    if labelled is None:
+        listed = _page_statement(shape).rows(connection, values)
+    else:
+        found = connection.execute(_page_of(labelled, shape), values).all()
         versions = jobs.versions(connection, scope, [job_id for job_id, _ in found])
         listed = [(job_id, value, versions[job_id]) for job_id, value in found if job_id in versions]
-        count: Callable[[], int] = lambda: _count(connection, rows)  # noqa: E731
-    else:
-        shape, values = _shape_of(scope, query)
-        listed = _page_statement(shape).rows(connection, values)
-        count = lambda: int(_count_statement(shape).rows(connection, values)[0][0])  # noqa: E731
     shown, more = listed[: query.page_size], len(listed) > query.page_size
+    total_count = len(listed)
+    if more or query.page_token is not None:
+        if labelled is None:
+            ((total_count,),) = _count_statement(shape).rows(connection, values)
+        else:
+            counted = _count_of(labelled.source, labelled.conditions)
+            total_count = connection.execute(counted, values).scalar_one()
     return JobIndex(
         versions={job_id: version for job_id, _, version in shown},
         next_page_token=token_after(query.order_by, shown[-1][1], shown[-1][0]) if more else None,
-        total_count=count() if more or query.page_token is not None else len(listed),
+        total_count=total_count,
     )
 
 
@@ -165,10 +169,8 @@ def _shape_of(scope: Scope, query: JobQuery) -> tuple[_Shape, dict[str, Any]]:
     return shape, values
 
 
-def _conditions(shape: _Shape) -> list[sa.ColumnElement[bool]]:
-    conditions = [_jobs.c.deleted_at.is_(None), *(_jobs.c[name] == bindparam(name) for name in shape.equal)]
-    if shape.scoped:
-        conditions.append(_jobs.c.account_id == bindparam("account"))
+def _of_jobs(shape: _Shape) -> list[sa.ColumnElement[bool]]:
+    conditions = [_jobs.c[name] == bindparam(name) for name in shape.equal]
     if shape.statuses:
         conditions.append(_jobs.c.status.in_([bindparam(f"status_{number}") for number in range(shape.statuses)]))
     if shape.kinds:
@@ -176,82 +178,66 @@ def _conditions(shape: _Shape) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
+def _unlabelled(shape: _Shape) -> _Rows:
+    conditions = [_jobs.c.deleted_at.is_(None), *_of_jobs(shape)]
+    if shape.scoped:
+        conditions.append(_jobs.c.account_id == bindparam("account"))
+    order = _column(shape.order_by.removeprefix("-"))
+    return _Rows(source=_jobs, order=order, job_id=_jobs.c.job_id, conditions=conditions)
+
+
+def _page_of(rows: _Rows, shape: _Shape) -> sa.Select[Any]:
+    """The ids of the page with the values of its order, and one more where the list goes on."""
+    descending = shape.order_by.startswith("-")
+    conditions = list(rows.conditions)
+    if shape.goes_on:
+        place, last = sa.tuple_(rows.order, rows.job_id), sa.tuple_(bindparam("after"), bindparam("after_id"))
+        conditions.append(place < last if descending else place > last)
+    order = (rows.order.desc(), rows.job_id.desc()) if descending else (rows.order, rows.job_id)
+    page = sa.select(rows.job_id, rows.order).select_from(rows.source).where(*conditions).order_by(*order)
+    return page.limit(bindparam("most"))
+
+
+def _count_of(source: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
+    """How many rows match, up to `MAX_TOTAL_COUNT`."""
+    matching: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(source).where(*conditions)
+    return sa.select(sa.func.count()).select_from(matching.limit(bindparam("count_to")).subquery())
+
+
 @functools.lru_cache(_MOST_SHAPES)
 def _page_statement(shape: _Shape) -> PreparedStatement:
-    column, job_id = _column(shape.order_by.removeprefix("-")), _jobs.c.job_id
-    descending = shape.order_by.startswith("-")
-    conditions = _conditions(shape)
-    if shape.goes_on:
-        place, last = sa.tuple_(column, job_id), sa.tuple_(bindparam("after"), bindparam("after_id"))
-        conditions.append(place < last if descending else place > last)
-    order = (column.desc(), job_id.desc()) if descending else (column, job_id)
-    statement = sa.select(job_id, column, _jobs.c.version).where(*conditions).order_by(*order)
-    return PreparedStatement(statement.limit(bindparam("most")))
+    return PreparedStatement(_page_of(_unlabelled(shape), shape).add_columns(_jobs.c.version))
 
 
 @functools.lru_cache(_MOST_SHAPES)
 def _count_statement(shape: _Shape) -> PreparedStatement:
-    matching = sa.select(_jobs.c.job_id).where(*_conditions(shape)).limit(bindparam("count_to"))
-    return PreparedStatement(sa.select(sa.func.count()).select_from(matching.subquery()))
+    return PreparedStatement(_count_of(_jobs, _unlabelled(shape).conditions))
 
 
-def _ids(connection: Connection, rows: _Rows, query: JobQuery, name: str) -> list[tuple[str, Any]]:
-    """The ids of the page with the values of its order, and one more where the list goes on."""
-    descending = query.order_by.startswith("-")
-    conditions = list(rows.conditions)
-    if query.page_token is not None:
-        place, last = sa.tuple_(rows.order, rows.job_id), position_of(query.page_token, query.order_by, _ORDERS[name])
-        conditions.append(place < sa.tuple_(*last) if descending else place > sa.tuple_(*last))
-    order = (rows.order.desc(), rows.job_id.desc()) if descending else (rows.order, rows.job_id)
-    statement = sa.select(rows.job_id, rows.order).select_from(rows.source).where(*conditions).order_by(*order)
-    return [(job_id, value) for job_id, value in connection.execute(statement.limit(query.page_size + 1))]
-
-
-def _count(connection: Connection, rows: _Rows) -> int:
-    matching = sa.select(sa.literal(1)).select_from(rows.source).where(*rows.conditions).limit(MAX_TOTAL_COUNT)
-    return connection.execute(sa.select(sa.func.count()).select_from(matching.subquery())).scalar_one()
-
-
-def _labelled(connection: Connection, scope: Scope, query: JobQuery, name: str) -> _Rows:
+def _labelled(connection: Connection, query: JobQuery, shape: _Shape, values: Mapping[str, Any]) -> _Rows:
     """Read the index of the rarest label, whose rows hold the other labels of their job.
 
     No other table is read unless the query asks for more than labels. Deleted jobs have no labels there.
     """
-    among = [] if scope.account_id is None else [_labels.c.account_id == scope.account_id]
-    wanted = {key: [*among, *_having(key, values)] for key, values in query.labels.items()}
-    rarest = min(wanted, key=lambda key: _size(connection, wanted[key])) if len(wanted) > 1 else next(iter(wanted))
+    among = [_labels.c.account_id == bindparam("account")] if shape.scoped else []
+    wanted = {key: [*among, *_having(key, allowed)] for key, allowed in query.labels.items()}
+
+    def size(key: str) -> int:
+        return int(connection.execute(_count_of(_labels, wanted[key]), values).scalar_one())
+
+    rarest = min(wanted, key=size) if len(wanted) > 1 else next(iter(wanted))
     conditions = wanted[rarest]
-    for key, values in query.labels.items():
+    for key, allowed in query.labels.items():
         if key != rarest:
-            conditions.append(sa.or_(*(_labels.c.marks.contains(label_mark(key, value)) for value in values)))
-    of_jobs = _of_jobs(query)
-    if name == "created_at" and not of_jobs:
-        return _Rows(source=_labels, order=_labels.c.created_at, job_id=_labels.c.job_id, conditions=conditions)
-    same = sa.and_(_jobs.c.job_id == _labels.c.job_id, _jobs.c.account_id == _labels.c.account_id)
-    order = _labels.c.created_at if name == "created_at" else _column(name)
-    return _Rows(
-        source=_labels.join(_jobs, same), order=order, job_id=_labels.c.job_id, conditions=[*conditions, *of_jobs]
-    )
+            conditions.append(sa.or_(*(_labels.c.marks.contains(label_mark(key, value)) for value in allowed)))
+    of_jobs, by_age = _of_jobs(shape), shape.order_by.removeprefix("-") == "created_at"
+    order = _labels.c.created_at if by_age else _column(shape.order_by.removeprefix("-"))
+    source: sa.FromClause = _labels
+    if of_jobs or not by_age:
+        same = sa.and_(_jobs.c.job_id == _labels.c.job_id, _jobs.c.account_id == _labels.c.account_id)
+        source = _labels.join(_jobs, same)
+    return _Rows(source=source, order=order, job_id=_labels.c.job_id, conditions=[*conditions, *of_jobs])
 
 
 def _having(key: str, values: tuple[str, ...]) -> list[sa.ColumnElement[bool]]:
     return [_labels.c.key == key, _labels.c.value == values[0] if len(values) == 1 else _labels.c.value.in_(values)]
-
-
-def _size(connection: Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
-    """How many jobs match, up to `MAX_TOTAL_COUNT`."""
-    found = sa.select(sa.literal(1)).select_from(_labels).where(*conditions).limit(MAX_TOTAL_COUNT).subquery()
-    return connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one()
-
-
-def _of_jobs(query: JobQuery) -> list[sa.ColumnElement[bool]]:
-    conditions: list[sa.ColumnElement[bool]] = []
-    if query.statuses:
-        conditions.append(_jobs.c.status.in_(query.statuses))
-    if query.kinds:
-        conditions.append(_jobs.c.workload_kind.in_(query.kinds))
-    for name in _EQUAL:
-        value = getattr(query, name)
-        if value is not None:
-            conditions.append(_jobs.c[name] == value)
-    return conditions
