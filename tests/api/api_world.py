@@ -25,9 +25,8 @@ from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
+from trainmaster.server.coordinator.launch import Vault, attempt_request, compiled_launch
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
 from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key

@@ -14,7 +14,7 @@ from tinker_world import Client, TinkerWorld
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.capacity import FRESH_S, Capacity
+from trainmaster.server.coordinator.admission_checks import FRESH_S, Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.resources import Gpu, Node, NodeState

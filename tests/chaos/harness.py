@@ -15,9 +15,8 @@ from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.launch import Launches
+from trainmaster.server.coordinator.launch import Launches, Vault
 from trainmaster.server.coordinator.loop import Coordinator, LoopPace
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.job import Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
 from trainmaster.server.core.spec.documents import parse_submit

@@ -8,7 +8,7 @@ from harness import Cluster
 from sqlalchemy import Connection
 
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus

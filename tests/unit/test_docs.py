@@ -22,8 +22,8 @@ from trainmaster.server.assembly import ensure_key
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.documents import parse_submit

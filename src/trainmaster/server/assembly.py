@@ -19,16 +19,15 @@ from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
+from trainmaster.server.coordinator.admission_checks import Capacity
 from trainmaster.server.coordinator.assembly import CoordinatorRole
 from trainmaster.server.coordinator.base_models import BaseModels
-from trainmaster.server.coordinator.capacity import Capacity
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import Tenants, check_uid
+from trainmaster.server.coordinator.launch import Tenants, Vault, check_uid
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, TrainmasterError

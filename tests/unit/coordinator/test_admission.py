@@ -15,7 +15,7 @@ from trainmaster.backends import capabilities_of
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.coordinator.admission import Admission, importable
-from trainmaster.server.coordinator.capacity import check_backend
+from trainmaster.server.coordinator.admission_checks import check_backend
 from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job

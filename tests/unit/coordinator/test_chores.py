@@ -13,8 +13,8 @@ from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import COLLECT_EVERY_S, Chores
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.settings.encryption import Sealer

@@ -18,8 +18,7 @@ from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, AttemptActions
-from trainmaster.server.coordinator.launch import Launches
-from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.launch import Launches, Vault
 from trainmaster.server.core.commands import cancel, submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.server.coordinator.source_checks import TOO_MUCH, SourceChecks
+from trainmaster.server.coordinator.admission_checks import TOO_MUCH, SourceChecks
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
@@ -92,7 +92,7 @@ def test_costly_source_is_parsed_while_the_event_loop_goes_on() -> None:
 
 
 def test_source_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.server.coordinator.source_checks.SOURCE_CHECK_TIMEOUT_S", 0.001)
+    monkeypatch.setattr("trainmaster.server.coordinator.admission_checks.SOURCE_CHECK_TIMEOUT_S", 0.001)
     assert refusal(function(source=COSTLY)) == ("workload.source", TOO_MUCH)
 
 

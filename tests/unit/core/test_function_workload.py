@@ -15,7 +15,7 @@ from trainmaster.protocol import function_runner
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
 from trainmaster.protocol.launch import Launch, Lifetime, Step
-from trainmaster.server.coordinator.capacity import check_backend
+from trainmaster.server.coordinator.admission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.spec.submit import compile_job

@@ -11,7 +11,7 @@ import pytest
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import Launch, Lifetime
-from trainmaster.server.coordinator.capacity import check_backend
+from trainmaster.server.coordinator.admission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import (
     SPEC_VERSION,

@@ -28,10 +28,9 @@ from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import LOCAL, Launch
+from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
-from trainmaster.server.coordinator.capacity import Capacity, check_backend
 from trainmaster.server.coordinator.launch import Tenants
-from trainmaster.server.coordinator.source_checks import SourceChecks
 from trainmaster.server.core.errors import (
     ForbiddenError,
     JobNotFoundError,

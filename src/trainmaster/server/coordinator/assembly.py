@@ -13,12 +13,11 @@ from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores
 from trainmaster.server.coordinator.cluster_view import NodeReports
-from trainmaster.server.coordinator.launch import Launches
+from trainmaster.server.coordinator.launch import Launches, Vault
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
 from trainmaster.server.core.reports import EngineFacts
@@ -79,12 +78,7 @@ class CoordinatorRole:
                 backends=self._backends,
                 roots=roots,
                 launches=Launches(
-                    database,
-                    roots,
-                    vault,
-                    settings,
-                    hint_socket=str(hint_socket),
-                    server_url=worker_url(settings, url),
+                    database, roots, vault, settings, hint_socket=str(hint_socket), server_url=worker_url(settings, url)
                 ),
                 hint=self.hint,
             ),

@@ -17,15 +17,10 @@ from sqlalchemy import Connection
 
 from trainmaster import __version__
 from trainmaster.server.coordinator.admission import Admission, check_queue
-from trainmaster.server.coordinator.vault import Vault
+from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.core import commands as decide
 from trainmaster.server.core.commands import check_retry, child_request, in_queue, new_job_id, submit
-from trainmaster.server.core.errors import (
-    NotFoundError,
-    Problem,
-    SpecError,
-    StaleWriteError,
-)
+from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StaleWriteError
 from trainmaster.server.core.job import Change, Checkpoint, Job, merge
 from trainmaster.server.core.spec.documents import secret_values
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
@@ -96,12 +91,9 @@ class Commands:
         change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)
 
-        def work(connection: Connection) -> CommandOutcome:
-            return self._once(
-                connection, scope, idempotency, lambda: self._insert(connection, scope, change, compiled, sealed)
-            )
-
-        return self._write(work)
+        return self._write(
+            scope, idempotency, lambda connection: self._insert(connection, scope, change, compiled, sealed)
+        )
 
     def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
         """Check that `submit` would accept a request once its files are uploaded."""
@@ -196,29 +188,26 @@ class Commands:
     ) -> Future[CommandOutcome]:
         """Create a child of a job that ended; it resumes from the parent's checkpoint, with its secrets."""
 
-        def work(connection: Connection) -> CommandOutcome:
-            def child() -> CommandOutcome:
-                parent = jobs.get(connection, scope, job_id)
-                check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
-                request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
-                if not queues.exists(connection, scope, request.scheduling_config.queue):
-                    request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
-                owner = Scope(account_id=parent.account_id)
-                compiled = self.admission.compile(request, owner.account)
-                change = self._new_job(owner, compiled, created_by=created_by, parent=parent)
-                chosen = (
-                    _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
-                    if checkpoint_id
-                    else parent.own_checkpoint_id or parent.resume_checkpoint_id
-                )
-                change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-                inherited = self._vault.open(connection, parent, until_end=False)
-                sealed = self._sealed(change.job, inherited, tokens)
-                return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
+        def child(connection: Connection) -> Job:
+            parent = jobs.get(connection, scope, job_id)
+            check_retry(parent, modify_resources=modify_resources, new_resource_config=new_resource_config)
+            request = child_request(parent, new_resource_config=new_resource_config, handle=handle)
+            if not queues.exists(connection, scope, request.scheduling_config.queue):
+                request = in_queue(request, queues.DEFAULT)  # its own was removed meanwhile
+            owner = Scope(account_id=parent.account_id)
+            compiled = self.admission.compile(request, owner.account)
+            change = self._new_job(owner, compiled, created_by=created_by, parent=parent)
+            chosen = (
+                _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
+                if checkpoint_id
+                else parent.own_checkpoint_id or parent.resume_checkpoint_id
+            )
+            change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
+            inherited = self._vault.open(connection, parent, until_end=False)
+            sealed = self._sealed(change.job, inherited, tokens)
+            return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
 
-            return self._once(connection, scope, idempotency, child)
-
-        return self._write(work)
+        return self._write(scope, idempotency, child)
 
     def change(
         self,
@@ -231,19 +220,16 @@ class Commands:
     ) -> Future[CommandOutcome]:
         """Carry out a decision about a job; what the decision writes goes into the same transaction."""
 
-        def work(connection: Connection) -> CommandOutcome:
-            def decided() -> CommandOutcome:
-                job = jobs.get(connection, scope, job_id, deleted=deleted)
-                change = decision(connection, job)
-                if change is None:
-                    return CommandOutcome(job=job)
-                if not jobs.apply(connection, scope, change):
-                    raise StaleWriteError
-                return CommandOutcome(job=change.job)
+        def decided(connection: Connection) -> Job:
+            job = jobs.get(connection, scope, job_id, deleted=deleted)
+            change = decision(connection, job)
+            if change is None:
+                return job
+            if not jobs.apply(connection, scope, change):
+                raise StaleWriteError
+            return change.job
 
-            return self._once(connection, scope, idempotency, decided)
-
-        return self._write(work)
+        return self._write(scope, idempotency, decided)
 
     def _new_job(self, scope: Scope, compiled: CompiledJob, *, created_by: str, parent: Job | None = None) -> Change:
         change = submit(
@@ -272,7 +258,7 @@ class Commands:
         sealed: Sequence[SealedSecret],
         *,
         resized: bool = True,
-    ) -> CommandOutcome:
+    ) -> Job:
         change = self.admission.accept(connection, scope, change, compiled.request, resized=resized)
         job = change.job
         jobs.insert(connection, scope, change)
@@ -285,31 +271,26 @@ class Commands:
             message = f"{error.message}; PUT it to /v1/blobs/<sha256> first"
             raise SpecError([Problem(field="workload.files", message=message)]) from None
         METERS.submissions += 1
-        return CommandOutcome(job=job)
+        return job
 
-    def _once(
-        self,
-        connection: Connection,
-        scope: Scope,
-        key: Idempotency | None,
-        work: Callable[[], CommandOutcome],
-    ) -> CommandOutcome:
-        if key is None:
-            return work()
-        record = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
-        if record is not None:
-            return CommandOutcome(job=jobs.get(connection, scope, record.job_id, deleted=True), replayed=True)
-        outcome = work()
-        accounts.record_request(
-            connection,
-            scope,
-            IdempotencyRecord(
-                key=key.key, fingerprint=key.fingerprint, job_id=outcome.job.job_id, created_at=self._clock()
-            ),
-        )
-        return outcome
+    def _write(
+        self, scope: Scope, key: Idempotency | None, action: Callable[[Connection], Job]
+    ) -> Future[CommandOutcome]:
+        """Run an action in a transaction, unless a request with the same key ran it before."""
 
-    def _write(self, work: Callable[[Connection], CommandOutcome]) -> Future[CommandOutcome]:
+        def work(connection: Connection) -> CommandOutcome:
+            if key is None:
+                return CommandOutcome(job=action(connection))
+            known = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
+            if known is not None:
+                return CommandOutcome(job=jobs.get(connection, scope, known.job_id, deleted=True), replayed=True)
+            job = action(connection)
+            record = IdempotencyRecord(
+                key=key.key, fingerprint=key.fingerprint, job_id=job.job_id, created_at=self._clock()
+            )
+            accounts.record_request(connection, scope, record)
+            return CommandOutcome(job=job)
+
         future = self._database.write(work)
         future.add_done_callback(lambda _: self._hint(""))
         return future

@@ -1,4 +1,4 @@
-"""Launches: the request that the workers of a placed job get, and the system user that runs the job."""
+"""Launches: the request and the secrets that the workers of a placed job get, and the system user that runs it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,71 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.spec.documents import load_stored
+from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
 from trainmaster.server.store import accounts, attempts, checkpoints, job_inputs
 from trainmaster.server.store.database import Database
+from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
+
+
+class Vault:
+    """Encrypts the secrets of jobs to be stored, and decrypts them for a launch.
+
+    Each is bound to its job: it does not open in the row of another.
+    """
+
+    def __init__(self, sealer: Sealer) -> None:
+        self.sealer = sealer
+
+    def seal(self, job: Job, values: Mapping[str, str], *, until_end: bool = False) -> list[SealedSecret]:
+        return [
+            SealedSecret(name=name, sealed=self.sealer.seal(value, about=_row(job, name)), until_end=until_end)
+            for name, value in values.items()
+        ]
+
+    def open(self, connection: Connection, job: Job, *, until_end: bool = True) -> dict[str, str]:
+        """The values of a job's secrets by name; without `until_end`, only those that a child inherits.
+
+        Raises:
+            SealError: one does not open with the keys that this server has.
+        """
+        stored = job_inputs.secrets_of_job(connection, Scope(account_id=job.account_id), job.job_id)
+        return {
+            **unsealed_values(job.spec_version, job.spec),
+            **{
+                secret.name: self.sealer.open(secret.sealed, about=_row(job, secret.name))
+                for secret in stored
+                if until_end or not secret.until_end
+            },
+        }
+
+    def cloned(self, connection: Connection, job: Job, document: object) -> object:
+        """The request of a clone: `document`, or the job's own request, with the job's secrets in place of `***`.
+
+        Raises:
+            SpecError: `***` stands where the job has no secret.
+            SealError: a secret does not open with the keys that this server has.
+        """
+        request = load_stored(job.spec_version, job.spec)
+        given = {**redacted(request), "handle": None} if document is None else document
+        return with_secrets_of(given, request, self.open(connection, job, until_end=False))
+
+    def secrets_for(self, connection: Connection, job: Job) -> Secrets:
+        """The secrets for the workers of a job."""
+        return Secrets.of(self.open(connection, job))
+
+
+def _row(job: Job, name: str) -> str:
+    return f"secrets/{job.account_id}/{job.job_id}/{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +197,9 @@ def attempt_request(
     """
     attempt = job.live
     shared = server_url is None
+    resume_from = None
+    if resume is not None:
+        resume_from = resume.path if resume.root == URI else str(roots.path(resume.root, resume.path))
     return AttemptRequest(
         job_id=job.job_id,
         attempt=attempt.number,
@@ -164,7 +219,7 @@ def attempt_request(
         checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=isolation.confined))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
         owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if isolation.uid is None else RANKS_OWNER}")),
-        resume_from=_place_of(resume, roots) if resume else None,
+        resume_from=resume_from,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
@@ -183,10 +238,7 @@ SERVER_ENDPOINTS = ("HF_ENDPOINT",)
 
 def fetching_environment(settings: Settings) -> dict[str, str]:
     """The variables that tell a job's processes what they may fetch, and from where."""
-    services = {
-        variables.SCAIDRIVE_URL: settings.scaidrive_url,
-        variables.SCAIATLAS_URL: settings.scaiatlas_url,
-    }
+    services = {variables.SCAIDRIVE_URL: settings.scaidrive_url, variables.SCAIATLAS_URL: settings.scaiatlas_url}
     return {
         variables.DATA_ROOTS: os.pathsep.join(map(str, settings.readable_roots)),
         variables.ARTIFACTS_DIR: str(settings.artifacts.absolute()),
@@ -220,10 +272,6 @@ def _cache_of(account_id: str, isolation: Isolation, cache: Path) -> Path:
     mounts.
     """
     return cache / CONFINED_CACHES / account_id if isolation.confined else cache / account_id
-
-
-def _place_of(checkpoint: Checkpoint, roots: Roots) -> str:
-    return checkpoint.path if checkpoint.root == URI else str(roots.path(checkpoint.root, checkpoint.path))
 
 
 def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:

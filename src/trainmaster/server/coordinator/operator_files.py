@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster.plain_yaml import YamlError, parse_yaml, parse_yaml_documents
+from trainmaster.plain_yaml import parse_yaml, parse_yaml_documents
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.resources import Queue
@@ -79,12 +79,7 @@ class DeclaredCluster:
             for name in sorted(there):
                 given = self._declared.nodes[name]
                 nodes.give(
-                    connection,
-                    _EVERYTHING,
-                    name,
-                    self._clock(),
-                    labels=given.labels,
-                    capabilities=given.capabilities,
+                    connection, _EVERYTHING, name, self._clock(), labels=given.labels, capabilities=given.capabilities
                 )
 
         if there:
@@ -210,23 +205,16 @@ def load_shapes(directory: Path) -> Shapes:
     problems: list[str] = []
     for path in files:
         try:
-            shape = parse(Shape, _document(path))
+            document = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+            # A shape without a name gets the file's.
+            shape = parse(Shape, {"name": path.stem, **document} if isinstance(document, dict) else document)
             if shape.name in found:
                 problems.append(f"{path}: name: another file has a shape {shape.name} already")
             found[shape.name] = shape
         except SpecError as error:
             problems += [f"{path}: {problem.field}: {problem.message}" for problem in error.problems]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # YamlError is a ValueError
             problems.append(f"{path}: {error}")
     if problems:
         raise ShapeFileError("\n".join(problems))
     return Shapes(tuple(found.values()))
-
-
-def _document(path: Path) -> Any:
-    """The document of a file; a shape without a name gets the file's."""
-    try:
-        document = parse_yaml(path.read_text(encoding="utf-8"), path.name)
-    except YamlError as error:
-        raise ValueError(str(error)) from error
-    return {"name": path.stem, **document} if isinstance(document, dict) else document

@@ -6,13 +6,17 @@ ends: an action that hangs ends with it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+
+_log = logging.getLogger(__name__)
 
 CLOSE_S = 3.0
 """How long a server that ends waits for actions that an engine holds up."""
@@ -30,66 +34,46 @@ class Act:
     """May be slow in the engine of its backend; must delay neither other backends nor stops."""
 
 
-class DaemonPool(Executor):
-    """Carries calls out in a few threads, which are started when they are needed.
+class DaemonPool:
+    """Runs calls in a few threads, which start with the first call. One thread submits and closes.
 
     The standard library's pool waits for its threads when the process ends, however long they take.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._is_shut = False
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name} {number}", daemon=True) for number in range(_WORKERS)
+        ]
+        self._started = False
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._lock:
-            if self._is_shut:
-                raise RuntimeError(f"{self._name} takes nothing more")
-            self._calls.put((future, lambda: fn(*args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < _WORKERS:
-                name = f"{self._name} {len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-                self._threads[-1].start()
-        return future
+    def submit(self, call: Callable[..., object], /, *args: object) -> None:
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+        self._calls.put(functools.partial(call, *args))
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        with self._lock:
-            self._is_shut = True
-            if cancel_futures:
-                self._cancel_all()
-            for _ in self._threads:
-                self._calls.put(None)
-        if wait:
-            self.join()
+    def close(self) -> None:
+        """Drop calls that have not begun, and end the threads after those that have."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._calls.get_nowait()
+        for _ in self._threads:
+            self._calls.put(None)
 
-    def join(self, timeout_s: float | None = None) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
-    def _cancel_all(self) -> None:
-        while True:
-            try:
-                call = self._calls.get_nowait()
-            except Empty:
-                return
-            if call is not None:
-                call[0].cancel()
+    def join(self, deadline: float) -> None:
+        """Wait for the calls that have begun, until a time by the monotonic clock."""
+        if self._started:
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            future, work = call
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BaseException as error:  # whoever asked for it is to know
-                    future.set_exception(error)
-            del call, future, work
-            self._idle.release()
+            try:
+                call()
+            except Exception:
+                _log.exception("a call failed")
 
 
 class ActPools:
@@ -102,7 +86,7 @@ class ActPools:
         self._slow = {name: pool or DaemonPool(f"sweep {name}") for name in names}
         self._launching = {name: pool or DaemonPool(f"launch {name}") for name in names}
 
-    def for_act(self, act: Act, backend: str) -> Executor:
+    def for_act(self, act: Act, backend: str) -> DaemonPool | Executor:
         if act.launches:
             return self._launching[backend]
         return self._slow[backend] if act.slow else self._quick
@@ -113,13 +97,13 @@ class ActPools:
 
     def close(self) -> None:
         """Finish quick actions and launches that have begun, unless that takes too long; drop the rest."""
-        awaited = (self._quick, *self._launching.values())
-        for pool in (self._tidying, *self._slow.values(), *awaited):
-            pool.shutdown(wait=False, cancel_futures=True)
+        awaited = [pool for pool in (self._quick, *self._launching.values()) if isinstance(pool, DaemonPool)]
+        others = [pool for pool in (self._tidying, *self._slow.values()) if isinstance(pool, DaemonPool)]
+        for pool in (*others, *awaited):
+            pool.close()
         deadline = time.monotonic() + CLOSE_S
         for pool in awaited:
-            if isinstance(pool, DaemonPool):
-                pool.join(max(0.0, deadline - time.monotonic()))
+            pool.join(deadline)
 
 
 # When the loop looks again: at once after a hint or another process's write, and every so often by itself.

@@ -19,10 +19,10 @@ from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.coordinator.operator_files import RuntimeFiles
 from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.coordinator.vault import Vault
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.reports import EngineFacts

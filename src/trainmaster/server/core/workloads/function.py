@@ -65,7 +65,7 @@ class FunctionSpec(PackagedSpec):
     def compile(self, job: JobConfigs) -> Launch:
         """One step: the runner, beside which lie the function and how to call it.
 
-        The source was checked in a process with limits (`coordinator.source_checks`).
+        The source was checked in a process with limits (`coordinator.admission_checks`).
         """
         inputs = {
             RUNNER_FILE: _text_of(function_runner),
