@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, Hyperparameter, Value, ValueKind
 from trainmaster.server.core.training.types import BUILT_IN, FRAMEWORKS, LATER, TRAIN_EXTRA, TrainingType
-from trainmaster.server.core.training.values import Hyperparameter, Value, ValueKind
 
 ORDER = [training_type for training_type in TrainingType if training_type in BUILT_IN]
 

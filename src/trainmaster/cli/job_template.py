@@ -25,10 +25,9 @@ from trainmaster.server.core.spec.configs import (
 from trainmaster.server.core.spec.data import DataConfig, DataSource, PreprocessConfig
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
-from trainmaster.server.core.training.hyperparameters import hyperparameters_of
+from trainmaster.server.core.training.hyperparameters import ValueKind, hyperparameters_of
 from trainmaster.server.core.training.options import positions_of
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable
-from trainmaster.server.core.training.values import ValueKind
 
 TYPES: Mapping[str, str] = MappingProxyType(
     {

@@ -16,10 +16,9 @@ from typing import Any, Self, TypeVar
 from trainmaster.server.core.fields import STORED, Model
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, hyperparameters_of
+from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, Value, hyperparameters_of
 from trainmaster.server.core.training.sources import ALL_ROWS, Slice
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
-from trainmaster.server.core.training.values import Value
 
 _Config = TypeVar("_Config", bound=Model)
 JsonObject = Mapping[str, Any]

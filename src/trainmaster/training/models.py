@@ -18,9 +18,8 @@ from transformers import (
 )
 from transformers.masking_utils import flash_attention_mask
 
-from trainmaster.server.core.training.hyperparameters import ALL_LINEAR
+from trainmaster.server.core.training.hyperparameters import ALL_LINEAR, Value
 from trainmaster.server.core.training.options import refused_arguments
-from trainmaster.server.core.training.values import Value
 from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 
 

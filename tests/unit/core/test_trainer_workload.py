@@ -18,9 +18,8 @@ from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.fields import MAX_PATH_DEPTH
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.core.training.hyperparameters import read_hyperparameters
+from trainmaster.server.core.training.hyperparameters import Value, read_hyperparameters
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
-from trainmaster.server.core.training.values import Value
 
 DIGEST = "0" * 64
 

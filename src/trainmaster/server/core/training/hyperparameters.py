@@ -6,12 +6,151 @@ with the nearest name that is. The documentation is made from the same table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
-from trainmaster.server.core.errors import Problem, RefusedError, nearest, shown
-from trainmaster.server.core.training.types import FIELD, LORA_TYPES, TrainingType
-from trainmaster.server.core.training.values import Hyperparameter, Value, ValueKind
+from trainmaster.server.core.errors import Problem, RefusedError, choice_message, nearest, shown
+from trainmaster.server.core.training.types import BUILT_IN, FIELD, LORA_TYPES, TrainingType
+
+Value = int | float | bool | str | None
+"""What a trainer is given; None leaves it to the trainer."""
+
+_MAX_NAMES = 1024
+_MAX_INTEGER = 2**31 - 1
+_LONGEST_NUMBER = 64
+
+
+class ValueKind(StrEnum):
+    """How a value is written."""
+
+    INTEGER = "whole number"
+    NUMBER = "number"
+    STEPS_OR_SHARE = "whole number, or a share below 1"
+    FLAG = "true or false"
+    CHOICE = "choice"
+    TEXT = "text"
+    NAMES = "names with commas between"
+    FLAG_OR_CHOICE = "true, false, or a choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameter:
+    name: str
+    kind: ValueKind
+    default: Value
+    meaning: str
+    _: KW_ONLY
+    types: frozenset[TrainingType] = BUILT_IN
+    """The training types that have it."""
+    defaults: Mapping[TrainingType, Value] = field(default_factory=dict)
+    """Of training types whose default is another."""
+    minimum: float | None = None
+    above: float | None = None
+    """The value is greater than this."""
+    below: float | None = None
+    """The value is less than this."""
+    choices: tuple[str, ...] = ()
+
+    def default_for(self, training_type: TrainingType) -> Value:
+        return self.defaults.get(training_type, self.default)
+
+    def read(self, text: str) -> Value:
+        """The value that a text stands for.
+
+        Raises:
+            ValueError: it stands for none; the message says what to write.
+        """
+        value = _READERS[self.kind](self, text.strip())
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_bounds(value)
+        return value
+
+    def _check_bounds(self, value: float) -> None:
+        if self.minimum is not None and value < self.minimum:
+            raise ValueError(f"must be at least {self.minimum:g}")
+        if self.above is not None and value <= self.above:
+            raise ValueError(f"must be more than {self.above:g}")
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"must be less than {self.below:g}")
+
+
+def _integer(_: Hyperparameter, text: str) -> int:
+    number = _finite(text)
+    if number is None or not number.is_integer() or abs(number) > _MAX_INTEGER:
+        raise ValueError(f"must be a whole number, not '{shown(text)}'")
+    return int(number)
+
+
+def _number(_: Hyperparameter, text: str) -> float:
+    number = _finite(text)
+    if number is None:
+        raise ValueError(f"must be a number, not '{shown(text)}'")
+    return number
+
+
+def _steps_or_share(_: Hyperparameter, text: str) -> int | float:
+    number = _finite(text)
+    if number is None or number > _MAX_INTEGER or (number >= 1 and not number.is_integer()):
+        raise ValueError(f"must be a whole number of steps, or a share of all steps below 1, not '{shown(text)}'")
+    return number if 0 < number < 1 else int(number)
+
+
+def _flag(_: Hyperparameter, text: str) -> bool:
+    value = _FLAGS.get(text.casefold())
+    if value is None:
+        raise ValueError(f"must be true or false, not '{shown(text)}'")
+    return value
+
+
+def _choice(known: Hyperparameter, text: str) -> str:
+    if text not in known.choices:
+        raise ValueError(choice_message("value", text, known.choices))
+    return text
+
+
+def _flag_or_choice(known: Hyperparameter, text: str) -> bool | str:
+    value = _FLAGS.get(text.casefold())
+    return _choice(known, text) if value is None else value
+
+
+def _text(_: Hyperparameter, text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _names(_: Hyperparameter, text: str) -> str:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(names) > _MAX_NAMES:
+        raise ValueError(f"must be 1 to {_MAX_NAMES} names with commas between")
+    return ",".join(names)
+
+
+def _finite(text: str) -> float | None:
+    # float() itself takes more than people write: underscores, nan, infinity.
+    if len(text) > _LONGEST_NUMBER or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+_READERS: Mapping[ValueKind, Callable[[Hyperparameter, str], Value]] = {
+    ValueKind.INTEGER: _integer,
+    ValueKind.NUMBER: _number,
+    ValueKind.STEPS_OR_SHARE: _steps_or_share,
+    ValueKind.FLAG: _flag,
+    ValueKind.CHOICE: _choice,
+    ValueKind.TEXT: _text,
+    ValueKind.NAMES: _names,
+    ValueKind.FLAG_OR_CHOICE: _flag_or_choice,
+}
+
 
 ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
@@ -20,257 +159,80 @@ _COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL
 _MAX_PROBLEMS = 100
 """Who has more has no use for the rest."""
 
+# fmt: off
 _ROWS = (
-    Hyperparameter(
-        name="learning_rate",
-        kind=ValueKind.NUMBER,
-        default=2e-5,
-        defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5},
-        above=0,
-        meaning="The highest learning rate, after the warm-up.",
-    ),
-    Hyperparameter(
-        name="num_train_epochs",
-        kind=ValueKind.NUMBER,
-        default=3.0,
-        defaults={TrainingType.CONTINUED_PRETRAIN: 1.0},
-        above=0,
-        meaning="Number of passes over the data; may be a fraction.",
-    ),
-    Hyperparameter(
-        name="max_steps",
-        kind=ValueKind.INTEGER,
-        default=-1,
-        minimum=-1,
-        meaning="Number of optimizer steps; overrides num_train_epochs unless -1.",
-    ),
-    Hyperparameter(
-        name="warmup_steps",
-        kind=ValueKind.STEPS_OR_SHARE,
-        default=0.03,
-        minimum=0,
-        meaning="Steps during which the learning rate rises from 0; a value below 1 is a share of all steps.",
-    ),
-    Hyperparameter(
-        name="lr_scheduler_type",
-        kind=ValueKind.CHOICE,
-        default="linear",
-        choices=(
-            "linear",
-            "cosine",
-            "cosine_with_restarts",
-            "polynomial",
-            "constant",
-            "constant_with_warmup",
-            "inverse_sqrt",
-        ),
-        meaning="How the learning rate changes after the warm-up.",
-    ),
-    Hyperparameter(
-        name="weight_decay",
-        kind=ValueKind.NUMBER,
-        default=0.0,
-        minimum=0,
-        meaning="Weight decay coefficient.",
-    ),
-    Hyperparameter(
-        name="adam_beta1",
-        kind=ValueKind.NUMBER,
-        default=0.9,
-        minimum=0,
-        below=1,
-        meaning="Decay rate of the first moment.",
-    ),
-    Hyperparameter(
-        name="adam_beta2",
-        kind=ValueKind.NUMBER,
-        default=0.999,
-        minimum=0,
-        below=1,
-        meaning="Decay rate of the second moment.",
-    ),
-    Hyperparameter(
-        name="adam_epsilon",
-        kind=ValueKind.NUMBER,
-        default=1e-8,
-        above=0,
-        meaning="Added to the square root of the second moment.",
-    ),
-    Hyperparameter(
-        name="max_grad_norm",
-        kind=ValueKind.NUMBER,
-        default=1.0,
-        minimum=0,
-        meaning="Gradients are clipped to this norm; 0: no clipping.",
-    ),
-    Hyperparameter(
-        name="optim",
-        kind=ValueKind.CHOICE,
-        default="adamw_torch_fused",
-        choices=("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
-        meaning="The optimizer.",
-    ),
-    Hyperparameter(
-        name="logging_steps",
-        kind=ValueKind.INTEGER,
-        default=10,
-        minimum=1,
-        meaning="Steps between reports of the metrics.",
-    ),
-    Hyperparameter(
-        name="eval_strategy",
-        kind=ValueKind.CHOICE,
-        default=None,
-        choices=("no", "steps", "epoch"),
-        meaning="When to evaluate the validation data. Default: after each epoch if there is any, else no.",
-    ),
-    Hyperparameter(
-        name="eval_steps",
-        kind=ValueKind.INTEGER,
-        default=None,
-        minimum=1,
-        meaning="Steps between evaluations, with eval_strategy steps. Default: as many as between checkpoints.",
-    ),
-    Hyperparameter(
-        name="gradient_checkpointing",
-        kind=ValueKind.FLAG,
-        default=True,
-        meaning="Recompute activations in the backward pass instead of storing them: slower, needs less memory.",
-    ),
-    Hyperparameter(
-        name="mixed_precision",
-        kind=ValueKind.CHOICE,
-        default="auto",
-        choices=("auto", "no", "bf16", "fp16"),
-        meaning="The number format of the computation; auto is bf16 on a GPU that supports it, else no.",
-    ),
-    Hyperparameter(
-        name="attn_implementation",
-        kind=ValueKind.CHOICE,
-        default=None,
-        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
-        meaning="The attention kernels. Default: the choice of transformers; for packed samples on a GPU, kernels "
+    Hyperparameter("learning_rate", ValueKind.NUMBER, 2e-5, "The highest learning rate, after the warm-up.",
+        defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5}, above=0),
+    Hyperparameter("num_train_epochs", ValueKind.NUMBER, 3.0, "Number of passes over the data; may be a fraction.",
+        defaults={TrainingType.CONTINUED_PRETRAIN: 1.0}, above=0),
+    Hyperparameter("max_steps", ValueKind.INTEGER, -1,
+        "Number of optimizer steps; overrides num_train_epochs unless -1.", minimum=-1),
+    Hyperparameter("warmup_steps", ValueKind.STEPS_OR_SHARE, 0.03,
+        "Steps during which the learning rate rises from 0; a value below 1 is a share of all steps.", minimum=0),
+    Hyperparameter("lr_scheduler_type", ValueKind.CHOICE, "linear", "How the learning rate changes after the warm-up.",
+        choices=("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
+                 "inverse_sqrt")),
+    Hyperparameter("weight_decay", ValueKind.NUMBER, 0.0, "Weight decay coefficient.", minimum=0),
+    Hyperparameter("adam_beta1", ValueKind.NUMBER, 0.9, "Decay rate of the first moment.", minimum=0, below=1),
+    Hyperparameter("adam_beta2", ValueKind.NUMBER, 0.999, "Decay rate of the second moment.", minimum=0, below=1),
+    Hyperparameter("adam_epsilon", ValueKind.NUMBER, 1e-8, "Added to the square root of the second moment.", above=0),
+    Hyperparameter("max_grad_norm", ValueKind.NUMBER, 1.0, "Gradients are clipped to this norm; 0: no clipping.",
+        minimum=0),
+    Hyperparameter("optim", ValueKind.CHOICE, "adamw_torch_fused", "The optimizer.",
+        choices=("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd")),
+    Hyperparameter("logging_steps", ValueKind.INTEGER, 10, "Steps between reports of the metrics.", minimum=1),
+    Hyperparameter("eval_strategy", ValueKind.CHOICE, None,
+        "When to evaluate the validation data. Default: after each epoch if there is any, else no.",
+        choices=("no", "steps", "epoch")),
+    Hyperparameter("eval_steps", ValueKind.INTEGER, None,
+        "Steps between evaluations, with eval_strategy steps. Default: as many as between checkpoints.", minimum=1),
+    Hyperparameter("gradient_checkpointing", ValueKind.FLAG, True,
+        "Recompute activations in the backward pass instead of storing them: slower, needs less memory."),
+    Hyperparameter("mixed_precision", ValueKind.CHOICE, "auto",
+        "The number format of the computation; auto is bf16 on a GPU that supports it, else no.",
+        choices=("auto", "no", "bf16", "fp16")),
+    Hyperparameter("attn_implementation", ValueKind.CHOICE, None,
+        "The attention kernels. Default: the choice of transformers; for packed samples on a GPU, kernels "
         "that skip masked pairs of tokens.",
-    ),
-    Hyperparameter(
-        name="torch_compile", kind=ValueKind.FLAG, default=False, meaning="Compile the model before training."
-    ),
-    Hyperparameter(
-        name="neftune_noise_alpha",
-        kind=ValueKind.NUMBER,
-        default=None,
-        above=0,
-        meaning="Strength of the noise added to the embeddings (NEFTune). Default: none.",
-    ),
-    Hyperparameter(
-        name="padding_free",
-        kind=ValueKind.FLAG,
-        default=False,
-        meaning="Concatenate the samples of a batch without padding; needs attention kernels that separate samples.",
-    ),
-    Hyperparameter(
-        name="use_liger_kernel",
-        kind=ValueKind.FLAG,
-        default=False,
-        meaning="Use the kernels of the package liger-kernel.",
-    ),
-    Hyperparameter(
-        name="tracker",
-        kind=ValueKind.CHOICE,
-        default="none",
-        choices=("none", "trackio"),
-        meaning="The tracker that metrics are mirrored to.",
-    ),
-    Hyperparameter(
-        name="tracker_project",
-        kind=ValueKind.TEXT,
-        default=None,
-        meaning="The tracker's project. Default: trainmaster.",
-    ),
-    Hyperparameter(
-        name="completion_only_loss",
-        kind=ValueKind.FLAG,
-        default=True,
-        defaults={TrainingType.FULL_FINETUNE: False},
-        types=_COMPLETIONS,
-        meaning="Train only on completions, if rows have prompts and completions.",
-    ),
-    Hyperparameter(
-        name="assistant_only_loss",
-        kind=ValueKind.FLAG,
-        default=True,
-        defaults={TrainingType.FULL_FINETUNE: False},
-        types=_COMPLETIONS,
-        meaning="Train only on what the assistant says, if rows are conversations.",
-    ),
-    Hyperparameter(
-        name="lora_r", kind=ValueKind.INTEGER, default=16, minimum=1, types=LORA_TYPES, meaning="The adapter's rank."
-    ),
-    Hyperparameter(
-        name="lora_alpha",
-        kind=ValueKind.NUMBER,
-        default=32.0,
-        above=0,
-        types=LORA_TYPES,
-        meaning="The adapter's output is scaled by lora_alpha / lora_r.",
-    ),
-    Hyperparameter(
-        name="lora_dropout",
-        kind=ValueKind.NUMBER,
-        default=0.0,
-        minimum=0,
-        below=1,
-        types=LORA_TYPES,
-        meaning="Dropout probability of the adapter's inputs.",
-    ),
-    Hyperparameter(
-        name="lora_target_modules",
-        kind=ValueKind.NAMES,
-        default=ALL_LINEAR,
-        choices=(ALL_LINEAR,),
-        types=LORA_TYPES,
-        meaning=f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear layers except "
+        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")),
+    Hyperparameter("torch_compile", ValueKind.FLAG, False, "Compile the model before training."),
+    Hyperparameter("neftune_noise_alpha", ValueKind.NUMBER, None,
+        "Strength of the noise added to the embeddings (NEFTune). Default: none.", above=0),
+    Hyperparameter("padding_free", ValueKind.FLAG, False,
+        "Concatenate the samples of a batch without padding; needs attention kernels that separate samples."),
+    Hyperparameter("use_liger_kernel", ValueKind.FLAG, False, "Use the kernels of the package liger-kernel."),
+    Hyperparameter("tracker", ValueKind.CHOICE, "none", "The tracker that metrics are mirrored to.",
+        choices=("none", "trackio")),
+    Hyperparameter("tracker_project", ValueKind.TEXT, None, "The tracker's project. Default: trainmaster."),
+    Hyperparameter("completion_only_loss", ValueKind.FLAG, True,
+        "Train only on completions, if rows have prompts and completions.",
+        defaults={TrainingType.FULL_FINETUNE: False}, types=_COMPLETIONS),
+    Hyperparameter("assistant_only_loss", ValueKind.FLAG, True,
+        "Train only on what the assistant says, if rows are conversations.",
+        defaults={TrainingType.FULL_FINETUNE: False}, types=_COMPLETIONS),
+    Hyperparameter("lora_r", ValueKind.INTEGER, 16, "The adapter's rank.", minimum=1, types=LORA_TYPES),
+    Hyperparameter("lora_alpha", ValueKind.NUMBER, 32.0, "The adapter's output is scaled by lora_alpha / lora_r.",
+        above=0, types=LORA_TYPES),
+    Hyperparameter("lora_dropout", ValueKind.NUMBER, 0.0, "Dropout probability of the adapter's inputs.",
+        minimum=0, below=1, types=LORA_TYPES),
+    Hyperparameter("lora_target_modules", ValueKind.NAMES, ALL_LINEAR,
+        f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear layers except "
         "the output.",
-    ),
-    Hyperparameter(
-        name="lora_bias",
-        kind=ValueKind.CHOICE,
-        default="none",
-        choices=("none", "all", "lora_only"),
-        types=LORA_TYPES,
-        meaning="Which biases are trained.",
-    ),
-    Hyperparameter(
-        name="use_rslora",
-        kind=ValueKind.FLAG,
-        default=False,
-        types=LORA_TYPES,
-        meaning="Scale the adapter's output by lora_alpha / √lora_r instead.",
-    ),
-    Hyperparameter(
-        name="use_dora",
-        kind=ValueKind.FLAG,
-        default=False,
-        types=LORA_TYPES,
-        meaning="Train the magnitude of the weights separately from their direction.",
-    ),
-    Hyperparameter(
-        name="modules_to_save",
-        kind=ValueKind.NAMES,
-        default=None,
-        types=LORA_TYPES,
-        meaning="Modules to train and save in full, in addition to the adapter.",
-    ),
-    Hyperparameter(
-        name="lora_init",
-        kind=ValueKind.FLAG_OR_CHOICE,
-        default=True,
-        # PEFT has more; those change the base model, so that the adapter alone would be of no use.
-        choices=("gaussian", "orthogonal"),
-        types=LORA_TYPES,
-        meaning="Initialization of the adapter: true starts without effect; false is random, for tests.",
-    ),
+        choices=(ALL_LINEAR,), types=LORA_TYPES),
+    Hyperparameter("lora_bias", ValueKind.CHOICE, "none", "Which biases are trained.",
+        choices=("none", "all", "lora_only"), types=LORA_TYPES),
+    Hyperparameter("use_rslora", ValueKind.FLAG, False, "Scale the adapter's output by lora_alpha / √lora_r instead.",
+        types=LORA_TYPES),
+    Hyperparameter("use_dora", ValueKind.FLAG, False,
+        "Train the magnitude of the weights separately from their direction.", types=LORA_TYPES),
+    Hyperparameter("modules_to_save", ValueKind.NAMES, None,
+        "Modules to train and save in full, in addition to the adapter.", types=LORA_TYPES),
+    # PEFT has more; those change the base model, so that the adapter alone would be of no use.
+    Hyperparameter("lora_init", ValueKind.FLAG_OR_CHOICE, True,
+        "Initialization of the adapter: true starts without effect; false is random, for tests.",
+        choices=("gaussian", "orthogonal"), types=LORA_TYPES),
 )
+# fmt: on
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType({row.name: row for row in _ROWS})
 
 ELSEWHERE: Mapping[str, str] = MappingProxyType(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.server.core.errors import choice_message, shown
-from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS
+from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPARAMETERS
 from trainmaster.server.core.training.types import FrameworkType
 
 CONFIG = "framework.config"
@@ -69,25 +69,14 @@ FSDP_OPTIONS = frozenset(
 """What it may set where the model is parted: options of FSDP2, as accelerate names them."""
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
+        **{name: place if "." in place else f"hyperparameters.{place}" for name, place in ELSEWHERE.items()},
         **{name: f"hyperparameters.{name}" for name in HYPERPARAMETERS},
         **{name: f"{DISTRIBUTED}.{name}" for name in DDP_OPTIONS},
         "activation_checkpointing": "hyperparameters.gradient_checkpointing",
-        "bf16": "hyperparameters.mixed_precision",
-        "fp16": "hyperparameters.mixed_precision",
-        "dataloader_num_workers": "data_config.num_workers",
         "dataloader_pin_memory": "data_config.pin_memory",
         "data_seed": "data_config.seed",
         "fsdp": "framework.type FSDP",
         "fsdp_config": DISTRIBUTED,
-        "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
-        "max_length": "data_config.max_seq_length",
-        "packing": "data_config.preprocess.packing",
-        "per_device_train_batch_size": "data_config.batch_size",
-        "report_to": "hyperparameters.tracker",
-        "save_steps": "output_config.checkpoint.save_steps",
-        "save_strategy": "output_config.checkpoint.save_strategy",
-        "save_total_limit": "output_config.checkpoint.save_total_limit",
-        "seed": "data_config.seed",
     }
 )
 """Options that other fields set."""
