@@ -17,7 +17,7 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, healthy, knowing
 from sqlalchemy import update
 
 from model_config import model_config
-from trainmaster.server.core import commands, timers
+from trainmaster.server.core import commands, endings
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.spec.documents import load_stored
@@ -502,12 +502,12 @@ def test_trainer_that_nobody_uses_is_parked(door: Door, world: World) -> None:
     door.create("job-p", inactivityTimeout="60s")
     job = door.run("job-p")
     now = time.time()
-    assert timers.due(job, now=now + 59, last_activity_at=None) is None
-    assert timers.due(job, now=now + 62, last_activity_at=now + 50) is None
-    parked = timers.due(job, now=now + 62)
+    assert endings.due(job, now=now + 59, last_activity_at=None) is None
+    assert endings.due(job, now=now + 62, last_activity_at=now + 50) is None
+    parked = endings.due(job, now=now + 62)
     assert parked is not None
     assert parked.job.live.stop_save
-    world.change(job.job_id, lambda job: timers.due(job, now=now + 62))
+    world.change(job.job_id, lambda job: endings.due(job, now=now + 62))
     world.end(job.job_id, "INACTIVE", "not used")
     assert door.get("job-p")["state"] == "JOB_STATE_PAUSED"
     resume(door, "job-p")

@@ -8,7 +8,7 @@ import pytest
 from job_factory import NOW, new_job, placed, seen, settled, sight, training
 
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.server.core import commands, endings, observations, timers
+from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
 from trainmaster.server.core.job import Change, Job, Progress
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
@@ -282,9 +282,9 @@ def test_batch_job_cannot_be_resumed_after_its_end() -> None:
 
 def test_unused_service_is_parked_with_the_reason() -> None:
     job = training(new_job(service=True))
-    assert timers.due(job, now=NOW + 3500) is None
-    assert timers.due(job, now=NOW + 3700, last_activity_at=NOW + 3000) is None
-    job = settled(timers.due(job, now=NOW + 3700))
+    assert endings.due(job, now=NOW + 3500) is None
+    assert endings.due(job, now=NOW + 3700, last_activity_at=NOW + 3000) is None
+    job = settled(endings.due(job, now=NOW + 3700))
     assert job.live.stop is StopCause.INACTIVE
     job = ended(job, Reason.INACTIVE).job
     assert (job.status, job.reason) == (JobStatus.PAUSED, Reason.INACTIVE)
@@ -297,14 +297,14 @@ def test_trainer_that_nobody_ever_used_is_parked_sooner() -> None:
     def ready(**fields: float) -> Job:
         job = placed(new_job(service=True, workload={**workload, **fields}))
         job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
-        assert timers.due(job, now=NOW + 1000) is None
+        assert endings.due(job, now=NOW + 1000) is None
         return settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 1000))
 
     job = ready()
-    assert timers.due(job, now=NOW + 1590) is None
-    assert timers.due(job, now=NOW + 1610, last_activity_at=NOW + 1001) is None
-    assert settled(timers.due(job, now=NOW + 1610)).live.stop is StopCause.INACTIVE
-    assert timers.due(ready(inactivity_timeout_s=3000.0), now=NOW + 1610) is None
+    assert endings.due(job, now=NOW + 1590) is None
+    assert endings.due(job, now=NOW + 1610, last_activity_at=NOW + 1001) is None
+    assert settled(endings.due(job, now=NOW + 1610)).live.stop is StopCause.INACTIVE
+    assert endings.due(ready(inactivity_timeout_s=3000.0), now=NOW + 1610) is None
 
 
 def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
@@ -324,17 +324,17 @@ def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
 
 def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_allows() -> None:
     job = training(new_job(max_retries=1))
-    assert timers.due(job, now=NOW + 10_000) is None
+    assert endings.due(job, now=NOW + 10_000) is None
     job = settled(
         observations.observe(
             job, AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
         )
     )
-    assert timers.due(job, now=NOW + 800) is None
-    assert timers.due(job, now=NOW + 800, stalled_after_s=700) is not None
-    job = settled(timers.due(job, now=NOW + 1000))
+    assert endings.due(job, now=NOW + 800) is None
+    assert endings.due(job, now=NOW + 800, stalled_after_s=700) is not None
+    job = settled(endings.due(job, now=NOW + 1000))
     assert (job.stalled_at, job.live.stack_dump, job.live.stop) == (NOW + 1000, True, None)
-    job = settled(timers.due(job, now=NOW + 1020))
+    job = settled(endings.due(job, now=NOW + 1020))
     assert job.live.stop is StopCause.STALL
     assert ended(job, Reason.STALLED).job.status is JobStatus.QUEUED
 
@@ -343,9 +343,9 @@ def test_unused_service_is_parked_counting_from_when_it_could_be_used() -> None:
     job = placed(new_job(service=True, workload={"kind": "service", "argv": ["x"], "inactivity_timeout_s": 60.0}))
     job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
     job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 600))
-    assert timers.due(job, now=NOW + 650) is None
-    assert timers.due(job, now=NOW + 700, last_activity_at=NOW + 690) is None
-    parked = settled(timers.due(job, now=NOW + 700))
+    assert endings.due(job, now=NOW + 650) is None
+    assert endings.due(job, now=NOW + 700, last_activity_at=NOW + 690) is None
+    parked = settled(endings.due(job, now=NOW + 700))
     assert (parked.desired, parked.live.stop) == (Desired.PAUSE, StopCause.INACTIVE)
 
 
@@ -354,17 +354,17 @@ def test_service_that_says_it_runs_is_neither_running_nor_unused_before_it_answe
     job = placed(new_job(service=True, workload=workload))
     job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
     assert observations.observe(job, sight(job, seen("phase", phase="training")), now=NOW + 600) is None
-    assert (job.status, timers.due(job, now=NOW + 600)) == (JobStatus.PREPARING, None)
+    assert (job.status, endings.due(job, now=NOW + 600)) == (JobStatus.PREPARING, None)
     job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 601))
-    assert (job.status, timers.due(job, now=NOW + 601)) == (JobStatus.TRAINING, None)
+    assert (job.status, endings.due(job, now=NOW + 601)) == (JobStatus.TRAINING, None)
 
 
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = training(new_job())
     told_step = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
     job = settled(observations.observe(job, told_step, now=NOW + 1))
-    job = settled(timers.due(job, now=NOW + 1000))
-    assert timers.due(job, now=NOW + 2000) is None
+    job = settled(endings.due(job, now=NOW + 1000))
+    assert endings.due(job, now=NOW + 2000) is None
     assert commands.control_for(job) is not None
     job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
     assert commands.control_for(job) is None
@@ -533,7 +533,7 @@ def test_step_from_the_future_does_not_hide_a_stall() -> None:
     job = training(new_job())
     future = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
     job = settled(observations.observe(job, future, now=NOW + 1))
-    assert settled(timers.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
+    assert settled(endings.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from job_factory import NOW, new_job
 
 from trainmaster.protocol.reasons import Phase, Reason
-from trainmaster.server.core import commands, endings, observations, timers
+from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Job, Progress
 from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
@@ -118,7 +118,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule()
     def timers(self) -> None:
-        self.take(timers.due(self.job, now=self.now))
+        self.take(endings.due(self.job, now=self.now))
 
     @precondition(lambda self: self.job.attempt is not None and self.job.status is not JobStatus.SCHEDULING)
     @rule()

@@ -55,7 +55,7 @@ from trainmaster.server.core.training.sources import (
 )
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
-from trainmaster.server.core.workloads.script import ScriptSpec
+from trainmaster.server.core.workloads.programs import ScriptSpec
 from trainmaster.server.core.workloads.trainer import TRAINING_FILE, configs_of, is_training, local_paths, models_from
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 from trainmaster.server.store import checkpoints, jobs, queues

@@ -21,8 +21,8 @@ from trainmaster.server.core.resources import Needs, Node
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.workloads import function_source
 from trainmaster.server.core.workloads.base import initializers_of
-from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.core.workloads.function import FunctionSpec
+from trainmaster.server.core.workloads.programs import ContainerSpec
 from trainmaster.server.scheduling.shortage import needs_in_words, restored_pool, why_never
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope

@@ -23,7 +23,7 @@ from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView,
 from trainmaster.server.coordinator.launch import stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.threads import Alarm
-from trainmaster.server.core import commands, observations, timers
+from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
 from trainmaster.server.core.states import JobStatus
@@ -80,7 +80,7 @@ class Coordinator:
         leadership: Leadership,
         actions: AttemptActions,
         admission: Admission,
-        stalled_after_s: float = timers.STALLED_AFTER_S,
+        stalled_after_s: float = endings.STALLED_AFTER_S,
         clock: Callable[[], float] = time.time,
         pace: LoopPace | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ class Coordinator:
             change = None if waits else self._observe_one(job, now)
             latest = change.job if change else job
             if everything and latest.attempt is not None:
-                timed = timers.due(
+                timed = endings.due(
                     latest,
                     now=now,
                     last_activity_at=used.get(job.job_id),

@@ -18,8 +18,8 @@
         ├── NewerSpecError
         └── NewerDatabaseError
 
-The first line of a class's docstring is its default message. `code` is what clients branch on; which
-HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`.
+The default message is the first problem, or else the first line of the class's docstring. `code` is what clients branch
+on; which HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ class TrainmasterError(Exception):
 
     code = "INTERNAL"
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").splitlines()[0])
+    def __init__(self, message: str | None = None, problems: Sequence[Problem] = ()) -> None:
+        default = _first_of(problems) if problems else (type(self).__doc__ or "").splitlines()[0]
+        super().__init__(message or default)
+        self.problems = tuple(problems)
+        """The fields that are to blame, if any."""
 
     @property
     def message(self) -> str:
         return str(self.args[0])
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """The fields that are to blame, if any."""
-        return ()
 
 
 class SpecError(TrainmasterError):
@@ -62,12 +60,7 @@ class SpecError(TrainmasterError):
     code = "VALIDATION_ERROR"
 
     def __init__(self, problems: Sequence[Problem], message: str | None = None) -> None:
-        super().__init__(message or _first_of(problems))
-        self._problems = tuple(problems)
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        return self._problems
+        super().__init__(message, problems)
 
 
 class RefusedError(TrainmasterError):
@@ -75,17 +68,9 @@ class RefusedError(TrainmasterError):
 
     code = "INVALID_ARGUMENT"
 
-    def __init__(self, message: str | None = None, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(message)
-        self._problems = tuple(problems)
-
     @classmethod
     def because(cls, problems: Sequence[Problem]) -> Self:
-        return cls(_first_of(problems), problems)
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        return self._problems
+        return cls(problems=problems)
 
 
 class ForbiddenError(TrainmasterError):

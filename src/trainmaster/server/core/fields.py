@@ -6,9 +6,9 @@ Stands below both `core.spec` and `core.workloads`, so that a job spec can hold 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     ValidationInfo,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
@@ -74,6 +75,30 @@ def refuse(broken: Iterable[Broken]) -> None:
     ]
     if details:
         raise ValidationError.from_exception_data("rules", details)
+
+
+class RuledModel(Model):
+    """A part of a request with rules between its fields."""
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        refuse(self.broken_rules())
+        return self
+
+    def broken_rules(self) -> Iterable[Broken]:
+        """Every rule that does not hold, of a model whose fields are valid each by itself."""
+        return ()
+
+
+def must(holds: Callable[[Any], bool], says: str) -> AfterValidator:
+    """A rule for a field; `says` is the error."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise PydanticCustomError("rule", says)
+        return value
+
+    return AfterValidator(check)
 
 
 def is_unicode(text: str) -> bool:
@@ -158,35 +183,7 @@ def _scalar(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _no_parent_steps(value: str) -> str:
-    if ".." in value.split("/"):
-        raise PydanticCustomError("rule", "must not contain '..'")
-    return value
-
-
-def _inside(value: str) -> str:
-    if value.startswith("/"):
-        raise PydanticCustomError("rule", "must be relative to the working directory, without a leading '/'")
-    if not {"", ".", ".."}.isdisjoint(value.split("/")):
-        raise PydanticCustomError("rule", "must be a plain relative path, without '..', '.' or doubled slashes")
-    if value.count("/") > MAX_PATH_DEPTH:
-        raise PydanticCustomError("rule", f"may lead through at most {MAX_PATH_DEPTH} directories")
-    return value
-
-
-def _not_reserved(name: str) -> str:
-    if name.startswith(RESERVED_PREFIX):
-        raise PydanticCustomError("rule", f"names that begin with {RESERVED_PREFIX} are reserved; choose another")
-    return name
-
-
-def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not _is_storable(value, MAX_JSON_DEPTH):
-        raise PydanticCustomError("rule", f"must be proper Unicode, and not nested deeper than {MAX_JSON_DEPTH}")
-    return value
-
-
-def _is_storable(value: JsonValue, depth: int) -> bool:
+def _is_storable(value: JsonValue, depth: int = MAX_JSON_DEPTH) -> bool:
     match value:
         case dict():
             return depth > 0 and all(is_unicode(key) and _is_storable(each, depth - 1) for key, each in value.items())
@@ -224,19 +221,33 @@ Scalar = Annotated[Verbatim, BeforeValidator(_scalar, json_schema_input_type=str
 StringMap = Annotated[dict[Text, Scalar], Field(max_length=4096, json_schema_extra=NO_OTHER_KEYS)]
 Names = Annotated[tuple[Name, ...], Field(max_length=1024)]
 
-PathText = Annotated[Text, AfterValidator(_no_parent_steps)]
-RelativePath = Annotated[Text, AfterValidator(_inside)]
+PathText = Annotated[Text, must(lambda path: ".." not in path.split("/"), "must not contain '..'")]
+RelativePath = Annotated[
+    Text,
+    must(lambda path: not path.startswith("/"), "must be relative to the working directory, without a leading '/'"),
+    must(
+        lambda path: {"", ".", ".."}.isdisjoint(path.split("/")),
+        "must be a plain relative path, without '..', '.' or doubled slashes",
+    ),
+    must(lambda path: path.count("/") <= MAX_PATH_DEPTH, f"may lead through at most {MAX_PATH_DEPTH} directories"),
+]
 AbsolutePath = Annotated[PathText, Matches(r"/.*", "must be an absolute path")]
 
 EnvironmentName = Annotated[
     str,
     StringConstraints(max_length=256),
     Matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name has letters, digits and '_', and no digit first"),
-    AfterValidator(_not_reserved),
+    must(
+        lambda name: not name.startswith(RESERVED_PREFIX),
+        f"names that begin with {RESERVED_PREFIX} are reserved; choose another",
+    ),
 ]
 Environment = Annotated[dict[EnvironmentName, Scalar], Field(max_length=1024, json_schema_extra=NO_OTHER_KEYS)]
 
-JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
+JsonObject = Annotated[
+    dict[str, JsonValue],
+    must(_is_storable, f"must be proper Unicode, and not nested deeper than {MAX_JSON_DEPTH}"),
+]
 """Anything that JSON can hold, by names."""
 Image = Annotated[
     str,

@@ -87,7 +87,8 @@ def observe(job: Job, sight: AttemptSight, *, now: float) -> Change | None:
 
 
 def _take_record(draft: Draft, node: int, record: Mapping[str, Any]) -> None:
-    at = _told_at(draft, record)
+    written_at = reports.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
+    at = draft.now if written_at is None else written_at  # its time may be missing or impossible
     first = draft.job.started_at is None
     _take_word(draft, node, record, at)
     if first and draft.job.started_at is not None:
@@ -261,12 +262,6 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         draft.set_attempt(stack_dump=False)
         draft.note("moving_again", actor=Actor.WORKER, message=f"step {progress.step}: no longer stalled")
     draft.set(progress=progress)
-
-
-def _told_at(draft: Draft, record: Mapping[str, Any]) -> float:
-    """When a record was written; by the server's clock where the record's time is missing or impossible."""
-    at = reports.moment(record.get("t"), since=draft.job.live.created_at, now=draft.now)
-    return draft.now if at is None else at
 
 
 def _carried(progress: Progress) -> Progress:

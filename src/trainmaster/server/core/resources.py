@@ -229,29 +229,21 @@ def needs_to_json(needs: Needs) -> dict[str, Any]:
 
 
 def needs_from_json(document: Mapping[str, Any]) -> Needs:
-    """Unknown keys are ignored."""
-    known = {name: document[name] for name in Needs.__dataclass_fields__ if name in document}
-    for name in ("capabilities", "affinity", "anti_affinity"):
-        if name in known:
-            known[name] = tuple(known[name])
-    return Needs(**known)
+    return Needs(**_known_fields(Needs, document))
 
 
 def share_to_json(share: Share) -> dict[str, Any]:
-    return {
-        "node_id": share.node_id,
-        "gpus": list(share.gpus),
-        "cpu_cores": share.cpu_cores,
-        "ram_mb": share.ram_mb,
-        "storage_mb": share.storage_mb,
-    }
+    return {name: getattr(share, name) for name in Share.__dataclass_fields__}
 
 
 def share_from_json(document: Mapping[str, Any]) -> Share:
-    return Share(
-        node_id=document["node_id"],
-        gpus=tuple(document.get("gpus", ())),
-        cpu_cores=document.get("cpu_cores", 0),
-        ram_mb=document.get("ram_mb", 0),
-        storage_mb=document.get("storage_mb", 0),
-    )
+    return Share(**_known_fields(Share, document))
+
+
+def _known_fields(kind: type[Needs | Share], document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document's fields of a dataclass, lists as tuples; unknown ones are ignored."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in document.items()
+        if name in kind.__dataclass_fields__
+    }

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, Strict
 
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, choice_message
-from trainmaster.server.core.fields import Broken, Count, Flag, Matches, Model, Name, Names, Scalar, Text, refuse
+from trainmaster.server.core.fields import Broken, Count, Flag, Matches, Model, Name, Names, RuledModel, Scalar, Text
 
 ANYBODYS = "fireworks"
 """Shapes are the operator's, and found in every account; clients also ask for them in this one."""
@@ -70,7 +70,7 @@ class ShapeVersion(Model):
         return None
 
 
-class Shape(Model):
+class Shape(RuledModel):
     """A shape with its versions, the latest last."""
 
     name: Annotated[str, _LABEL] = Field(description="In its address.")
@@ -79,15 +79,11 @@ class Shape(Model):
         description="The latest last."
     )
 
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def broken_rules(self) -> Iterator[Broken]:
         names = [each.version for each in self.versions]
-        refuse(
-            Broken(("versions", index, "version"), f"'{name}' is there twice, or stands for another")
-            for index, name in enumerate(names)
-            if name in names[:index] or name == LATEST
-        )
-        return self
+        for index, name in enumerate(names):
+            if name in names[:index] or name == LATEST:
+                yield Broken(("versions", index, "version"), f"'{name}' is there twice, or stands for another")
 
     @property
     def latest(self) -> ShapeVersion | None:

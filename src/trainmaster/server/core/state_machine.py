@@ -8,7 +8,7 @@ from typing import Any
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.errors import InvalidTransitionError
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
-from trainmaster.server.core.states import TERMINAL, TRANSITIONS, Actor, Edge, JobStatus, Trigger
+from trainmaster.server.core.states import TERMINAL, TRANSITIONS, Actor, Edge, JobStatus, Trigger, sources
 
 
 class Draft:
@@ -49,9 +49,8 @@ class Draft:
         """
         edge = self.edge(trigger)
         if edge is None:
-            raise InvalidTransitionError(
-                action=trigger, status=self.job.status, allowed_from=sorted(_sources(trigger, self.job))
-            )
+            allowed = sources(trigger, service=self.job.is_service)
+            raise InvalidTransitionError(action=trigger, status=self.job.status, allowed_from=sorted(allowed))
         before = self.job.status
         self.set(status=edge.to, status_at=self.now, reason=reason, message=message or None, **self._stamps(edge.to))
         self.note(
@@ -159,11 +158,3 @@ class Draft:
         if to is JobStatus.QUEUED and self.job.queued_at is None:
             return {"queued_at": self.now}
         return {}
-
-
-def _sources(trigger: Trigger, job: Job) -> set[JobStatus]:
-    return {
-        source
-        for (source, by), edge in TRANSITIONS.items()
-        if by is trigger and source is not None and (job.is_service or not edge.service_only)
-    }

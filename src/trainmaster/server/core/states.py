@@ -191,13 +191,14 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
     """The states from which an action is possible; read off the table."""
     match action:
         case Action.CANCEL:
-            return _sources(Trigger.CANCEL, service)
+            return sources(Trigger.CANCEL, service=service)
         case Action.PAUSE:
             # A transient phase that returns to training is paused at its end.
-            parkable = _sources(Trigger.PARK, service)
-            return frozenset(s for s in RUNNING if s in parkable or _leads_to(s, Trigger.TRAIN, parkable))
+            parkable = sources(Trigger.PARK, service=service)
+            edges = {source: edge for (source, by), edge in TRANSITIONS.items() if by is Trigger.TRAIN}
+            return parkable | {status for status in RUNNING & edges.keys() if edges[status].to in parkable}
         case Action.RESUME:
-            return _sources(Trigger.RESUME, service)
+            return sources(Trigger.RESUME, service=service)
         case Action.RETRY:
             # The record stays as it is; a child goes on. What completed needs no second try.
             return TERMINAL - {JobStatus.COMPLETED}
@@ -207,17 +208,13 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
             return frozenset(JobStatus)
 
 
-def _sources(trigger: Trigger, service: bool) -> frozenset[JobStatus]:
+def sources(trigger: Trigger, *, service: bool) -> frozenset[JobStatus]:
+    """The states that have an edge for a trigger."""
     return frozenset(
         source
         for (source, by), edge in TRANSITIONS.items()
         if by is trigger and source is not None and (service or not edge.service_only)
     )
-
-
-def _leads_to(source: JobStatus, trigger: Trigger, targets: frozenset[JobStatus]) -> bool:
-    edge = TRANSITIONS.get((source, trigger))
-    return edge is not None and edge.to in targets
 
 
 # Consequences of a reason: who caused it, whether a retry may help, and what to do.

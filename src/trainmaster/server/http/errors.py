@@ -26,7 +26,7 @@ Errors of the API itself, below the tree of `trainmaster.server.core.errors`:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -94,12 +94,11 @@ class StreamGapConflictError(TrainmasterError):
     code = "STREAM_GAP"
 
     def __init__(self, next_offset: int) -> None:
-        super().__init__(f"the stream ends at {next_offset}; go on from there")
+        super().__init__(
+            f"the stream ends at {next_offset}; go on from there",
+            [Problem(field="offset", message=str(next_offset))],
+        )
         self.next_offset = next_offset
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        return (Problem(field="offset", message=str(self.next_offset)),)
 
 
 class AttemptEndedError(TrainmasterError):

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core.commands import make_room, preempt
-from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Job
+from trainmaster.server.core.endings import may_requeue
+from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.nodes import drain
@@ -225,9 +226,7 @@ class VirtualCluster:
         """The job after its attempt: over, or queued again."""
         reason = Reason.PREEMPTED if job.live.stop is StopCause.PREEMPT else self._work.ended(job)
         if reason is Reason.PREEMPTED:
-            # As the core has it: on a budget of its own, and only where retries are wanted at all.
-            again = job.max_retries > 0 and not job.is_service and job.preemptions_used < PREEMPTION_BUDGET
-            if again:
+            if may_requeue(job):
                 return job.evolve(
                     status=JobStatus.QUEUED,
                     status_at=now,

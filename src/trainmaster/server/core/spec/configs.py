@@ -22,6 +22,7 @@ from trainmaster.server.core.fields import (
     Names,
     Natural,
     PathText,
+    RuledModel,
     StringMap,
     Text,
     null_means,
@@ -91,7 +92,7 @@ class CheckpointConfig(Model):
         return "loss" not in (self.metric_for_best_model or "").lower()
 
 
-class OutputConfig(Model):
+class OutputConfig(RuledModel):
     """Where results go, how checkpoints are kept, and what is exported."""
 
     output_model_name: Text | None = Field(
@@ -113,12 +114,7 @@ class OutputConfig(Model):
     )
     merge_lora: Flag = Field(default=False, description="Merge the adapter into the base model; LORA and QLORA only.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
-        return self
-
-    def _broken(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[Broken]:
         if self.push_to_hub and self.hub_repo_id is None:
             yield Broken(("hub_repo_id",), "required with push_to_hub: it says where to upload")
 
@@ -127,7 +123,7 @@ NodeLabel = Annotated[Name, Matches(r"[^=]+(=.*)?", "write a node label as 'key=
 NodeLabels = Annotated[tuple[NodeLabel, ...], Field(max_length=1024)]
 
 
-class ResourceConfig(Model):
+class ResourceConfig(RuledModel):
     """What the job needs of its machines. Minima are requirements; affinities are preferences."""
 
     gpu_count: Annotated[int, Strict(), Field(ge=0, le=MAX_GPUS)] | None = Field(
@@ -152,12 +148,7 @@ class ResourceConfig(Model):
     def gpus_per_node(self) -> int | None:
         return None if self.gpu_count is None else self.gpu_count // self.node_count
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
-        return self
-
-    def _broken(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[Broken]:
         if self.gpu_count is not None and self.gpu_count % self.node_count:
             message = f"is the total over all nodes and must be divisible by node_count ({self.node_count})"
             yield Broken(("gpu_count",), message)
@@ -237,7 +228,7 @@ class DistributedConfig(Model):
     config: StringMap = Field(default_factory=dict, description="Options of the strategy.")
 
 
-class FrameworkConfig(Model):
+class FrameworkConfig(RuledModel):
     """The framework that trains."""
 
     type: FrameworkType = Field(default=FrameworkType.HF_TRAINER, description="The trainer; CUSTOM is your own script.")
@@ -247,12 +238,7 @@ class FrameworkConfig(Model):
     )
     custom_script_path: PathText | None = Field(default=None, description="The script of a CUSTOM framework.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
-        return self
-
-    def _broken(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[Broken]:
         custom = self.type is FrameworkType.CUSTOM
         if custom and self.custom_script_path is None:
             yield Broken(("custom_script_path",), "required when the framework's type is CUSTOM")

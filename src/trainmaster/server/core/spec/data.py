@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from importlib import import_module
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from trainmaster.server.core.errors import choice_message
@@ -22,12 +22,12 @@ from trainmaster.server.core.fields import (
     Names,
     Natural,
     Positive,
+    RuledModel,
     StringMap,
     Text,
     Verbatim,
     is_unicode,
     null_means,
-    refuse,
 )
 from trainmaster.server.core.training.sources import read_split, scheme_of
 
@@ -92,7 +92,7 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
-class Filter(Model):
+class Filter(RuledModel):
     """A condition on a column; rows that do not meet it are left out."""
 
     column: Text = Field(description="The column of the row.")
@@ -108,12 +108,7 @@ class Filter(Model):
         description="The value to compare with: a list for in and not_in, a pattern for matches, none for is_null.",
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
-        return self
-
-    def _broken(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[Broken]:
         value = self.value
         if self.op in _ALONE:
             if value is not None:
@@ -131,14 +126,13 @@ class Filter(Model):
             yield Broken(("value",), f"must be a regular expression of at most {LONGEST_PATTERN} characters")
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, dict) else value
-
-
 Filters = Annotated[
     tuple[Filter, ...],
     Field(max_length=256),
-    BeforeValidator(_listed, json_schema_input_type=Annotated[tuple[Filter, ...], Field(max_length=256)] | Filter),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, dict) else value,
+        json_schema_input_type=Annotated[tuple[Filter, ...], Field(max_length=256)] | Filter,
+    ),
 ]
 """A list of conditions that must all hold; one alone may stand without the list."""
 
@@ -263,7 +257,7 @@ class PreprocessConfig(Model):
 Sources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=1024)]
 
 
-class DataConfig(Model):
+class DataConfig(RuledModel):
     """Where the training data is and how it is read."""
 
     sources: Sources = Field(description="At least one source of rows.")
@@ -286,7 +280,5 @@ class DataConfig(Model):
         default=None, description="The random seed; null: the server chooses and records one."
     )
 
-    @model_validator(mode="after")
-    def _patterns_in_bounds(self) -> Self:
-        refuse(broken_patterns(source.filters for source in self.sources))
-        return self
+    def broken_rules(self) -> Iterator[Broken]:
+        return broken_patterns(source.filters for source in self.sources)

@@ -12,7 +12,7 @@ from trainmaster.server.core.errors import NewerSpecError, Problem, SpecError
 from trainmaster.server.core.fields import STORED, refuse
 from trainmaster.server.core.spec.configs import CheckpointConfig, OutputConfig
 from trainmaster.server.core.spec.data import Filters, broken_patterns
-from trainmaster.server.core.spec.problems import problems_from
+from trainmaster.server.core.spec.problems import item_at, problems_from
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.sources import ModelSource, model_source
 from trainmaster.server.core.training.types import FrameworkType
@@ -204,22 +204,17 @@ def _filled(document: Any, shown: Any, values: Any, path: str, problems: list[Pr
         return values
     if isinstance(document, dict):
         return {
-            name: _filled(each, _part(shown, name), _part(values, name), f"{path}.{name}" if path else name, problems)
+            name: _filled(
+                each, item_at(shown, name), item_at(values, name), f"{path}.{name}" if path else name, problems
+            )
             for name, each in document.items()
         }
     if isinstance(document, list):
         return [
-            _filled(each, _part(shown, index), _part(values, index), f"{path}[{index}]", problems)
+            _filled(each, item_at(shown, index), item_at(values, index), f"{path}[{index}]", problems)
             for index, each in enumerate(document)
         ]
     return document
-
-
-def _part(document: Any, key: str | int) -> Any:
-    try:
-        return document[key]
-    except (LookupError, TypeError):
-        return None
 
 
 def secret_values(request: SubmitJobRequest) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -64,7 +65,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel], document: object) -> 
     elif detail["type"] in ("enum", "literal_error"):
         message = _choice(detail, _not_working(field_path(location), document))
     else:
-        message = _WORDS.get(detail["type"], _own_words)(detail)
+        message = _WORDS.get(detail["type"], itemgetter("msg"))(detail)
     return Problem(field=field_path(location), message=message)
 
 
@@ -81,17 +82,18 @@ def _unknown_field(location: Location, model: type[BaseModel], document: object)
 def _model_at(model: type[BaseModel], location: Location, document: object) -> type[BaseModel] | None:
     found: type[BaseModel] | None = model
     for part in location:
-        document = _item(document, part)
+        document = item_at(document, part)
         if isinstance(part, str):
             field = found.model_fields.get(part) if found else None
             found = _model_in(field.annotation) if field else None
         if found is WorkloadSpec:
-            kind = _item(document, "kind")
+            kind = item_at(document, "kind")
             found = spec_for(str(kind)) if kind in kinds() else None
     return found
 
 
-def _item(document: Any, part: int | str) -> object:
+def item_at(document: Any, part: int | str) -> Any:
+    """An entry of a document; None when it has no such entry."""
     try:
         return document[part]
     except (LookupError, TypeError):
@@ -113,21 +115,17 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _own_words(detail: ErrorDetails) -> str:
-    return detail["msg"]
-
-
 def _not_working(field: str, document: object) -> frozenset[str]:
     """Values of a field that are known by name, and would be refused in this document."""
-    training = _item(document, "training_config")
-    custom = _item(_item(training, "framework"), "type") == FrameworkType.CUSTOM
+    training = item_at(document, "training_config")
+    custom = item_at(item_at(training, "framework"), "type") == FrameworkType.CUSTOM
     match field:
         case "training_config.framework.type":
             return frozenset(name for name, framework in FRAMEWORKS.items() if not framework.types)
         case "training_config.training_type" if not custom:
             return frozenset(LATER)
         case "output_config.export_format":
-            adapts = _item(training, "training_type") in LORA_TYPES
+            adapts = item_at(training, "training_type") in LORA_TYPES
             return frozenset(ExportFormat) - {ExportFormat.SAFETENSORS, *([ExportFormat.ADAPTER] if adapts else [])}
     return frozenset()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol.launch import Launch
@@ -16,16 +16,16 @@ from trainmaster.server.core.fields import (
     NO_OTHER_KEYS,
     Broken,
     Matches,
-    Model,
     Name,
+    RuledModel,
     Scalar,
-    refuse,
+    must,
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, unavailable
 from trainmaster.server.core.workloads.base import AnyWorkload, WorkloadSpec
-from trainmaster.server.core.workloads.script import ScriptSpec
+from trainmaster.server.core.workloads.programs import ScriptSpec
 from trainmaster.server.core.workloads.trainer import (
     FETCH,
     TrainerSpec,
@@ -45,18 +45,14 @@ SHARED_FIELDS = frozenset({"priority", "max_retries"})
 """In training_config and in scheduling_config alike; a job has one value of each."""
 
 
-def _free_label(key: str) -> str:
-    prefix, exact = RESERVED_LABELS
-    if key == exact or key.startswith(prefix):
-        raise PydanticCustomError("rule", f"the label '{exact}' and the prefix '{prefix}' are reserved; choose another")
-    return key
-
-
 LabelKey = Annotated[
     str,
     StringConstraints(min_length=1, max_length=63),
     Matches(r"[A-Za-z0-9._/-]+", "a label's key has letters, digits, '.', '_', '/' and '-'"),
-    AfterValidator(_free_label),
+    must(
+        lambda key: not key.startswith(RESERVED_LABELS[0]) and key != RESERVED_LABELS[1],
+        f"the label '{RESERVED_LABELS[1]}' and the prefix '{RESERVED_LABELS[0]}' are reserved; choose another",
+    ),
 ]
 LabelValue = Annotated[Scalar, Field(max_length=256)]
 MAX_LABELS = 64
@@ -70,7 +66,7 @@ Handle = Annotated[
 ]
 
 
-class SubmitJobRequest(Model):
+class SubmitJobRequest(RuledModel):
     """A job: its name, what runs, and what it needs."""
 
     name: Name = Field(description="For people; need not be unique.")
@@ -127,12 +123,15 @@ class SubmitJobRequest(Model):
     def training_document(self) -> Mapping[str, Any]:
         """What the processes of a training are told: computed once, and used to check, admit and launch the job.
 
-        A copy of the request keeps the document, so copy only with changes to fields that the document does not have.
-
         Raises:
             RefusedError: a hyperparameter is not known, or cannot be read.
         """
         return training_document(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("training_document", None)  # it follows from the fields, which may be others now
+        return copied
 
     @property
     def effective_workload(self) -> WorkloadSpec:
@@ -173,14 +172,7 @@ class SubmitJobRequest(Model):
             raise PydanticCustomError("rule", "required, unless a workload says what runs")
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self._broken())
-        if self.training_config is not None:
-            self._unify(self.training_config)
-        return self
-
-    def _broken(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[Broken]:
         training = self.training_config
         if training and is_training(self.workload) and unavailable(training.framework.type, training.training_type):
             return  # the workload's kind refuses it for that, beside which nothing else matters
@@ -214,9 +206,12 @@ class SubmitJobRequest(Model):
             message = "follows from training_config.framework.distributed.world_size; leave it out"
             yield Broken(("workload", "ranks_per_node"), message)
 
-    def _unify(self, training: TrainingConfig) -> None:
+    @model_validator(mode="after")
+    def _unify(self) -> Self:
         """Give both places of a shared field its one value, so that whoever reads either is right."""
-        scheduling = self.scheduling_config
+        training, scheduling = self.training_config, self.scheduling_config
+        if training is None:
+            return self
         values = {
             name: getattr(scheduling if name in scheduling.model_fields_set else training, name)
             for name in SHARED_FIELDS
@@ -224,6 +219,7 @@ class SubmitJobRequest(Model):
         # The model is frozen for everybody else; it is still being made here.
         self.__dict__["training_config"] = training.model_copy(update=values)
         self.__dict__["scheduling_config"] = scheduling.model_copy(update=values)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,9 @@ from trainmaster.server.core.workloads.base import (
     spec_for,
     unregister,
 )
-from trainmaster.server.core.workloads.command import CommandSpec
-from trainmaster.server.core.workloads.container import ContainerSpec
 from trainmaster.server.core.workloads.function import FunctionSpec
 from trainmaster.server.core.workloads.job_class import JobClassSpec
-from trainmaster.server.core.workloads.script import ScriptSpec
+from trainmaster.server.core.workloads.programs import CommandSpec, ContainerSpec, ScriptSpec
 from trainmaster.server.core.workloads.service import ServiceSpec
 from trainmaster.server.core.workloads.trainer import TrainerSpec
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec

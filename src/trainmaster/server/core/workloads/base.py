@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Protocol
 
-from pydantic import (
-    Field,
-    Strict,
-    model_validator,
+from pydantic import Field, Strict
+
+from trainmaster.protocol.launch import (
+    PACKAGES_FILE,
+    BlobFile,
+    ContainerRequest,
+    Launch,
+    Lifetime,
+    Readiness,
+    Step,
+    Volume,
 )
-
-from trainmaster.protocol.launch import PACKAGES_FILE, BlobFile, ContainerRequest, Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,
@@ -23,10 +28,10 @@ from trainmaster.server.core.fields import (
     Image,
     Model,
     RelativePath,
+    RuledModel,
     Sha256,
     TaggedUnion,
     Text,
-    refuse,
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
@@ -80,11 +85,8 @@ class ShippedFile(Model):
     sha256: Sha256 = Field(description="Digest of the content, as it was uploaded.")
     executable: Flag = Field(default=False, description="Whether it may be executed.")
 
-    def compiled(self) -> BlobFile:
-        return BlobFile(sha256=self.sha256, path=self.path, executable=self.executable)
 
-
-class WorkloadSpec(Model):
+class WorkloadSpec(RuledModel):
     """What runs. These fields are common to all kinds; each kind adds its own."""
 
     kind: str = Field(description="The kind of the workload.")
@@ -132,11 +134,8 @@ class WorkloadSpec(Model):
         default=(), description="Files that were uploaded for this job."
     )
 
-    @model_validator(mode="after")
-    def _files_apart(self) -> Self:
-        if self.files:
-            refuse(_clashes(self.files))
-        return self
+    def broken_rules(self) -> Iterator[Broken]:
+        return _clashes(self.files)
 
     def check(self, job: JobConfigs) -> None:
         """Check what the fields alone do not say.
@@ -173,12 +172,12 @@ class WorkloadSpec(Model):
             kind=self.kind,
             steps=steps,
             image=self.image,
-            volumes=tuple(volume.compiled() for volume in self.volumes),
-            container=self.container.compiled() if self.container else ContainerRequest(),
+            volumes=tuple(Volume(**dict(volume)) for volume in self.volumes),
+            container=ContainerRequest(**dict(self.container or ())),
             secrets={name: reference_to(variable_secret(name)) for name in variables},
             inputs=dict(inputs),
             prepared=prepared_paths(initializers) if initializers is not None else {},
-            blobs=tuple(file.compiled() for file in self.files),
+            blobs=tuple(BlobFile(**dict(file)) for file in self.files),
             working_directory=self.working_directory,
             remove_working_directory=self.remove_working_directory and self.working_directory is None,
             ranks_per_node=self.ranks_per_node,

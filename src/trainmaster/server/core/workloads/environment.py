@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints
 
-from trainmaster.protocol.launch import ContainerRequest, PullPolicy, Step, Volume
-from trainmaster.server.core.fields import AbsolutePath, Count, Flag, Matches, Model, Text
+from trainmaster.protocol.launch import PullPolicy, Step
+from trainmaster.server.core.fields import AbsolutePath, Count, Flag, Matches, Model, Text, must
 
 VolumeSource = Annotated[
     Text,
@@ -58,9 +57,6 @@ class VolumeSpec(Model):
         """The path on the server; None for a volume of the engine."""
         return self.source if self.source.startswith("/") else None
 
-    def compiled(self) -> Volume:
-        return Volume(source=self.source, target=self.target, read_only=self.read_only)
-
 
 class ContainerOptions(Model):
     """More about the container of a job."""
@@ -82,15 +78,6 @@ class ContainerOptions(Model):
         default=None, description="The required engine; the job fails if the server has another one."
     )
 
-    def compiled(self) -> ContainerRequest:
-        return ContainerRequest(
-            pull_policy=self.pull_policy,
-            auto_remove=self.auto_remove,
-            shm_mb=self.shm_mb,
-            pids=self.pids,
-            runtime=self.runtime,
-        )
-
 
 ENVIRONMENT = Step(
     name="environment",
@@ -107,19 +94,12 @@ _VERSIONS = rf"(?: ?{_CLAUSE}(?: ?, ?{_CLAUSE})*)?"
 _URL = r"(?:[a-z]+\+)?(?:https?|ssh|file)://[^\s;]+"
 _MARKER = r"""(?: ?;[ A-Za-z0-9_.,<>=!~()'"*+-]+)?"""
 _REQUIREMENT = rf"{_NAME}{_EXTRAS}(?:{_VERSIONS}| ?@ ?{_URL}){_MARKER}|{_URL}"
-_CREDENTIALS = re.compile(r"https?://[^/\s]*@")
 
-
-def _without_credentials(value: str) -> str:
-    if _CREDENTIALS.search(value):
-        raise PydanticCustomError(
-            "rule",
-            "must not hold a user or a password, as it is shown with the job; give the whole URL in the variable "
-            "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL of workload.environment, whose values are sealed",
-        )
-    return value
-
-
+_WITHOUT_CREDENTIALS = must(
+    lambda value: not re.search(r"https?://[^/\s]*@", value),
+    "must not hold a user or a password, as it is shown with the job; give the whole URL in the variable "
+    "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL of workload.environment, whose values are encrypted",
+)
 Requirement = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=1024),
@@ -128,13 +108,13 @@ Requirement = Annotated[
         "is no requirement: write name, name[extra]>=1.0,<2, name @ https://..., or a URL, in one line and without "
         "options",
     ),
-    AfterValidator(_without_credentials),
+    _WITHOUT_CREDENTIALS,
 ]
 IndexUrl = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=1024),
     Matches(r"(?:https?://[^/\s]\S*|file:///\S*)", "must be an http, https or file URL"),
-    AfterValidator(_without_credentials),
+    _WITHOUT_CREDENTIALS,
 ]
 Requirements = Annotated[tuple[Requirement, ...], Field(max_length=512)]
 IndexUrls = Annotated[tuple[IndexUrl, ...], Field(max_length=16)]

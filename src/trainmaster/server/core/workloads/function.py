@@ -7,14 +7,14 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, StringConstraints, model_validator
+from pydantic import Field, Strict, StringConstraints
 
 from trainmaster.protocol import function_runner, mpi_nodes
 from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
 from trainmaster.protocol.launch import Launch, Step
-from trainmaster.server.core.fields import Broken, JsonObject, Matches, refuse
+from trainmaster.server.core.fields import Broken, JsonObject, Matches
 from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
 
 MAX_SOURCE = 128 << 10
@@ -56,11 +56,10 @@ class FunctionSpec(PackagedSpec):
         '`["rows", 0]`, inner ones first.',
     )
 
-    @model_validator(mode="after")
-    def _arguments_in_bounds(self) -> Self:
-        refuse(_wrong_arguments(self.arguments))
-        refuse(_wrong_tuples(self.arguments, self.tuples))
-        return self
+    def broken_rules(self) -> Iterator[Broken]:
+        yield from super().broken_rules()
+        yield from _wrong_arguments(self.arguments)
+        yield from _wrong_tuples(self.arguments, self.tuples)
 
     def compile(self, job: JobConfigs) -> Launch:
         """One step: the runner, beside which lie the function and how to call it.

@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SecretStr,
-    Strict,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SecretStr, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.secrets import reference_to
-from trainmaster.server.core.fields import STORED, Broken, Image, Matches, Model, Positive, TaggedUnion, Text, refuse
+from trainmaster.server.core.fields import (
+    STORED,
+    Broken,
+    Image,
+    Matches,
+    Model,
+    Positive,
+    RuledModel,
+    TaggedUnion,
+    Text,
+    must,
+)
 from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.training.sources import hub_name
 
@@ -34,14 +38,6 @@ SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
 _LEAST_MEMORY = 16 << 20
 _NOT_FETCHED = ("type", "image", "timeout_s")
 """Fields that say how it is fetched, and not what."""
-
-
-def _hub_uri(value: str) -> str:
-    if not value.startswith("hf://") or hub_name(value) is None:
-        raise PydanticCustomError(
-            "rule", "must be hf://owner/name, hf://name or hf://owner/name/path, each with @revision or not"
-        )
-    return value
 
 
 def _memory(value: str, info: ValidationInfo) -> str:
@@ -60,15 +56,19 @@ def _cores(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _printable(value: SecretStr) -> SecretStr:
-    if not value.get_secret_value().isprintable():
-        raise PydanticCustomError("rule", "must be one line, without control characters")
-    return value
-
-
-Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+Secret = Annotated[
+    SecretStr,
+    Field(min_length=1, max_length=4096),
+    must(lambda secret: secret.get_secret_value().isprintable(), "must be one line, without control characters"),
+]
 Patterns = Annotated[tuple[Text, ...], Field(max_length=1024)]
-HubUri = Annotated[Text, AfterValidator(_hub_uri)]
+HubUri = Annotated[
+    Text,
+    must(
+        lambda uri: uri.startswith("hf://") and hub_name(uri) is not None,
+        "must be hf://owner/name, hf://name or hf://owner/name/path, each with @revision or not",
+    ),
+]
 S3Uri = Annotated[Text, Matches(r"s3://[^/]+(/.*)?", "must be s3://bucket/prefix")]
 TableUri = Annotated[Text, Matches(r"cache://[^/]+/[^/]+", "must be cache://schema/table")]
 MetadataLocation = Annotated[
@@ -82,7 +82,7 @@ Cores = Annotated[Quantity, AfterValidator(_cores)]
 Memory = Annotated[Quantity, AfterValidator(_memory)]
 
 
-class InitializerSpec(Model):
+class InitializerSpec(RuledModel):
     """What is fetched. Each type adds fields of its own."""
 
     type: str = Field(description="Where it is fetched from.")
@@ -126,12 +126,10 @@ class S3Initializer(InitializerSpec):
     region: Text | None = Field(default=None, description="The region of the bucket.")
     role_arn: Text | None = Field(default=None, description="A role to assume with these keys.")
 
-    @model_validator(mode="after")
-    def _whole_keys(self) -> Self:
+    def broken_rules(self) -> Iterator[Broken]:
         if (self.access_key_id is None) != (self.secret_access_key is None):
             missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
-            refuse([Broken((missing,), "required: a key has two halves; give both, or neither")])
-        return self
+            yield Broken((missing,), "required: a key has two halves; give both, or neither")
 
 
 class CacheInitializer(InitializerSpec):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -32,22 +32,6 @@ class TrainerArgument:
     meaning: str
     read: Callable[[str], Any] | None = None
     """Its value of a text, or ValueError with what it must be; None: it has none, and is true."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadArgument:
-    """An argument that was understood."""
-
-    option: TrainerArgument
-    value: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrongArgument:
-    """An argument that was not understood."""
-
-    index: int
-    message: str
 
 
 def _precision(text: str) -> str:
@@ -102,10 +86,14 @@ OPTIONS: tuple[TrainerArgument, ...] = (
 """Every argument that there is."""
 
 
-def read_arguments(arguments: Sequence[str]) -> Iterator[ReadArgument | WrongArgument]:
-    """What arguments say, each as `--name value` or `--name=value`."""
+def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[int, str]]:
+    """The values of arguments, each written as `--name value` or `--name=value`, by their names in `service.json`; and
+    what is wrong with the others, by their positions.
+    """
     known = {option.flag: option for option in OPTIONS}
     seen: set[str] = set()
+    values: dict[str, Any] = {}
+    wrong: dict[int, str] = {}
     position = 0
     while position < len(arguments):
         at = position
@@ -113,27 +101,24 @@ def read_arguments(arguments: Sequence[str]) -> Iterator[ReadArgument | WrongArg
         option = known.get(flag)
         position += 1
         if option is None:
-            yield WrongArgument(index=at, message=choice_message("argument", flag, known))
+            wrong[at] = choice_message("argument", flag, known)
             continue
         if option.read is not None and not equals and position < len(arguments):
             value, equals = arguments[position], "="
             position += 1
         if flag in seen:
-            yield WrongArgument(index=at, message=f"{flag} is there twice")
-        elif option.read is None:
-            yield (
-                WrongArgument(index=at, message=f"{flag} takes no value")
-                if equals
-                else ReadArgument(option=option, value=True)
-            )
-        elif not equals:
-            yield WrongArgument(index=at, message=f"{flag} needs a value")
+            wrong[at] = f"{flag} is there twice"
+        elif option.read is None and equals:
+            wrong[at] = f"{flag} takes no value"
+        elif option.read is not None and not equals:
+            wrong[at] = f"{flag} needs a value"
         else:
             try:
-                yield ReadArgument(option=option, value=option.read(value))
+                values[option.name] = True if option.read is None else option.read(value)
             except ValueError as error:
-                yield WrongArgument(index=at, message=f"{flag} {error}")
+                wrong[at] = f"{flag} {error}"
         seen.add(flag)
+    return values, wrong
 
 
 KIND = "trainer_service"
@@ -183,9 +168,7 @@ class TrainerServiceSpec(Serving):
     @property
     def options(self) -> Mapping[str, Any]:
         """The valid ones of `extra_args`, by their names in `service.json`."""
-        return {
-            read.option.name: read.value for read in read_arguments(self.extra_args) if isinstance(read, ReadArgument)
-        }
+        return read_arguments(self.extra_args)[0]
 
     @property
     def mode(self) -> Mode:
@@ -196,9 +179,8 @@ class TrainerServiceSpec(Serving):
     def check(self, job: JobConfigs) -> None:
         """The arguments are known, and one process runs on each GPU."""
         problems = [
-            Problem(field=f"workload.extra_args[{wrong.index}]", message=wrong.message)
-            for wrong in read_arguments(self.extra_args)
-            if isinstance(wrong, WrongArgument)
+            Problem(field=f"workload.extra_args[{index}]", message=message)
+            for index, message in read_arguments(self.extra_args)[1].items()
         ]
         if problems:
             raise RefusedError.because(problems)

@@ -1,4 +1,4 @@
-"""The `script` workload: a script that was shipped with the job, or that lies on the server."""
+"""The `command`, `script` and `container` workloads: a program of the user's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from pydantic import Field
 
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.fields import Arguments, Argv, PathText
-from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
+from trainmaster.server.core.fields import Arguments, Argv, Image, PathText
+from trainmaster.server.core.workloads.base import InitializedSpec, JobConfigs, PackagedSpec
+
+
+class CommandSpec(PackagedSpec):
+    """A program and its arguments, started without a shell."""
+
+    kind: Literal["command"]
+    argv: Argv = Field(description="The program and its arguments.")
+
+    def compile(self, job: JobConfigs) -> Launch:
+        return self.launch(job, Step(name="main", argv=self.argv))
+
 
 _NAMED = 5
 """How many of the shipped files an error names."""
@@ -43,3 +54,23 @@ class ScriptSpec(PackagedSpec):
         else:
             step = Step(name="main", argv=("sh", self.path, *self.args))
         return self.launch(job, step)
+
+
+class ContainerSpec(InitializedSpec):
+    """A container image that brings all that it needs. Only for a backend that runs images."""
+
+    kind: Literal["container"]
+    image: Image = Field(description="The container image.")
+    argv: Argv | None = Field(
+        default=None, description="Replaces the image's entry point and command. Null: those of the image."
+    )
+    args: Arguments = Field(
+        default=(),
+        description="Arguments appended to argv. If argv is null: arguments of the image's entry point, which "
+        "replace the image's command.",
+    )
+
+    def compile(self, job: JobConfigs) -> Launch:
+        if self.argv:
+            return self.launch(job, Step(name="node", argv=(*self.argv, *self.args)))
+        return self.launch(job, Step(name="node", argv=(), args=self.args))
