@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from packed_runs import Watch, filled_adapter
@@ -13,7 +11,7 @@ from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Unembedding
-from trainmaster.engine.types import EngineError, LoraOptions
+from trainmaster.engine.types import LoraOptions
 
 HIDDEN, VOCABULARY = 24, 301
 CONFIG = ModelConfig(
@@ -164,21 +162,6 @@ def test_top_logprobs_are_the_likeliest() -> None:
     torch.testing.assert_close(logprobs, expected.values)
     logits = all_logits(hidden, unembedding, AdapterRows(parts))
     torch.testing.assert_close(logits, plain_logits(hidden, unembedding, parts))
-
-
-@pytest.mark.parametrize("compute", [
-    lambda hidden, unembedding: target_logprobs(hidden, torch.zeros(0, dtype=torch.int64), unembedding),
-    lambda hidden, unembedding: top_logprobs(hidden, 3, unembedding)[1],
-    lambda hidden, unembedding: all_logits(hidden, unembedding),
-])  # fmt: skip
-def test_no_rows_give_no_logprobs(compute: Callable[[Tensor, Unembedding], Tensor]) -> None:
-    assert len(compute(torch.zeros(0, HIDDEN), unembedding_of(None, torch.float32))) == 0
-
-
-@pytest.mark.parametrize("token", [-1, VOCABULARY])
-def test_a_target_outside_the_vocabulary_is_refused(token: int) -> None:
-    with pytest.raises(EngineError, match=f"token {token} is not among the {VOCABULARY}"):
-        target_logprobs(torch.zeros(2, HIDDEN), torch.tensor([0, token]), unembedding_of(None, torch.float32))
 
 
 def test_rows_that_do_not_add_up_are_refused() -> None:

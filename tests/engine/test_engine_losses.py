@@ -313,7 +313,7 @@ def test_unknown_option_is_refused_with_the_known_ones() -> None:
         (
             "ppo",
             {"clip_low_threshold": 1.3},
-            "clip_low_threshold 1.3 of the loss function ppo is above clip_high_threshold 1.2",
+            "'clip_low_threshold' of the loss function ppo is 1.3; it cannot be above clip_high_threshold 1.2",
         ),
         ("dro", {"beta": -1.0}, "'beta' of the loss function dro is -1; it cannot be below 0"),
     ],

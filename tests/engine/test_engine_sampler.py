@@ -527,11 +527,11 @@ def test_request_that_can_never_fit_is_refused(base: Transformer, checkpoint: Pa
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"prompt": ()}, "prompt is empty"),
-        ({"prompt": (1, VOCABULARY)}, "token 272.*0 to 271"),
+        ({"prompt": ()}, "the prompt has no tokens"),
+        ({"prompt": (1, VOCABULARY)}, "token 272; the model's vocabulary has 272"),
         ({"prompt": (1, -1)}, "token -1"),
-        ({"prompt": (1, 2.5)}, "no token id"),
-        ({"length": CONTEXT + 1}, "513 tokens, and the context 512"),
+        ({"prompt": (1, 2.5)}, "the prompt: its tokens are not a sequence of whole numbers"),
+        ({"length": CONTEXT + 1}, "the prompt has 513 tokens; the context length is 512"),
         ({"num_samples": 0}, "num_samples"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -540,7 +540,7 @@ def test_request_that_can_never_fit_is_refused(base: Transformer, checkpoint: Pa
         ({"top_k": -2}, "top_k"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop_strings": ("a", "")}, "stop string is empty"),
-        ({"topk_prompt_logprobs": 273}, "topk_prompt_logprobs is 273; it is at most 272"),
+        ({"topk_prompt_logprobs": 273}, "topk_prompt_logprobs is 273; it has to be between 0 and 272"),
         ({"topk_sample_logprobs": -1}, "topk_sample_logprobs"),
     ],
 )

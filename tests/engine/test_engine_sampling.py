@@ -16,17 +16,8 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from data_tokenizer import make_tokenizer
-from trainmaster.engine.decoding import (
-    Rule,
-    StringWatch,
-    choose,
-    draws_of,
-    end_tokens,
-    likeliest,
-    logprobs_of,
-    read_tokenizer,
-    tempered_logprobs_of,
-)
+from trainmaster.engine.continuations import StringWatch, end_tokens, read_tokenizer
+from trainmaster.engine.logprobs import Rule, choose, draws_of, likeliest, logprobs_of, tempered_logprobs_of
 from trainmaster.engine.types import EngineError
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, float("-inf"), 0.5, -4.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch.nn import functional
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.products import AdapterShare, Factors
 from trainmaster.engine.types import EngineError, LoraOptions
-from trainmaster.engine.weight_files import module_naming, naming_of
+from trainmaster.engine.weight_files import check_shapes, module_naming, naming_of
 
 UNEMBEDDING = "lm_head"
 """The name of the unembedding among the layers that can be adapted."""
@@ -80,12 +81,7 @@ class Adapter:
             EngineError: One is missing, unknown or has another shape; nothing was changed.
         """
         own = dict(self.named_parameters())
-        if other := sorted(own.keys() ^ tensors.keys()):
-            raise EngineError(f"these are not this adapter's factors: {other[0]} is on one side only")
-        for name, parameter in own.items():
-            if tensors[name].shape != parameter.shape:
-                shapes = f"{list(tensors[name].shape)}, not {list(parameter.shape)}"
-                raise EngineError(f"these are not this adapter's factors: {name} is {shapes}")
+        check_shapes("these are not this adapter's factors", own, tensors)
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
@@ -135,15 +131,7 @@ class Adapter:
         }
 
     @classmethod
-    def from_peft(
-        cls,
-        config: ModelConfig,
-        described: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> Adapter:
+    def from_peft(cls, config: ModelConfig, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Adapter:
         """Make an adapter from an `adapter_config.json` and its tensors."""
         for name, value in _PEFT_OPTIONS.items():
             if described.get(name, value) != value:
@@ -163,7 +151,7 @@ class Adapter:
             train_mlp=bool(modules & set(_MLP)),
             train_unembed=bool(modules & {UNEMBEDDING, _TINKER_UNEMBEDDING.rpartition(".")[2]}),
         )
-        adapter = cls(config, options, device=device, dtype=dtype)
+        adapter = cls(config, options)
         plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
         naming = naming_of(config, plain)
         given = {_own_name(naming.own(name)): tensor for name, tensor in plain.items()}
@@ -234,6 +222,7 @@ class AdapterRows:
     def shares(self, target: str, dtype: torch.dtype) -> tuple[AdapterShare, ...]:
         """The parts that adapt a layer; their factors are rounded once for the pack to the type that it computes in."""
         if target not in self._shares:
+            starts = itertools.accumulate((rows for _, rows in self.parts), initial=0)
             self._shares[target] = tuple(
                 AdapterShare(
                     start,
@@ -243,13 +232,7 @@ class AdapterRows:
                     factors.a.detach().to(dtype),
                     factors.b.detach().to(dtype),
                 )
-                for adapter, start, rows in self._placed()
+                for (adapter, rows), start in zip(self.parts, starts, strict=False)
                 if adapter is not None and rows and (factors := adapter.factors.get(target))
             )
         return self._shares[target]
-
-    def _placed(self) -> Iterator[tuple[Adapter | None, int, int]]:
-        start = 0
-        for adapter, rows in self.parts:
-            yield adapter, start, rows
-            start += rows

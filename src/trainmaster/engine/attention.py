@@ -31,30 +31,30 @@ _HEAD_DIMS = range(8, 257, 8)
 """The head widths that PyTorch's variable-length kernels support."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How the scores of a layer's attention are computed."""
+
+    scale: float
+    """Factor of the scores."""
+    window: int | None
+    """How many of the last rows each row sees, including itself; None: all."""
+    softcap: float | None
+    """The bound of the scores; None: unbounded."""
+
+
 class Attention(Protocol):
     """Attention over the rows of a pack; an implementation decides which rows see which."""
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        """Attend, and return [rows, query heads, width].
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Attend: [rows, query heads, width].
 
         Args:
             layer: The index of the calling layer.
             query: [rows, query heads, width].
             key: [rows, key-value heads, width].
             value: Like `key`.
-            scale: Factor of the scores.
-            window: How many of the last rows each row sees, including itself; None: all.
-            softcap: The bound of the scores; None: unbounded.
+            scoring: Of the layer.
         """
 
 
@@ -70,78 +70,59 @@ class PackedAttention:
         self._rows = sum(lengths)
         self._ends: Tensor | None = None
 
-    def __call__(
-        self,
-        layer: int,  # noqa: ARG002
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:  # noqa: ARG002
         if len(query) != self._rows:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
-        kernel = _varlen_kernel() if query.is_cuda and softcap is None and _fits(query) else None
+        fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in _HEAD_DIMS
+        kernel = _varlen_kernel() if query.is_cuda and scoring.softcap is None and fits else None
         if kernel is not None:
             if self._ends is None:
                 ends = torch.tensor([0, *itertools.accumulate(self._lengths)], dtype=torch.int32)
                 self._ends = ends.to(query.device)
-            return kernel(query, key, value, self._ends, max(self._lengths), scale, window)
-        sequences = zip(*(torch.split(each, self._lengths) for each in (query, key, value)), strict=True)
-        return torch.cat([attend(*each, scale=scale, window=window, softcap=softcap) for each in sequences])
+            return kernel(query, key, value, self._ends, max(self._lengths), scoring)
+        queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
+        sequences = zip(queries, keys, values, strict=True)
+        return torch.cat([_attend_to_sequence(*each, scoring) for each in sequences])
 
 
 def computed_in(query: Tensor) -> torch.dtype:
     return _WIDER.get(query.dtype, query.dtype) if query.device.type == "cpu" else query.dtype
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
-    """Attention of the last n rows of one sequence to all m of it.
-
-    Args:
-        query: [n, query heads, width].
-        key: [m, key-value heads, width].
-        value: Like `key`.
-        scale: As for `Attention`.
-        window: As for `Attention`.
-        softcap: As for `Attention`.
-    """
+def _attend_to_sequence(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """Attention of all rows of one sequence."""
     groups = query.shape[1] // key.shape[1]
     given, dtype = query.dtype, computed_in(query)
     query, key, value = (each.to(dtype).transpose(0, 1).unsqueeze(0) for each in (query, key, value))
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    rows, columns = query.shape[2], key.shape[2]
-    if softcap is None and rows == columns and (window is None or window >= columns):
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    elif softcap is None:
-        mask = _seen(rows, columns, window, query.device)
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    length = query.shape[2]
+    if scoring.softcap is None and (scoring.window is None or scoring.window >= length):
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scoring.scale)
     else:
-        scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap))
-        scores = scores.masked_fill(~_seen(rows, columns, window, query.device), float("-inf"))
-        attended = (
-            torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value) @ value
-        )
+        places = torch.arange(length, device=query.device)
+        attended = _weighed(query, key, value, _causal_mask(places[:, None] - places, scoring.window, dtype), scoring)
     return attended.squeeze(0).transpose(0, 1).to(given)
 
 
-def _seen(rows: int, columns: int, window: int | None, device: torch.device) -> Tensor:
-    """Which columns each of the last rows sees: bool [rows, columns]."""
-    behind = torch.arange(columns - rows, columns, device=device)[:, None] - torch.arange(columns, device=device)
-    return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+def _causal_mask(behind: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where a row sees a place and -inf where it does not. `behind`: how far the place is behind the row."""
+    unseen = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, float("-inf"))
 
 
-def _fits(query: Tensor) -> bool:
-    return query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in _HEAD_DIMS
+def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
+    """Attention of queries [n, heads, rows, width] to [n, heads, length, width]."""
+    scale, softcap = scoring.scale, scoring.softcap
+    if softcap is None:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) + mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
 
 
 @functools.cache
-def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, int | None], Tensor] | None:
+def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, Scoring], Tensor] | None:
     """PyTorch's kernel for packed sequences; None if this version has none with the needed options."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -152,15 +133,13 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, in
         return None
     shares_heads = "enable_gqa" in known
 
-    def kernel(
-        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float, window: int | None
-    ) -> Tensor:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scoring: Scoring) -> Tensor:
         options: dict[str, Any] = {"enable_gqa": True} if shares_heads else {}
         if not shares_heads:
             key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
-        seen = (window - 1 if window else -1, 0)
+        seen = (scoring.window - 1 if scoring.window else -1, 0)
         attended = varlen_attn(
-            query, key, value, ends, ends, longest, longest, scale=scale, window_size=seen, **options
+            query, key, value, ends, ends, longest, longest, scale=scoring.scale, window_size=seen, **options
         )
         return cast(Tensor, attended)
 
@@ -168,9 +147,6 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float, in
 
 
 # Attention of tokens to their own sequences, whose earlier tokens are in the cache.
-#
-# What a token attends to is computed in shapes that follow from its own sequence alone, so that on the CPU its result
-# does not depend on what else is in the batch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,17 +191,7 @@ class CachedAttention:
         cache.clear(np.concatenate([span.first_pages(sight) for sight in present for span in spans]))
         self._sights = {sight: _Sighted(cache, spans, sight) for sight in present}
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         place = self._cache.layout.places[layer]
         sighted = self._sights[place.sight]
         slots = sighted.slots[place.stratum]
@@ -234,7 +200,7 @@ class CachedAttention:
         values.flatten(0, 1).index_copy_(0, slots, value[: len(slots)])
         attended = torch.zeros_like(query)
         for group in sighted.groups:
-            group.attend(attended, query, keys, values, place.stratum, scale=scale, window=window, softcap=softcap)
+            group.attend(attended, query, keys, values, place.stratum, scoring)
         return attended
 
 
@@ -300,23 +266,15 @@ class _SpanGroup:
         """The rows that are no padding; None: all."""
         self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
         """Positions of the rows, counted from the first position that their span sees."""
-        self._mask_or_none: Tensor | None = None
+        self._mask: Tensor | None = None
+        """Of all layers of one sight: [spans, 1, width, length]."""
         self._past: tuple[Tensor, Tensor] | None = None
         """Keys and values of the spans' sequences; each layer overwrites those of the one before."""
         self._picked: Tensor | None = None
         """The same as read from the cache, if attention computes in another type."""
 
     def attend(
-        self,
-        attended: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        stratum: int,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, stratum: int, scoring: Scoring
     ) -> None:
         """Write into `attended` what these spans' rows of `query` attend to."""
         heads, width = keys.shape[-2:]
@@ -332,45 +290,29 @@ class _SpanGroup:
                 past.copy_(picked)
         laid = [past.view(self._shape[0], self._length, heads, width).transpose(1, 2) for past in self._past]
         asked = query.index_select(0, self._rows).to(dtype).view(*self._shape, heads, -1, width)
-        answer = _attend(asked, laid[0], laid[1], self._mask(window, dtype), scale, softcap)
+        if self._mask is None:
+            places = torch.arange(self._length, dtype=torch.int32, device=self._positions.device)
+            self._mask = _causal_mask(self._positions[:, None, :, None] - places, scoring.window, dtype)
+        answer = _attend_to_cache(asked, laid[0], laid[1], self._mask, scoring)
         answer = answer.reshape(-1, *query.shape[1:]).to(attended.dtype)
         if self._real is None:
             attended.index_copy_(0, self._rows, answer)
         else:
             attended.index_copy_(0, self._rows[self._real], answer[self._real])
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where a row sees a place and -inf where it does not: [spans, 1, width, length]."""
-        if self._mask_or_none is None:
-            places = torch.arange(self._length, dtype=torch.int32, device=self._positions.device)
-            behind = self._positions[:, None, :, None] - places
-            unseen = behind < 0 if window is None else (behind < 0) | (behind >= window)
-            mask = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
-            self._mask_or_none = mask.masked_fill_(unseen, float("-inf"))
-        return self._mask_or_none
 
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+def _attend_to_cache(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
     """`query` is [spans, width, key heads, queries a key, head width], the others [spans, key heads, length, width]."""
     shared = query.shape[3]
     if query.shape[1] > 1:
-        each = [_weighed(rows.transpose(1, 2), key, value, mask, scale, softcap) for rows in query.unbind(dim=3)]
+        each = [_weighed(rows.transpose(1, 2), key, value, mask, scoring) for rows in query.unbind(dim=3)]
         return torch.stack(each, dim=-2).transpose(1, 2)
     # The heads that share a key are rows of one product. On the CPU, products of fewer than four rows are rounded by
     # the size of the batch: so rows are repeated.
     rows = query.squeeze(1)
     copies = 4 // math.gcd(shared, 4) if query.device.type == "cpu" else 1
     rows = rows.repeat(1, 1, copies, 1) if copies > 1 else rows
-    return _weighed(rows, key, value, mask, scale, softcap)[:, :, :shared].unsqueeze(1)
-
-
-def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention of queries [spans, heads, rows, width] to [spans, heads, length, width]."""
-    if softcap is None:
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) + mask
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
+    return _weighed(rows, key, value, mask, scoring)[:, :, :shared].unsqueeze(1)
 
 
 def _power_of_two(number: int) -> int:

@@ -9,7 +9,7 @@ bounded: a request that needs more pages than are free waits.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -120,16 +120,7 @@ def pages_of(rooms: Sequence[Room], sight: Sight, start: int, stop: int) -> np.n
 
 
 class KeyValueCache:
-    """A pool of pages.
-
-    Args:
-        layout: Of the model's layers.
-        heads: Key-value heads.
-        width: Of a head.
-        pages: How many can be taken; one more is allocated.
-        device: Where the model computes.
-        dtype: The type that it computes in.
-    """
+    """A pool of pages, as many as can be taken and one more, for key-value heads of this width."""
 
     def __init__(
         self, layout: Layout, *, heads: int, width: int, pages: int, device: torch.device, dtype: torch.dtype
@@ -151,7 +142,11 @@ class KeyValueCache:
         """Take pages for the blocks of a sequence from `first` on, without clearing them; enough must be free."""
         if self.layout.pages(blocks, ring) > len(self._free):
             raise ValueError(f"room for {blocks} blocks was asked for, and {len(self._free)} pages are free")
-        everything, windowed = self._taken((blocks, min(blocks, ring)))
+        counts = zip((blocks, min(blocks, ring)), self.layout.strata, strict=True)
+        everything, windowed = (
+            np.array([self._free.pop() for _ in range(count * strata)], dtype=np.int64).reshape(count, strata)
+            for count, strata in counts
+        )
         return Room(first, (everything, windowed))
 
     def give_back(self, room: Room) -> None:
@@ -166,13 +161,7 @@ class KeyValueCache:
             self.values.index_fill_(1, index, 0)
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Copy pages of `sources` to those of `targets`."""
         if sources.size:
             into, of = (torch.from_numpy(each).to(self.keys.device) for each in (targets, sources))
             for pool in (self.keys, self.values):
                 pool.index_copy_(1, into, pool.index_select(1, of))
-
-    def _taken(self, counts: Sequence[int]) -> Iterator[np.ndarray]:
-        for count, strata in zip(counts, self.layout.strata, strict=True):
-            pages = [self._free.pop() for _ in range(count * strata)]
-            yield np.array(pages, dtype=np.int64).reshape(count, strata)

@@ -1,19 +1,28 @@
-"""A sampling request in progress: what it needs, its continuations and its result."""
+"""A sampling request in progress: what it needs, its continuations, where they end, and its result."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainmaster.engine.cache import BLOCK, Layout, Room, Sight, blocks_for
-from trainmaster.engine.decoding import Rule, StringWatch, draws_of
+from trainmaster.engine.cache import BLOCK, KeyValueCache, Room, Sight, blocks_for
+from trainmaster.engine.logprobs import Rule, draws_of
 from trainmaster.engine.trained_model import WeightsSnapshot
-from trainmaster.engine.types import EngineError, SampledSequence, SampleRequest, SampleResult, StopReason
+from trainmaster.engine.types import (
+    EngineError,
+    SampledSequence,
+    SampleRequest,
+    SampleResult,
+    StopReason,
+    check_ranges,
+    check_tokens,
+)
 
 MAX_TOPK = 1024
 """The most top logprobs per token."""
@@ -23,58 +32,32 @@ NO_LOGPROB = -99999.0
 """The top logprobs of the first token, which has no predecessor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleLimits:
-    """Limits of one request."""
-
-    vocabulary: int
-    context: int
-    """Tokens of prompt and continuation together."""
-    layout: Layout
-    pages: int
-    """Pages in the cache."""
-
-
-def check(request: SampleRequest, limits: SampleLimits) -> int:
+def check(request: SampleRequest, cache: KeyValueCache, *, vocabulary: int, context: int) -> int:
     """Check a request; returns the most tokens that each continuation may have."""
-    prompt = np.asarray(request.prompt)
-    if not prompt.size:
-        raise EngineError("the prompt is empty; begin it with the model's first token")
-    if not np.issubdtype(prompt.dtype, np.integer):
-        raise EngineError("the prompt has something that is no token id")
-    if prompt.min() < 0 or prompt.max() >= limits.vocabulary:
-        wrong = prompt[(prompt < 0) | (prompt >= limits.vocabulary)][0]
-        raise EngineError(f"the prompt has token {wrong}; the model has tokens 0 to {limits.vocabulary - 1}")
-    if prompt.size > limits.context:
-        raise EngineError(f"the prompt has {prompt.size} tokens, and the context {limits.context}; make it shorter")
-    if request.num_samples < 1:
-        raise EngineError(f"num_samples is {request.num_samples}; ask for one or more")
-    if not (math.isfinite(request.temperature) and request.temperature >= 0):
-        raise EngineError(f"temperature is {request.temperature}; it is 0 or above")
-    if not 0 < request.top_p <= 1:
-        raise EngineError(f"top_p is {request.top_p}; it is above 0 and at most 1")
-    if request.top_k < -1:
-        raise EngineError(f"top_k is {request.top_k}; it is 1 or above, or -1 for all tokens")
-    if request.max_tokens is not None and request.max_tokens < 0:
-        raise EngineError(f"max_tokens is {request.max_tokens}; it is 0 or above")
+    check_tokens("the prompt", np.asarray(request.prompt), vocabulary=vocabulary, context=context)
+    topk = min(MAX_TOPK, vocabulary)
+    check_ranges(
+        request,
+        [
+            ("num_samples", request.num_samples >= 1, "1 or more"),
+            ("temperature", request.temperature >= 0, "0 or more"),
+            ("top_p", 0 < request.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", request.top_k >= -1, "1 or more, or -1 for all tokens"),
+            ("max_tokens", request.max_tokens is None or request.max_tokens >= 0, "0 or more"),
+            ("topk_prompt_logprobs", 0 <= request.topk_prompt_logprobs <= topk, f"between 0 and {topk}"),
+            ("topk_sample_logprobs", 0 <= request.topk_sample_logprobs <= topk, f"between 0 and {topk}"),
+        ],
+    )
     if "" in request.stop_strings:
         raise EngineError("a stop string is empty; leave it out")
-    for name, asked in (("prompt", request.topk_prompt_logprobs), ("sample", request.topk_sample_logprobs)):
-        if not 0 <= asked <= min(MAX_TOPK, limits.vocabulary):
-            most = min(MAX_TOPK, limits.vocabulary)
-            raise EngineError(f"topk_{name}_logprobs is {asked}; it is at most {most}")
-    return _new_tokens(request, limits)
-
-
-def _new_tokens(request: SampleRequest, limits: SampleLimits) -> int:
-    layout, length = limits.layout, len(request.prompt)
-    room = limits.context - length
+    layout, length = cache.layout, len(request.prompt)
+    room = context - length
     asked = room if request.max_tokens is None else min(request.max_tokens, room)
-    left = limits.pages - layout.pages(blocks_for(length), layout.ring(PIECE))
+    left = cache.pages - layout.pages(blocks_for(length), layout.ring(PIECE))
     # The last token that is chosen is not computed with, and needs no place.
     fitting = (layout.blocks(max(left, 0), layout.ring(1)) + length // BLOCK) * BLOCK - length + 1
     if left < 0 or (request.max_tokens is not None and asked > max(fitting, 1)):
-        holds = layout.blocks(limits.pages, layout.ring(PIECE)) * BLOCK
+        holds = layout.blocks(cache.pages, layout.ring(PIECE)) * BLOCK
         raise EngineError(
             f"the request needs room for {length + asked} tokens, and the sampler's memory holds {holds}; shorten the "
             "prompt, or lower max_tokens"
@@ -202,7 +185,6 @@ class Generation:
         return [(self.room.pages(sight, *block)[0], continuation.room.pages(sight, *block)[0]) for sight in Sight]
 
     def note_prompt(self, start: int, logprobs: Tensor, topk: tuple[Tensor, Tensor] | None) -> None:
-        """Record the logprobs of the prompt's tokens from `start` on."""
         where = slice(start, start + logprobs.numel())
         self._prompt_logprobs[where] = logprobs.cpu().numpy()
         if topk:
@@ -240,3 +222,87 @@ def _stacked(rows: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.
     for place, (row_ids, row_logprobs) in enumerate(rows):
         ids[place], logprobs[place] = row_ids, row_logprobs
     return ids, logprobs
+
+
+# A continuation ends at a token, or at a string in its text, wherever the borders of tokens lie.
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for bytes that are no character, or not a complete one yet."""
+_CONTEXT_TOKENS = 4
+"""Tokens of the prompt to decode with: some tokenizers drop the space before the first token."""
+_UNFINISHED_TOKENS = 3
+"""A character has at most 4 bytes and a token at least one: so many tokens may wait for the last byte."""
+
+
+def end_tokens(directory: Path) -> frozenset[int]:
+    """The end-of-text tokens of a checkpoint: from its generation config, else from the model's config."""
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not isinstance(settings, dict):
+            continue
+        ids = settings.get("eos_token_id")
+        if ids is None:
+            ids = (settings.get("text_config") or {}).get("eos_token_id")
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise EngineError(f"stop strings need the model's tokenizer.json, and {directory} has none; stop at token ids")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise EngineError(f"stop strings need the model's tokenizer, and {path} cannot be read: {error}") from error
+
+
+class StringWatch:
+    """Looks for strings in the text of a stream of tokens.
+
+    A character may span several tokens, and how a token decodes may depend on the one before. So a token is decoded
+    together with those before it, and an incomplete character waits for the rest of it.
+
+    Args:
+        tokenizer: The model's.
+        strings: The strings to look for; none is empty.
+        prompt: The tokens before the first one; a string that starts in their text is not found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        self._kept_chars = max(map(len, strings)) - 1
+        self._text = ""
+        """The end of the settled text, long enough to hold the start of a string."""
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        """The last settled tokens, and those that are not settled."""
+        self._settled = len(self._window)
+        self._known = self._decoded(self._window).rstrip(UNFINISHED)
+        """The text of the settled tokens of the window."""
+
+    def finds_with(self, token: int) -> bool:
+        """Take the next token; returns whether the text now contains one of the strings."""
+        self._window.append(token)
+        text = self._decoded(self._window)
+        waits = text.endswith(UNFINISHED)
+        fresh = self._text + text[len(self._known) :]
+        if any(string in (fresh.rstrip(UNFINISHED) if waits else fresh) for string in self._strings):
+            return True
+        if not waits:
+            self._settle(len(self._window), text)
+        elif len(self._window) - self._settled > _UNFINISHED_TOKENS:
+            upto = len(self._window) - _UNFINISHED_TOKENS
+            self._settle(upto, self._decoded(self._window[:upto]))
+        return False
+
+    def _settle(self, upto: int, text: str) -> None:
+        grown = self._text + text[len(self._known) :]
+        self._text = grown[-self._kept_chars :] if self._kept_chars else ""
+        self._window = self._window[self._settled :]
+        self._settled = upto - self._settled
+        self._known = self._decoded(self._window[: self._settled])
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))

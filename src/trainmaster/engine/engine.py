@@ -9,9 +9,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 from trainmaster.engine import losses
@@ -19,10 +18,11 @@ from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.parallel import OneRank, Ranks, as_engine_error, command
+from trainmaster.engine.parallel import Ranks, as_engine_error, command
 from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
-from trainmaster.engine.trained_model import State, TrainedModel, WeightsSnapshot, check_shapes, weights_state
+from trainmaster.engine.trained_model import ANOTHER_MODEL, State, TrainedModel, WeightsSnapshot, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
+from trainmaster.engine.weight_files import check_shapes
 
 PACK_TOKENS = 8192
 """Tokens that are computed together: enough to keep a GPU busy, few enough for the memory of a backward pass."""
@@ -62,7 +62,7 @@ class Engine:
             raise EngineError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it has to be 1 or more")
         self.max_context_length = max_context_length or self.config.max_positions
         self.base = Transformer(self.config).load(self.model_dir, torch.device(device), dtype)
-        self.ranks: Ranks = process or OneRank()
+        self.ranks = process or Ranks()
         self._pack_tokens = pack_tokens
         self._steps_in_one = gradient_accumulation_steps
         self._models: dict[str, TrainedModel] = {}
@@ -73,7 +73,6 @@ class Engine:
 
     @command
     def create_model(self, model_id: str, trained: Trained, lora: LoraOptions | None = None) -> None:
-        """Create a model that starts as the base model."""
         if model_id in self._models:
             raise EngineError(f"there is a model {model_id!r} already")
         self._models[model_id] = TrainedModel(model_id, self.base, trained, lora)
@@ -92,8 +91,7 @@ class Engine:
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
         computed = self._compute(own)
-        own_outcomes = {n: RankOutcome(each.failure, each.outputs, each.metrics) for n, each in computed.items()}
-        by_rank = self.ranks.exchange("the outcomes", own_outcomes)
+        by_rank = self.ranks.exchange("the outcomes", {n: replace(each, gradients={}) for n, each in computed.items()})
         return [
             each if isinstance(each, EngineError) else _ended(own[n], computed[n], [rank[n] for rank in by_rank])
             for n, each in enumerate(checked)
@@ -135,16 +133,15 @@ class Engine:
         return WeightsSnapshot(transformer=self.base) if model_id is None else self._model(model_id).snapshot()
 
     def snapshot_from(self, state: State) -> WeightsSnapshot:
-        """Make a snapshot of a state."""
         weights = state["weights"]
         if state["trained"] == Trained.NOTHING:
             return WeightsSnapshot(transformer=self.base)
         if state["trained"] == Trained.ADAPTER:
-            adapter = Adapter(self.config, LoraOptions(**state["lora"]), device=self.base.unembedding.weight.device)
-            check_shapes(dict(adapter.named_parameters()), weights)
+            adapter = Adapter(self.config, LoraOptions(**state["lora"]), device=self.base.device)
+            check_shapes(ANOTHER_MODEL, dict(adapter.named_parameters()), weights)
             adapter.load(weights)
             return WeightsSnapshot(transformer=self.base, adapter=adapter.copy())
-        check_shapes(dict(self.base.named_parameters()), weights)
+        check_shapes(ANOTHER_MODEL, dict(self.base.named_parameters()), weights)
         transformer = copy.deepcopy(self.base)
         with torch.no_grad():
             for name, parameter in transformer.named_parameters():
@@ -187,29 +184,20 @@ class Engine:
             for data in cut(each.lengths, each.widths, self._pack_tokens)
         ]
         for together in pack(chunks, self._pack_tokens):
-            wanted = [chunk for chunk in together if computed[chunk.number].failure is None]
-            for chunk, part in zip(wanted, _parts(wanted), strict=True):
-                computed[chunk.number].add(part)
+            if wanted := [chunk for chunk in together if computed[chunk.number].failure is None]:
+                for chunk, part in zip(wanted, _parts(wanted), strict=True):
+                    computed[chunk.number].add(part)
         return computed
 
 
-class RankOutcome(NamedTuple):
-    """What ranks tell each other of a pass."""
-
-    failure: EngineError | None
-    outputs: list[dict[str, np.ndarray]]
-    metrics: list[tuple[int, dict[str, float]]]
-
-
 def _own_part(checked: CheckedPass, ranks: Ranks) -> CheckedPass:
-    """The part of a pass that this rank computes."""
     own = share(checked.lengths, ranks.size)[ranks.rank]
     data = checked.request.data[own.start : own.stop]
     return replace(checked, request=replace(checked.request, data=data), inputs=checked.inputs[own.start : own.stop])
 
 
-def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[RankOutcome]) -> PassResult | EngineError:
-    """The result of a pass over all ranks. Its gradients are added only now that no rank can fail any more."""
+def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Computed]) -> PassResult | EngineError:
+    """The result of a pass, from the outcomes of all ranks. Gradients are added only now that no rank can fail."""
     for outcome in outcomes:
         if outcome.failure is not None:
             return outcome.failure
@@ -224,8 +212,6 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[RankOutcome]
 
 def _parts(chunks: Sequence[Chunk]) -> list[ChunkResult | EngineError]:
     """Compute a pack; if that fails, each chunk alone, to find out which one failed."""
-    if not chunks:
-        return []
     recompute = False
     try:
         return compute(chunks)
@@ -233,7 +219,8 @@ def _parts(chunks: Sequence[Chunk]) -> list[ChunkResult | EngineError]:
         recompute = True
     except Exception as error:
         if len(chunks) == 1:
-            return [_failed(chunks[0], error)]
+            _forget_gradients(chunks[0])
+            return [as_engine_error(error)]
     # Not while the error is handled: it would keep what the failed pack computed in memory.
     return [_part_alone(chunk, recompute=recompute) for chunk in chunks]
 
@@ -243,12 +230,8 @@ def _part_alone(chunk: Chunk, *, recompute: bool) -> ChunkResult | EngineError:
     try:
         return compute([chunk], recompute=recompute)[0]
     except Exception as error:
-        return _failed(chunk, error)
-
-
-def _failed(chunk: Chunk, error: Exception) -> EngineError:
-    _forget_gradients(chunk)
-    return as_engine_error(error)
+        _forget_gradients(chunk)
+        return as_engine_error(error)
 
 
 def _forget_gradients(chunk: Chunk) -> None:

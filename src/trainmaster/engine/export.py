@@ -42,7 +42,6 @@ def export_adapter(snapshot: WeightsSnapshot, base_model: Path, directory: Path,
 
 
 def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
-    """Read the PEFT adapter in a directory."""
     for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
             raise EngineError(f"{directory} is no PEFT adapter: it has no {name}")

@@ -1,4 +1,4 @@
-"""Logprobs of tokens, without holding the logits of all rows.
+"""Logprobs of tokens, without holding the logits of all rows, and the choice of the next token by them.
 
 The logits of a large vocabulary are the largest tensor in training. Here they are computed for some rows at a time, and
 again for the gradients. All sums over the vocabulary are at least in float32.
@@ -9,10 +9,12 @@ which is summed span by span, does not depend on the rows before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +28,6 @@ from trainmaster.engine.products import (
     share_gradients,
     wide_product,
 )
-from trainmaster.engine.types import EngineError
 
 LOGITS = 2**27
 """How many logits are held at a time: half a gigabyte, some 900 rows of a vocabulary of 150,000."""
@@ -45,19 +46,11 @@ def target_logprobs(
 
     Args:
         hidden: [n, hidden], from `Transformer.hidden`.
-        targets: int64 [n], or [n, k] for k tokens per row.
+        targets: int64 [n], or [n, k] for k tokens per row; all are in the vocabulary.
         unembedding: The model's.
         adapters: Of the rows.
         chunk: Rows whose logits are held at a time, approximately; None: as many as make LOGITS.
-
-    Raises:
-        EngineError: A target is not in the vocabulary. Not checked on a GPU, where the check would wait for all work
-            in the queue.
     """
-    if not targets.numel():
-        return hidden.new_zeros(targets.shape, dtype=_wide(hidden))
-    if targets.device.type == "cpu":
-        _check(targets, len(unembedding.weight))
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     columns = targets.unsqueeze(1) if targets.dim() == 1 else targets
     logprobs: Tensor = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -78,18 +71,13 @@ def top_logprobs(
     tokens = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty(len(hidden), k, dtype=_wide(hidden), device=hidden.device)
     for group in plan.groups:
-        logits, _ = plan.logits(hidden, group)
-        best = logits.topk(k, dim=1)
-        tokens[group.rows] = best.indices
-        logprobs[group.rows] = best.values - logits.logsumexp(1, keepdim=True)
+        tokens[group.rows], logprobs[group.rows] = likeliest(plan.logits(hidden, group)[0], k)
     return tokens, logprobs
 
 
 @torch.no_grad()
 def all_logits(hidden: Tensor, unembedding: Unembedding, adapters: AdapterRows | None = None) -> Tensor:
     """The logits of a few rows, float32 [n, vocabulary], without gradients: for sampling."""
-    if not len(hidden):
-        return hidden.new_zeros(0, len(unembedding.weight), dtype=_wide(hidden))
     plan = _Plan(unembedding, adapters, len(hidden), len(hidden))
     (everything,) = plan.groups
     return plan.logits(hidden, everything)[0]
@@ -197,13 +185,6 @@ class _TargetLogprobs(torch.autograd.Function):
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, *grad_factors
 
 
-def _check(targets: Tensor, vocabulary: int) -> None:
-    least, greatest = (int(each) for each in torch.aminmax(targets))
-    if least < 0 or greatest >= vocabulary:
-        wrong = least if least < 0 else greatest
-        raise EngineError(f"the target token {wrong} is not among the {vocabulary} of the vocabulary")
-
-
 def _spans(shares: Sequence[AdapterShare], rows: int, longest: int) -> Iterator[_Span]:
     """All rows, split where adapters begin and end, and each part split from its first row on."""
     parts: list[tuple[int, int, int]] = []
@@ -218,3 +199,129 @@ def _spans(shares: Sequence[AdapterShare], rows: int, longest: int) -> Iterator[
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+# The choice of tokens. Every row is computed by itself, so a result does not depend on the rest of the batch.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    temperature: float = 1.0
+    """0: greedy."""
+    top_k: int = 0
+    """Sample from this many of the likeliest tokens; 0 and below: from all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+
+def draws_of(seed: int | None, index: int) -> Callable[[], float]:
+    """A generator of numbers in [0, 1), one per token, for sample `index` of a request.
+
+    The numbers depend on the seed and the index alone, not on the device. Without a seed they are random.
+    """
+    known = secrets.randbits(64) if seed is None else seed % 2**64
+    return np.random.default_rng([known, index]).random
+
+
+def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    """Choose a token for each row: int64 [rows].
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        rules: One for each row.
+        draws: A number in [0, 1) for each row; greedy rows do not use theirs.
+    """
+    greedy = [row for row, rule in enumerate(rules) if rule.is_greedy]
+    open_ = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_filtered]
+    filtered = [row for row, rule in enumerate(rules) if not rule.is_greedy and rule.is_filtered]
+    tokens = torch.empty(len(rules), dtype=torch.int64, device=logits.device)
+    for rows, how in ((greedy, _greedy), (open_, _open), (filtered, _filtered)):
+        if rows:
+            own_logits = logits if len(rows) == len(rules) else logits[rows]
+            tokens[rows] = how(own_logits, [rules[row] for row in rows], [draws[row] for row in rows])
+    return tokens
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The logprobs of one token in each row by the model's own distribution, at temperature 1: [rows]."""
+    return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=-1)
+
+
+def tempered_logprobs_of(logits: Tensor, rules: Sequence[Rule], tokens: Tensor) -> Tensor:
+    """The logprobs of tokens by the distribution they were drawn from, with temperature, top_k and top_p: [rows].
+
+    A greedy choice is certain: 0.
+    """
+    found = torch.zeros(len(rules), dtype=torch.float32, device=logits.device)
+    for row, rule in enumerate(rules):
+        own, token = logits[row : row + 1], tokens[row]
+        if rule.is_greedy:
+            found[row] = own[0, token] - own[0, token]  # NaN where the model gives nothing but NaN
+            continue
+        weights, ids = _left(own, [rule]) if rule.is_filtered else (_weights(own, [rule]), None)
+        place = token if ids is None else (ids[0] == token).nonzero()[0, 0]
+        found[row] = (weights[0, place].double() / weights[0].sum(dtype=torch.float64)).log()
+    return found
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest tokens of each row, int64 [rows, count], and their logprobs."""
+    values, tokens = logits.topk(count, dim=-1)
+    return tokens, values - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def _greedy(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:  # noqa: ARG001
+    return logits.argmax(dim=-1)
+
+
+def _open(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    return _drawn(_weights(logits, rules).cumsum(dim=-1, dtype=torch.float64), draws)
+
+
+def _filtered(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
+    weights, ids = _left(logits, rules)
+    places = _drawn(weights.cumsum(dim=-1, dtype=torch.float64), draws)
+    return ids.gather(1, places[:, None]).squeeze(1)
+
+
+def _left(logits: Tensor, rules: Sequence[Rule]) -> tuple[Tensor, Tensor]:
+    """The weights of the tokens that top_k and then top_p leave, the likeliest first, and their ids."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    weights = _weights(ordered, rules)
+    size = logits.shape[-1]
+    counts = _column([rule.top_k if 0 < rule.top_k < size else size for rule in rules], logits.device)
+    weights = weights.masked_fill(torch.arange(size, device=logits.device) >= counts, 0.0)
+    cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+    # A rule without top_p must not lose tokens to rounding; and the first token is always left.
+    shares = _column([rule.top_p if rule.top_p < 1 else float("inf") for rule in rules], logits.device)
+    left_out = cumulated - weights >= cumulated[:, -1:] * shares
+    left_out[:, 0] = False
+    return weights.masked_fill(left_out, 0.0), ids
+
+
+def _weights(logits: Tensor, rules: Sequence[Rule]) -> Tensor:
+    """Probabilities relative to the likeliest token's: so no temperature is too small."""
+    # Not below what float32 can divide by.
+    temperatures = _column([max(rule.temperature, 1e-30) for rule in rules], logits.device).to(torch.float32)
+    return ((logits - logits.amax(dim=-1, keepdim=True)) / temperatures).exp()
+
+
+def _drawn(cumulated: Tensor, draws: Sequence[float]) -> Tensor:
+    """For each row, the index at which the running sum of weights passes its draw."""
+    totals = cumulated[:, -1:]
+    thresholds = torch.minimum(totals * _column(draws, cumulated.device), totals.nextafter(torch.zeros_like(totals)))
+    places = torch.searchsorted(cumulated, thresholds, right=True).squeeze(1)
+    # Rows of a model that gives NaN have no such place.
+    return places.clamp(max=cumulated.shape[-1] - 1)
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None].to(device)

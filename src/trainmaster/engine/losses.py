@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -45,8 +45,6 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """The loss of each token."""
-
     values: Tensor
     """In the shape of the log-probabilities; their sum is the loss."""
     ratios: Tensor | None = None
@@ -69,11 +67,12 @@ Default = Callable[[Options, Mapping[str, np.ndarray]], np.ndarray | float]
 all."""
 
 
+Formula = Callable[[Tokens], TokenLosses]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A loss function, its inputs and its options."""
-
-    formula: Callable[[Tokens], TokenLosses]
+    formula: Formula
     required: tuple[str, ...] = ()
     """Inputs beside `target_tokens` that every datum must have."""
     optional: Mapping[str, Default] = field(default_factory=dict)
@@ -149,54 +148,30 @@ def _has_advantage(_options: Options, inputs: Mapping[str, np.ndarray]) -> np.nd
     return inputs[ADVANTAGES].astype(bool)
 
 
-def _thresholds(low: float, high: float) -> Mapping[str, Option]:
-    return {CLIP_LOW: Option(low, most=CLIP_HIGH), CLIP_HIGH: Option(high)}
+def _policy(formula: Formula, **options: Option) -> LossFunction:
+    """A loss of sampled tokens, weighted by their advantages."""
+    return LossFunction(formula=formula, required=(LOGPROBS, ADVANTAGES), options=options, loss_tokens=ADVANTAGES)
 
 
-_POLICY = (LOGPROBS, ADVANTAGES)
-_TOKEN_THRESHOLDS: Mapping[str, Default] = {CLIP_LOW: _option(CLIP_LOW), CLIP_HIGH: _option(CLIP_HIGH)}
+def _clipping(formula: Formula, low: float, high: float, **optional: Default) -> LossFunction:
+    """A policy loss that clips ratios, by default to these thresholds; a datum may have other ones for each token."""
+    options = {CLIP_LOW: Option(low, most=CLIP_HIGH), CLIP_HIGH: Option(high)}
+    thresholds = {CLIP_LOW: _option(CLIP_LOW), CLIP_HIGH: _option(CLIP_HIGH)}
+    return replace(_policy(formula, **options), optional=thresholds | optional)
+
 
 LOSSES: Mapping[str, LossFunction] = {
     "cross_entropy": LossFunction(
         formula=_cross_entropy, optional={WEIGHTS: _constant(1.0)}, loss_tokens=WEIGHTS, wide=True
     ),
-    "importance_sampling": LossFunction(formula=_importance_sampling, required=_POLICY, loss_tokens=ADVANTAGES),
-    "ppo": LossFunction(
-        formula=_ppo,
-        required=_POLICY,
-        optional=_TOKEN_THRESHOLDS,
-        options=_thresholds(0.8, 1.2),
-        loss_tokens=ADVANTAGES,
-    ),
-    "cispo": LossFunction(
-        formula=_cispo,
-        required=_POLICY,
-        optional=_TOKEN_THRESHOLDS,
-        options=_thresholds(0.8, 1.2),
-        loss_tokens=ADVANTAGES,
-    ),
-    "dro": LossFunction(
-        formula=_dro, required=_POLICY, options={"beta": Option(0.05, least=0.0)}, loss_tokens=ADVANTAGES
-    ),
-    "gspo": LossFunction(
-        formula=_gspo,
-        required=_POLICY,
-        optional={**_TOKEN_THRESHOLDS, RATIO_MASK: _has_advantage},
-        options=_thresholds(1 - 3e-4, 1 + 4e-4),
-        loss_tokens=ADVANTAGES,
-    ),
-    "dapo": LossFunction(
-        formula=_ppo,
-        required=_POLICY,
-        optional=_TOKEN_THRESHOLDS,
-        options=_thresholds(0.8, 1.28),
-        loss_tokens=ADVANTAGES,
-    ),
+    "importance_sampling": _policy(_importance_sampling),
+    "ppo": _clipping(_ppo, 0.8, 1.2),
+    "cispo": _clipping(_cispo, 0.8, 1.2),
+    "dro": _policy(_dro, beta=Option(0.05, least=0.0)),
+    "gspo": _clipping(_gspo, 1 - 3e-4, 1 + 4e-4, sequence_ratio_mask=_has_advantage),
+    "dapo": _clipping(_ppo, 0.8, 1.28),
     "reinforce": LossFunction(
-        formula=_reinforce,
-        required=(ADVANTAGES,),
-        optional={LOGPROBS: _constant(0.0)},
-        loss_tokens=ADVANTAGES,
+        formula=_reinforce, required=(ADVANTAGES,), optional={LOGPROBS: _constant(0.0)}, loss_tokens=ADVANTAGES
     ),
 }
 
@@ -221,18 +196,12 @@ def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
             raise EngineError(f"the option {option!r} of the loss function {name} is {value!r}; it has to be a number")
         options[option] = float(value)
     for option, each in known.items():
-        value, most = options[option], each.most
+        value, shown = options[option], f"the option {option!r} of the loss function {name} is {options[option]:g}"
         if value < each.least:
-            raise EngineError(
-                f"the option {option!r} of the loss function {name} is {value:g}; it cannot be below {each.least:g}"
-            )
-        if isinstance(most, str):
-            if value > options[most]:
-                raise EngineError(f"{option} {value:g} of the loss function {name} is above {most} {options[most]:g}")
-        elif value > most:
-            raise EngineError(
-                f"the option {option!r} of the loss function {name} is {value:g}; it cannot be above {most:g}"
-            )
+            raise EngineError(f"{shown}; it cannot be below {each.least:g}")
+        most, which = (options[each.most], f"{each.most} ") if isinstance(each.most, str) else (each.most, "")
+        if value > most:
+            raise EngineError(f"{shown}; it cannot be above {which}{most:g}")
     return options
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows
-from trainmaster.engine.attention import Attention
+from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.products import adapted_product, gated
 from trainmaster.engine.weight_files import load_weights
@@ -51,7 +51,9 @@ def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
-        return _blended(frequencies, _llama3_share(frequencies, rope), rope)
+        turns = rope.original_positions * frequencies / (2 * math.pi)
+        share = ((turns - rope.slow_turns) / (rope.fast_turns - rope.slow_turns)).clamp(0.0, 1.0)
+        return _blended(frequencies, share, rope)
     if rope.kind == "yarn":
         return _blended(frequencies, _yarn_share(places / 2, rope, width), rope)
     return frequencies
@@ -60,11 +62,6 @@ def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
 def _blended(frequencies: Tensor, kept: Tensor, rope: Rope) -> Tensor:
     """Slow rotations are divided by the factor, fast ones stay, and those between are interpolated."""
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
-
-
-def _llama3_share(frequencies: Tensor, rope: Rope) -> Tensor:
-    turns = rope.original_positions * frequencies / (2 * math.pi)
-    return ((turns - rope.slow_turns) / (rope.fast_turns - rope.slow_turns)).clamp(0.0, 1.0)
 
 
 def _yarn_share(pairs: Tensor, rope: Rope, width: int) -> Tensor:
@@ -125,6 +122,9 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self._config, self._layer = config, layer
+        self._scoring = Scoring(
+            scale=config.attention_scale, window=config.windows[layer], softcap=config.attention_softcap
+        )
         hidden, width = config.hidden_size, config.head_dim
         queries, keys = config.num_heads * width, config.num_key_value_heads * width
         prefix = f"model.layers.{layer}.self_attn."
@@ -143,15 +143,7 @@ class SelfAttention(nn.Module):
         value = self.v_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
         if config.query_key_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        attended = attention(
-            self._layer,
-            turned(query, turn),
-            turned(key, turn),
-            value,
-            scale=config.attention_scale,
-            window=config.windows[self._layer],
-            softcap=config.attention_softcap,
-        )
+        attended = attention(self._layer, turned(query, turn), turned(key, turn), value, self._scoring)
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
 

@@ -36,20 +36,26 @@ T = TypeVar("T")
 E = TypeVar("E", bound="Commanded")
 
 
-class Ranks(Protocol):
-    """The ranks that work together, as one of them sees them. All must call the same methods in the same order."""
+class Ranks:
+    """The ranks that work together, as one of them sees them: here, this one alone.
 
-    rank: int
-    size: int
+    All must call the same methods in the same order.
+    """
 
-    def exchange(self, what: str, value: T) -> list[T]:
+    rank = 0
+    size = 1
+
+    def exchange(self, what: str, value: T) -> list[T]:  # noqa: ARG002
         """The values of all ranks, in order; `what` must be the same on all, and is for errors."""
+        return [value]
 
-    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Sum the tensors that each rank makes, in place. If one rank cannot make them, all raise."""
+        return make()
 
     def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """Run a method of the engines of all ranks."""
+        return method(engine, *args, **kwargs)
 
 
 class Commanded(Protocol):
@@ -61,23 +67,7 @@ class Commanded(Protocol):
         """Remove a model on this rank."""
 
 
-class OneRank:
-    """A single rank."""
-
-    rank = 0
-    size = 1
-
-    def exchange(self, what: str, value: T) -> list[T]:  # noqa: ARG002
-        return [value]
-
-    def sum(self, what: str, make: Callable[[], list[Tensor]]) -> list[Tensor]:  # noqa: ARG002
-        return make()
-
-    def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        return method(engine, *args, **kwargs)
-
-
-class ProcessRanks:
+class ProcessRanks(Ranks):
     """Ranks that are processes, connected by torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:

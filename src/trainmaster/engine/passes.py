@@ -20,7 +20,7 @@ from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.losses import LossFunction, Options, TokenLosses, Tokens
 from trainmaster.engine.trained_model import TrainedModel, add_up
-from trainmaster.engine.types import Datum, EngineError, Pass, Trained
+from trainmaster.engine.types import EngineError, Pass, Trained, check_tokens, check_vocabulary
 
 
 def cut(lengths: Sequence[int], widths: Sequence[Hashable], budget: int) -> list[range]:
@@ -73,8 +73,6 @@ def share(lengths: Sequence[int], ranks: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPass:
-    """A valid request."""
-
     request: Pass
     model: TrainedModel
     loss: LossFunction
@@ -132,8 +130,6 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """The result of a chunk."""
-
     outputs: list[dict[str, np.ndarray]]
     metrics: dict[str, float]
     gradients: dict[str, Tensor]
@@ -170,16 +166,16 @@ def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: 
         raise EngineError("the request has no data")
     inputs = []
     for index, datum in enumerate(request.data):
-        _check_tokens(index, datum, vocabulary=vocabulary, context=context)
+        check_tokens(f"datum {index}", datum.tokens, vocabulary=vocabulary, context=context)
         inputs.append(losses.inputs_of(request.loss, options, index, datum))
-        _check_range(f"{losses.TARGETS} of datum {index}", inputs[-1][losses.TARGETS], vocabulary)
+        check_vocabulary(f"{losses.TARGETS} of datum {index}", inputs[-1][losses.TARGETS], vocabulary)
     return CheckedPass(request=request, model=model, loss=loss, options=options, inputs=inputs)
 
 
 def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkResult | EngineError]:
     """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
     transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
-    device = transformer.unembedding.weight.device
+    device = transformer.device
     data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]
     rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks])
     with torch.set_grad_enabled(backward):
@@ -204,23 +200,6 @@ def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkRe
     if backward:
         logprobs.backward(torch.cat(upstream))  # type: ignore[no-untyped-call]
     return [_part(chunk, own.detach(), each) for chunk, own, each in zip(chunks, owned, found, strict=True)]
-
-
-def _check_tokens(index: int, datum: Datum, *, vocabulary: int, context: int) -> None:
-    tokens = datum.tokens
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise EngineError(f"the tokens of datum {index} are no sequence of whole numbers")
-    if not len(tokens):
-        raise EngineError(f"datum {index} has no tokens")
-    if len(tokens) > context:
-        raise EngineError(f"datum {index} has {len(tokens)} tokens; the context length is {context}")
-    _check_range(f"the tokens of datum {index}", tokens, vocabulary)
-
-
-def _check_range(what: str, tokens: np.ndarray, vocabulary: int) -> None:
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        strange = next(int(token) for token in tokens.flat if not 0 <= token < vocabulary)
-        raise EngineError(f"{what} have a token {strange}; the model's vocabulary has {vocabulary}, from 0 on")
 
 
 def _tokens(chunk: Chunk, logprobs: Tensor) -> Tokens:

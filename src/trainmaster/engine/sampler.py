@@ -26,9 +26,23 @@ from torch import Tensor
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import CachedAttention, Span
 from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, blocks_for
-from trainmaster.engine.continuations import PIECE, Continuation, Generation, SampleLimits, check
-from trainmaster.engine.decoding import choose, end_tokens, likeliest, logprobs_of, read_tokenizer, tempered_logprobs_of
-from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
+from trainmaster.engine.continuations import (
+    PIECE,
+    Continuation,
+    Generation,
+    check,
+    end_tokens,
+    read_tokenizer,
+)
+from trainmaster.engine.logprobs import (
+    all_logits,
+    choose,
+    likeliest,
+    logprobs_of,
+    target_logprobs,
+    tempered_logprobs_of,
+    top_logprobs,
+)
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import ROWS
 from trainmaster.engine.trained_model import WeightsSnapshot
@@ -106,13 +120,8 @@ class Sampler:
         """
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
-        limits = SampleLimits(
-            vocabulary=self._transformer.config.vocab_size,
-            context=self._context,
-            layout=self._cache.layout,
-            pages=self._cache.pages,
-        )
-        new_tokens = check(request, limits)
+        vocabulary = self._transformer.config.vocab_size
+        new_tokens = check(request, self._cache, vocabulary=vocabulary, context=self._context)
         if request.stop_strings and self._tokenizer is None:
             self._tokenizer = read_tokenizer(self._checkpoint)
         self._generations[request.request_id] = Generation(
@@ -202,19 +211,15 @@ class Sampler:
         for generation in generations:
             if generation.logits is not None and generation.new_tokens:
                 choices += [_Choice(generation, each, generation.logits) for each in generation.fresh]
-            elif generation.logits is not None:
-                self._end_empty(generation)
+            elif generation.logits is not None:  # no tokens are asked for, or the prompt fills the context
+                for continuation in generation.fresh:
+                    generation.end(continuation, StopReason.LENGTH)
+                if generation.is_done:
+                    self._end(generation, generation.result())
             if generation.started == generation.request.num_samples:
                 generation.logits = None
         if choices:
             self._choose(choices)
-
-    def _end_empty(self, generation: Generation) -> None:
-        """End a request that asked for no tokens, or whose prompt fills the context."""
-        for continuation in generation.fresh:
-            generation.end(continuation, StopReason.LENGTH)
-        if generation.is_done:
-            self._end(generation, generation.result())
 
     def _choose(self, choices: Sequence[_Choice]) -> None:
         """Choose the next token of each continuation."""
@@ -314,7 +319,7 @@ def _pieces(generations: Sequence[Generation]) -> list[_Piece]:
 def _hidden(transformer: Transformer, cache: KeyValueCache, pieces: Sequence[_Piece]) -> Tensor:
     """Hidden states of all pieces; on the CPU padded with spare rows, so that no product needs to pad."""
     rows = pieces[-1].row + pieces[-1].span.count
-    device = transformer.unembedding.weight.device
+    device = transformer.device
     spare = -rows % ROWS if device.type == "cpu" else 0
     tokens, positions = np.zeros(rows + spare, dtype=np.int64), np.zeros(rows + spare, dtype=np.int64)
     for piece in pieces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.parallel import Ranks
-from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Normalization, Trained
+from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Normalization, Trained, check_ranges
+from trainmaster.engine.weight_files import check_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +31,7 @@ class WeightsSnapshot:
     """A copy of the trained adapter."""
 
 
+ANOTHER_MODEL = "the saved state is of another base model"
 SKIPPED = "skipped_without_gradients"
 """The metric of a step that was skipped because there were no gradients."""
 State = Mapping[str, Any]
@@ -80,7 +82,7 @@ class TrainedModel:
         self.adapter: Adapter | None = None
         parameters: dict[str, Tensor] = {}
         if lora is not None:
-            self.adapter = Adapter(base.config, lora, device=base.unembedding.weight.device)
+            self.adapter = Adapter(base.config, lora, device=base.device)
             parameters = dict(self.adapter.named_parameters())
         elif trained is Trained.ALL:
             self.transformer = copy.deepcopy(base).requires_grad_(True)
@@ -120,8 +122,7 @@ class TrainedModel:
     def state(self, ranks: Ranks) -> dict[str, Any]:
         gradients = self.gradients
         if ranks.size > 1:
-            copied = {name: each.clone() for name, each in gradients.tensors.items()}
-            gradients = Gradients(copied, gradients.loss_tokens, gradients.sequences, gradients.waiting)
+            gradients = replace(gradients, tensors={name: each.clone() for name, each in gradients.tensors.items()})
             if sum(ranks.exchange("the number of sequences", gradients.sequences)):
                 gradients = self._summed(gradients, ranks)
         return {
@@ -146,7 +147,7 @@ class TrainedModel:
         moments, saved = training["optimizer"], training["gradients"]
         for tensors in (saved["tensors"], moments["first_moments"], moments["second_moments"]):
             if tensors:
-                check_shapes(self.parameters, tensors)
+                check_shapes(ANOTHER_MODEL, self.parameters, tensors)
         self.optimizer.load_weights(state["weights"])
         self.optimizer.load_state(moments)
         self.gradients = Gradients(waiting=int(saved["waiting"]))
@@ -201,18 +202,7 @@ def check_fit(model: TrainedModel, state: State) -> None:
                     f"the saved adapter has {name} {lora[name]}, and model {model.model_id!r} has {own[name]}: create "
                     "the model with the options that it was saved with"
                 )
-    check_shapes(model.parameters, state["weights"])
-
-
-def check_shapes(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    if strange := sorted(parameters.keys() ^ weights.keys()):
-        raise EngineError(f"the saved state is of another base model: only one of both has a parameter {strange[0]!r}")
-    for name, parameter in parameters.items():
-        if weights[name].shape != parameter.shape:
-            raise EngineError(
-                f"the saved state is of another base model: its {name} has the shape {list(weights[name].shape)}, not "
-                f"{list(parameter.shape)}"
-            )
+    check_shapes(ANOTHER_MODEL, model.parameters, state["weights"])
 
 
 def _described(trained: object) -> str:
@@ -226,19 +216,18 @@ CLIP_EPSILON = 1e-6
 
 
 def check_step(options: AdamOptions) -> None:
-    """Refuse options that are out of range."""
-    for name, fits, range_ in (
-        ("learning_rate", options.learning_rate >= 0, "0 or more"),
-        ("beta1", 0 <= options.beta1 < 1, "in [0, 1)"),
-        ("beta2", 0 <= options.beta2 < 1, "in [0, 1)"),
-        # At 0 a parameter whose gradient was always 0 would become 0 / 0.
-        ("eps", options.eps > 0, "above 0"),
-        ("weight_decay", options.weight_decay >= 0, "0 or more"),
-        ("grad_clip_norm", options.grad_clip_norm >= 0, "0 or more; 0 does not clip"),
-    ):
-        value = getattr(options, name)
-        if not (fits and math.isfinite(value)):
-            raise EngineError(f"{name} is {value!r}; it has to be {range_}")
+    check_ranges(
+        options,
+        [
+            ("learning_rate", options.learning_rate >= 0, "0 or more"),
+            ("beta1", 0 <= options.beta1 < 1, "in [0, 1)"),
+            ("beta2", 0 <= options.beta2 < 1, "in [0, 1)"),
+            # At 0 a parameter whose gradient was always 0 would become 0 / 0.
+            ("eps", options.eps > 0, "above 0"),
+            ("weight_decay", options.weight_decay >= 0, "0 or more"),
+            ("grad_clip_norm", options.grad_clip_norm >= 0, "0 or more; 0 does not clip"),
+        ],
+    )
     if options.grad_norm_metrics not in GRAD_NORM_METRICS:
         known = ", ".join(GRAD_NORM_METRICS)
         raise EngineError(f"unknown gradient norm metrics {options.grad_norm_metrics!r}; there are {known}")

@@ -5,7 +5,8 @@ NumPy is not imported: the server, which has none, reads a model's configuration
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ class EngineError(Exception):
 
 
 class Trained(StrEnum):
-    """What of a model is trained."""
-
     ADAPTER = "adapter"
     ALL = "all"
     NOTHING = "nothing"
@@ -68,6 +67,31 @@ class Pass:
     loss: str
     options: Mapping[str, float | str] = field(default_factory=dict)
     backward: bool = True
+
+
+def check_tokens(what: str, tokens: np.ndarray, *, vocabulary: int, context: int) -> None:
+    """Refuse what is not a sequence of tokens that fits into the context."""
+    if not tokens.size:
+        raise EngineError(f"{what} has no tokens")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise EngineError(f"{what}: its tokens are not a sequence of whole numbers")
+    if len(tokens) > context:
+        raise EngineError(f"{what} has {len(tokens)} tokens; the context length is {context}")
+    check_vocabulary(f"the tokens of {what}", tokens, vocabulary)
+
+
+def check_vocabulary(what: str, tokens: np.ndarray, vocabulary: int) -> None:
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        strange = next(int(token) for token in tokens.flat if not 0 <= token < vocabulary)
+        raise EngineError(f"{what} have a token {strange}; the model's vocabulary has {vocabulary}, from 0 on")
+
+
+def check_ranges(options: object, ranges: Iterable[tuple[str, bool, str]]) -> None:
+    """Refuse an option that is out of its range. Each row: the option, whether it fits, and the range in words."""
+    for name, fits, range_ in ranges:
+        value = getattr(options, name)
+        if not fits or (isinstance(value, float) and not math.isfinite(value)):
+            raise EngineError(f"{name} is {value!r}; it has to be {range_}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

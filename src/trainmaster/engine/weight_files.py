@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,15 @@ def _renamed(name: str, beginnings: dict[str, str]) -> str:
         if name.startswith(old):
             return new + name.removeprefix(old)
     return name
+
+
+def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose names or shapes are not those of our own."""
+    if other := sorted(own.keys() ^ given.keys()):
+        raise EngineError(f"{problem}: {other[0]} is on one side only")
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape:
+            raise EngineError(f"{problem}: {name} is {list(given[name].shape)}, not {list(tensor.shape)}")
 
 
 _SINGLE = "model.safetensors"
