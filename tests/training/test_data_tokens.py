@@ -11,8 +11,7 @@ import pytest
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
 from trainmaster.training.data import build
 from trainmaster.training.data.dataset import IGNORED, Built
-from trainmaster.training.data.encoder import Encoder
-from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.training.data.encoder import Encoder, load_tokenizer, sample_length
 from trainmaster.training.data_check import preview
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, Origin, RowError

@@ -15,8 +15,7 @@ from trainings import Make
 from data_tokenizer import make_tokenizer
 from trainmaster.server.core.spec.data import PreprocessConfig
 from trainmaster.server.core.training.options import REFUSED
-from trainmaster.training.data.encoder import Encoder
-from trainmaster.training.data.tokenizers import load_tokenizer
+from trainmaster.training.data.encoder import Encoder, load_tokenizer
 from trainmaster.training.document import TokenizationConfig
 from trainmaster.training.steps import InputError, Origin, RowError
 

@@ -39,7 +39,7 @@ def main() -> None:
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
     from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError
     from trainmaster.jobs.trees import TreeError
-    from trainmaster.training.resume import StateMismatchError
+    from trainmaster.training.checkpoint_mixin import StateMismatchError
     from trainmaster.training.run import train
     from trainmaster.training.session import Stopped
 

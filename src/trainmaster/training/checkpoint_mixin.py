@@ -2,7 +2,8 @@
 
 A checkpoint holds the trained weights by name (of LoRA, the adapter's only), the state of the optimizer, the scheduler
 and the gradient scaler, the random-number generators of every rank, and the loop's position. The loop calls its trainer
-at a few places to save or load one of these, which the mixin overrides.
+at a few places to save or load one of these, which the mixin overrides. State is stored by the names of parameters,
+which survive what indices and wrappers do not: another number of ranks, sharding, compilation.
 
 The loop stops between two steps or while evaluating, at the same place on every rank. Where a stop prevents an
 evaluation that was due, the next attempt makes it first, with the checkpoint that depends on it, so that an interrupted
@@ -18,7 +19,8 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,8 +31,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trainmaster.jobs import rng
 from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.trees import ANYTHING
-from trainmaster.training import resume
-from trainmaster.training.session import Session, Stopped
+from trainmaster.training.session import Resumed, Session, Stopped
 
 
 class Checkpointing(Trainer):
@@ -56,8 +57,8 @@ class Checkpointing(Trainer):
             raise Stopped(stopped.stop) from None
         session.wait()
         model = self.bare_model()
-        if (tree := session.load_best({"model": resume.weights(model)})) is not None:
-            resume.load_weights(model, tree["model"])
+        if (tree := session.load_best({"model": trained_weights(model)})) is not None:
+            load_weights(model, tree["model"])
 
     # The boundary between two steps.
 
@@ -145,8 +146,8 @@ class Checkpointing(Trainer):
     def _tree(self) -> dict[str, Any]:
         model, optimizer, scheduler = self.bare_model(), *self._stepped()
         tree: dict[str, Any] = {
-            "model": resume.weights(model),
-            "optimizer": resume.optimizer_state(model, optimizer),
+            "model": trained_weights(model),
+            "optimizer": optimizer_state(model, optimizer),
             "scheduler": scheduler.state_dict(),
         }
         if (scaler := self.accelerator.scaler) is not None:
@@ -174,13 +175,13 @@ class Checkpointing(Trainer):
         model, optimizer, scheduler = self.bare_model(), *self._stepped()
         if self.is_fsdp_enabled:
             # A sharded state is read into tensors that are there, of each rank its shard.
-            resume.make_optimizer_state(optimizer)
+            make_optimizer_state(optimizer)
         template = self._tree()
         template["optimizer"]["groups"] = template["scheduler"] = ANYTHING
         tree = resumed.take_tree(template)
-        resume.load_weights(model, tree["model"])
-        resume.load_optimizer(model, optimizer, tree["optimizer"])
-        resume.load_scheduler(scheduler, tree["scheduler"], step=self.state.global_step)
+        load_weights(model, tree["model"])
+        load_optimizer(model, optimizer, tree["optimizer"])
+        load_scheduler(scheduler, tree["scheduler"], step=self.state.global_step)
         if (scaler := self.accelerator.scaler) is not None and "scaler" in tree:
             scaler.load_state_dict(tree["scaler"])
         if hasattr(self, "_total_train_tokens"):
@@ -210,7 +211,7 @@ class Checkpointing(Trainer):
 
     # The position in the data.
 
-    def _place(self, resumed: resume.Resumed) -> str:
+    def _place(self, resumed: Resumed) -> str:
         """Write the loop's state to a directory for `train(resume_from_checkpoint=...)`."""
         assert self.args.output_dir is not None
         directory = Path(self.args.output_dir) / "resume"
@@ -219,7 +220,7 @@ class Checkpointing(Trainer):
         (directory / TRAINER_STATE_NAME).write_text(json.dumps(state))
         return str(directory)
 
-    def _step_to_resume_at(self, resumed: resume.Resumed) -> int:
+    def _step_to_resume_at(self, resumed: Resumed) -> int:
         """The checkpoint's step; where an epoch has another number of steps now, the same place in the epochs."""
         now, before, epoch = self._steps_per_epoch(), resumed.metadata["steps_per_epoch"], resumed.manifest.epoch
         if self.args.max_steps > 0 or before == now or epoch is None:
@@ -249,3 +250,123 @@ class Checkpointing(Trainer):
 class _StoppedEvaluating(Exception):  # noqa: N818 - no error
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
+
+
+# The state that moves between checkpoint and training.
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""Prefixes that compilation, activation checkpointing and FSDP put into names."""
+
+
+class StateMismatchError(ValueError):
+    """The checkpoint belongs to another model, adapter or optimizer than this training has."""
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The trained weights of a model; where all of it is trained, also the buffers in its state."""
+    parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    trained = {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad}
+    if len(trained) < len(parameters):
+        return trained
+    kept = {plain_name(name) for name in model.state_dict()}
+    buffers = {plain_name(name): buffer for name, buffer in model.named_buffers()}
+    return trained | {name: buffer for name, buffer in buffers.items() if name in kept}
+
+
+def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raises StateMismatchError where names or shapes are not those of this model."""
+    ours = trained_weights(model)
+    _require_same("the model", ours, saved)
+    with torch.no_grad():
+        for name, target in ours.items():
+            if target is not saved[name]:
+                if target.shape != saved[name].shape:
+                    raise StateMismatchError(
+                        f"{name} has shape {tuple(saved[name].shape)} in the checkpoint, "
+                        f"but {tuple(target.shape)} in the model"
+                    )
+                target.copy_(saved[name])
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state and options, with parameters by name."""
+    optimizer = _inner(optimizer)
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return {
+        "state": {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()},
+        "groups": [
+            {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError
+    where the parameters differ.
+    """
+    ours, theirs = optimizer_state(model, optimizer)["groups"], saved["groups"]
+    names, saved_names = ([name for group in groups for name in group["params"]] for groups in (ours, theirs))
+    _require_same("the optimizer", names, saved_names)
+    if [group["params"] for group in ours] != [group["params"] for group in theirs]:
+        raise StateMismatchError("the optimizer's groups of parameters are others than in the checkpoint")
+    indices = {name: index for index, name in enumerate(names)}
+    groups = [
+        {**group, "lr": before["lr"], "params": [indices[name] for name in group["params"]]}
+        for group, before in zip(ours, theirs, strict=True)
+    ]
+    state = {indices[name]: dict(values) for name, values in saved["state"].items()}
+    _inner(optimizer).load_state_dict({"state": state, "param_groups": groups})
+
+
+def load_scheduler(scheduler: LambdaLR, saved: Mapping[str, Any], *, step: int) -> None:
+    """Continue a schedule at a step, with the learning rates of this training."""
+    bases = scheduler.base_lrs
+    scheduler.load_state_dict(dict(saved))
+    scheduler.base_lrs, scheduler.last_epoch, scheduler._step_count = bases, step, step + 1
+    rates = [base * factor(step) for base, factor in zip(bases, scheduler.lr_lambdas, strict=True)]
+    scheduler._last_lr = rates
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def make_optimizer_state(optimizer: Optimizer) -> None:
+    """Have an optimizer that made no step create its state, so that a saved one can be read into it."""
+    inner = _inner(optimizer)
+    if inner.state:
+        return
+    rates = [group["lr"] for group in inner.param_groups]
+    for group in inner.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    inner.step()
+    for group, rate in zip(inner.param_groups, rates, strict=True):
+        group["lr"] = rate
+    inner.zero_grad(set_to_none=True)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the prefixes of wrappers."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return name
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _require_same(what: str, ours: Mapping[str, Any] | list[str], theirs: Mapping[str, Any] | list[str]) -> None:
+    missing, foreign = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    if missing or foreign:
+        lacking = f"lacks {missing[0]} and {len(missing) - 1} more" if missing else ""
+        having = f"has {foreign[0]} and {len(foreign) - 1} more that are not here" if foreign else ""
+        raise StateMismatchError(
+            f"the checkpoint's state of {what} is that of another training: it "
+            + " and ".join(part for part in (lacking, having) if part)
+            + ". Resume with the same base model, training type and adapter options, or start anew"
+        )

@@ -22,10 +22,9 @@ from typing import Any
 from trainmaster.schema.data import CheckedData, CheckedSource, DataProblem, DataSample, TokenSegment
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
-from trainmaster.training.data.encoder import Encoder, Sample
+from trainmaster.training.data.encoder import Encoder, Sample, load_tokenizer, sample_length
 from trainmaster.training.data.rows import Row, RowCounts, nothing_left, rows_of
 from trainmaster.training.data.shapes import Chat, Pair, Plain
-from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_source
 from trainmaster.training.fetching.access import Access

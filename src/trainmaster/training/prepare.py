@@ -21,7 +21,7 @@ from trainmaster.jobs import inputs
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, Sampling
 from trainmaster.training import steps
-from trainmaster.training.data.tokenizers import load_tokenizer, sample_length
+from trainmaster.training.data.encoder import load_tokenizer, sample_length
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_named_model, fetch_named_tokenizer, fetch_sources
 from trainmaster.training.fetching.access import Access

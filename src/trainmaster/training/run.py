@@ -16,11 +16,11 @@ from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
 from trainmaster.server.core.training.types import LORA_TYPES, TRAINERS
-from trainmaster.training import export, resume
+from trainmaster.training import export
 from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.progress_report import Reporting, token_cost
-from trainmaster.training.session import Session, Stopped
+from trainmaster.training.session import Resumed, Session, Stopped, compare_inputs, find_checkpoint
 
 
 def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
@@ -43,9 +43,9 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     process = current_process()
     resumed = None
     if (where := report.resume_from()) is not None:
-        resumed = resume.find(where, process=process, reporter=report.reporter, sharded=document.sharded)
+        resumed = find_checkpoint(where, process=process, reporter=report.reporter, sharded=document.sharded)
         adapter = document.training.training_type in LORA_TYPES
-        resume.compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=adapter)
+        compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=adapter)
     tracker = tracker_for(
         str(document.hyperparameters["tracker"]) if process.index == 0 else NONE,
         directory=report.output_dir() / "tracker",
@@ -79,7 +79,7 @@ def _build(document: Document, prepared: Prepared, *, scratch: Path, world_size:
     return build(document, prepared, scratch=scratch, world_size=world_size)
 
 
-def _join(tracker: Mirror, document: Document, resumed: resume.Resumed | None) -> str | None:
+def _join(tracker: Mirror, document: Document, resumed: Resumed | None) -> str | None:
     before = None if resumed is None else resumed.metadata.get("tracker_run")
     project = str(document.hyperparameters["tracker_project"] or "trainmaster")
     config = {
@@ -91,9 +91,7 @@ def _join(tracker: Mirror, document: Document, resumed: resume.Resumed | None) -
     return tracker.start(document.name, project, config, run_id=before)
 
 
-def _reporting(
-    trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: resume.Resumed | None
-) -> Reporting:
+def _reporting(trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: Resumed | None) -> Reporting:
     reporting = Reporting(
         report.reporter,
         tracker,

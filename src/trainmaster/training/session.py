@@ -1,4 +1,7 @@
-"""Checkpoints of a training, and requests to it: what one rank does beside TRL's loop."""
+"""Checkpoints of a training, and requests to it: what one rank does beside TRL's loop.
+
+A checkpoint to resume from is refused where the training would take another course.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,134 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from trainmaster.jobs import rng
 from trainmaster.jobs.attempt import Stop
-from trainmaster.jobs.checkpoint import CorruptCheckpointError
-from trainmaster.jobs.checkpoint_saver import BEST, LATEST, SaveError, Saver, to_remove
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
+from trainmaster.jobs.checkpoint_saver import BEST, LATEST, InexactResumeError, SaveError, Saver, to_remove
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
 from trainmaster.jobs.stop_requests import StopRequests
+from trainmaster.jobs.trees import ANYTHING
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
 from trainmaster.training.progress_report import Reporting, reported_metrics
-from trainmaster.training.resume import Resumed
+
+NEEDS = ("model", "optimizer", "scheduler", "trainer_state")
+"""The parts of a trainer's checkpoint; a resume without one of them would not be exact."""
+_ADVICE = "Bring it back, resume from another checkpoint of the job, or start anew without one"
+
+
+@dataclass(slots=True, kw_only=True)
+class Resumed:
+    """A checkpoint to resume from."""
+
+    where: str
+    manifest: Manifest
+    metadata: Mapping[str, Any]
+    rng_state: rng.State | None
+    """Of this rank; None where the number of ranks changed."""
+    tree: Any = field(repr=False, default=None)
+    """None where it is read later, into a template."""
+    _saver: Saver = field(repr=False)
+    _rel_path: str = field(repr=False)
+
+    def take_tree(self, template: Any) -> Any:
+        """Weights, optimizer and the rest, once. A sharded tree is read now, into the template's shards."""
+        if self.tree is None:
+            return self._saver.load(self._rel_path, template, verify=False).tree
+        tree, self.tree = self.tree, None
+        return tree
+
+
+def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
+    """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
+
+    The tree of a `sharded` training is not read yet: it is read into the shards later.
+
+    Raises:
+        InexactResumeError: something is missing without which the training would take another course.
+        CorruptCheckpointError: it is corrupt, and so are all before it.
+    """
+    root, name = open_checkpoint(where)
+    _require_all_files(root, name)
+    saver = Saver(root, process, reporter=reporter)
+    if sharded:
+        name = _verified(root, name, process, reporter)
+        loaded = saver.load(name, {}, partial=True, needs=NEEDS[-1:])
+    else:
+        name, loaded = saver.load_latest_good(ANYTHING, start=name, needs=NEEDS)
+    same_ranks = loaded.manifest.world_size == process.count
+    if not same_ranks and process.index == 0:
+        reporter.note(
+            f"{name} was saved by {loaded.manifest.world_size} ranks, and {process.count} go on from it: weights and "
+            "optimizer are the same, but random numbers and the division of rows are not"
+        )
+    return Resumed(
+        where=root.locate(name),
+        manifest=loaded.manifest,
+        metadata=loaded.metadata,
+        rng_state=saver.load_rng(name) if same_ranks else None,
+        tree=None if sharded else loaded.tree,
+        _saver=saver,
+        _rel_path=name,
+    )
+
+
+def compare_inputs(
+    resumed: Resumed, prepared: Prepared, *, process: Process, reporter: Reporter, adapter: bool
+) -> None:
+    """Check that base model and rows are those of the checkpoint; other rows are only noted.
+
+    Raises:
+        InexactResumeError: an adapter belongs to another base model.
+    """
+    model, rows = (resumed.metadata.get(name) for name in ("model_key", "rows_key"))
+    if adapter and model and model != prepared.model_key:
+        raise InexactResumeError(
+            f"{resumed.where} has an adapter, and the base model is not the one that it was trained beside: it was "
+            "changed, or is another. Bring it back (base_model.revision pins it), or start anew without a checkpoint"
+        )
+    if rows and rows != prepared.rows_key and process.index == 0:
+        reporter.note(
+            "the rows are not those that the checkpoint was trained on: the data, its configuration, the tokenizer or "
+            "a package is another; training goes on with them at the same place in the epochs"
+        )
+
+
+def _require_all_files(root: Root, name: str) -> None:
+    """Refuse a checkpoint with missing files: somebody removed them. (Corrupt bytes lead to an earlier checkpoint.)"""
+    manifest, place = root.manifest(name), Path(root.locate(name))
+    if manifest is None:
+        raise InexactResumeError(f"{root.locate(name)}: there is no checkpoint any more. {_ADVICE}")
+    if not place.is_dir():
+        return
+    missing = [file.path for file in manifest.files if not (place / manifest.data / file.path).exists()]
+    if missing:
+        raise InexactResumeError(f"{place} lacks {missing[0]}: training cannot go on exactly without it. {_ADVICE}")
+
+
+def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> str:
+    """The newest intact checkpoint up to `start`; the first rank reads, and broadcasts its name."""
+    said: dict[str, str] = {}
+    if process.index == 0:
+        candidates = root.committed()[::-1]
+        for name in candidates[candidates.index(start) :] if start in candidates else [start]:
+            try:
+                root.verify(name)
+                said = {"name": name}
+                break
+            except CorruptCheckpointError as error:
+                reporter.note(f"the checkpoint {name} is corrupt, the one before it is used: {error}")
+                said.setdefault("error", str(error))
+    said = process.broadcast(said, "the checkpoint to go on from")
+    if "name" not in said:
+        raise CorruptCheckpointError(said.get("error", f"{start}: nothing is committed there"))
+    return said["name"]
 
 
 class NodeCopies:
