@@ -13,9 +13,8 @@ import resource
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +58,20 @@ def check(
         limit: how many rows of each source are shown.
         fetched: what `fetch_all` returned; None: everything is fetched when it is needed.
     """
-    config = TokenizationConfig.from_document(document)
-    base_model = _base_model(document)
+    config, base_model = TokenizationConfig.from_document(document), _base_model(document)
     answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     encoder = None
     try:
-        directories = _fetch_tokenizer(config, base_model, access) if fetched is None else _tokenizer_in(fetched)
-        encoder = None if directories is None else _open_encoder(config, base_model, *directories)
+        tokenizer = _fetch_tokenizer(config, base_model, access) if fetched is None else fetched["tokenizer"]
+        if directories := _without_problem(tokenizer)["directories"]:
+            encoder = _open_encoder(config, base_model, *map(Path, directories))
+            answer["max_seq_length"] = encoder.max_seq_length
     except PreparingError as error:
         answer["problem"] = str(error)
-    if encoder is not None:
-        answer["max_seq_length"] = encoder.max_seq_length
     for number, source in enumerate(config.data.sources):
-        if fetched is None:
-            answer["sources"].append(_alone(source, access, encoder, limit))
-        else:
-            answer["sources"].append(_checked(source, partial(_source_in, fetched, number), encoder, limit))
+        local = _fetch_source(source, number, access) if fetched is None else fetched["sources"][number]
+        answer["sources"].append(_checked(source, local, encoder, limit))
+        shutil.rmtree(_scratch(number, access), ignore_errors=True)  # before the next one takes its space
     answer["ok"] = answer["problem"] is None and all(source["ok"] for source in answer["sources"])
     return answer
 
@@ -82,18 +79,45 @@ def check(
 def fetch_all(document: Mapping[str, Any], access: Access) -> dict[str, Any]:
     """Fetch everything that a check needs before it runs code that comes with a model. Returns plain JSON."""
     config = TokenizationConfig.from_document(document)
-    fetched: dict[str, Any] = {"tokenizer": None, "problem": None, "sources": []}
+    return {
+        "tokenizer": _fetch_tokenizer(config, _base_model(document), access),
+        "sources": [_fetch_source(source, number, access) for number, source in enumerate(config.data.sources)],
+    }
+
+
+def _fetch_tokenizer(config: TokenizationConfig, base_model: BaseModelConfig | None, access: Access) -> dict[str, Any]:
+    """The directories of the tokenizer and of the model's configuration, None where no tokenizer is named; or the
+    problem.
+    """
+    named = config.data.preprocess.tokenizer_id
+    if base_model is not None:
+        named = named or base_model.tokenizer_id or base_model.model_id
+    if not named:
+        return {"directories": None}
     try:
-        directories = _fetch_tokenizer(config, _base_model(document), access)
-        fetched["tokenizer"] = directories and [str(directory) for directory in directories]
+        directory = fetch_tokenizer(named, base_model, access)
     except PreparingError as error:
-        fetched["problem"] = str(error)
-    for number, source in enumerate(config.data.sources):
-        try:
-            local = fetch_source(source, replace(access, cache=access.cache / f"source-{number}"))
-            fetched["sources"].append({**local.to_json(), "whole": local.whole})
-        except PreparingError as error:
-            fetched["sources"].append({"problem": str(error)})
+        return {"problem": str(error)}
+    model = (fetch_config(base_model, access) if base_model else None) or directory
+    return {"directories": [str(directory), str(model)]}
+
+
+def _fetch_source(source: DataSource, number: int, access: Access) -> dict[str, Any]:
+    """The source's files, or the problem."""
+    try:
+        local = fetch_source(source, replace(access, cache=_scratch(number, access)))
+    except PreparingError as error:
+        return {"problem": str(error)}
+    return {**local.to_json(), "whole": local.whole}
+
+
+def _scratch(number: int, access: Access) -> Path:
+    return access.cache / f"source-{number}"
+
+
+def _without_problem(fetched: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "problem" in fetched:
+        raise PreparingError(fetched["problem"])
     return fetched
 
 
@@ -101,39 +125,9 @@ def _base_model(document: Mapping[str, Any]) -> BaseModelConfig | None:
     return base_model_of(document) if document["training_config"].get("base_model") else None
 
 
-def _tokenizer_in(fetched: Mapping[str, Any]) -> tuple[Path, Path] | None:
-    if fetched["problem"]:
-        raise PreparingError(fetched["problem"])
-    if fetched["tokenizer"] is None:
-        return None
-    tokenizer, model = map(Path, fetched["tokenizer"])
-    return tokenizer, model
-
-
-def _source_in(fetched: Mapping[str, Any], number: int) -> LocalSource:
-    found = fetched["sources"][number]
-    if "problem" in found:
-        raise PreparingError(found["problem"])
-    return replace(LocalSource.from_json(found), whole=found["whole"])
-
-
-def _fetch_tokenizer(
-    config: TokenizationConfig, base_model: BaseModelConfig | None, access: Access
-) -> tuple[Path, Path] | None:
-    """The directories of the tokenizer and of the model's configuration; None where no tokenizer is named."""
-    named = config.data.preprocess.tokenizer_id
-    if base_model is not None:
-        named = named or base_model.tokenizer_id or base_model.model_id
-    if not named:
-        return None
-    directory = fetch_tokenizer(named, base_model, access)
-    return directory, (fetch_config(base_model, access) if base_model else None) or directory
-
-
 def _open_encoder(
     config: TokenizationConfig, base_model: BaseModelConfig | None, directory: Path, model: Path
 ) -> Encoder:
-    """With the tokenizer in a directory, and the configuration of the model in another."""
     trusted = base_model is not None and base_model.trust_remote_code
     tokenizer = load_tokenizer(directory, config.data.preprocess, trust_remote_code=trusted)
     model_kwargs = base_model.model_kwargs if base_model else None
@@ -141,18 +135,7 @@ def _open_encoder(
     return Encoder(config, tokenizer, length)
 
 
-def _alone(source: DataSource, access: Access, encoder: Encoder | None, limit: int) -> CheckedSource:
-    """Fetch and check one source, then free its disk space."""
-    scratch = access.cache / "source"
-    try:
-        return _checked(source, partial(fetch_source, source, replace(access, cache=scratch)), encoder, limit)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _checked(
-    source: DataSource, fetch: Callable[[], LocalSource], encoder: Encoder | None, limit: int
-) -> CheckedSource:
+def _checked(source: DataSource, fetched: Mapping[str, Any], encoder: Encoder | None, limit: int) -> CheckedSource:
     answer: CheckedSource = {
         "path": source.path,
         "ok": False,
@@ -170,7 +153,7 @@ def _checked(
         "samples": [],
     }
     try:
-        local = fetch()
+        local = replace(LocalSource.from_json(_without_problem(fetched)), whole=fetched["whole"])
         answer["path"], answer["format"], answer["files"] = local.path, local.format, len(local.files)
         _read(source, local, encoder, limit, answer)
     except PreparingError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,20 +22,8 @@ _CPU_SIZE = 512
 """The same on a CPU, where the larger product would take minutes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCost:
-    """Floating-point operations for one token of a training."""
-
-    matrix: float
-    attention_per_position: float
-    """For each position of the token's sequence."""
-
-    def at(self, sequence_length: float) -> float:
-        return self.matrix + self.attention_per_position * sequence_length
-
-
-def token_cost(model: nn.Module) -> TokenCost:
-    """The cost of a token: forward and backward through all matrices that it passes, the output layer included.
+def flops_per_token(model: nn.Module, sequence_length: float) -> float:
+    """Floating-point operations for a token: forward and backward through all matrices, the output layer included.
 
     Twice the matrix parameters for the forward pass and twice for the gradient of the inputs; twice more for the
     gradient of the weights, where those of the base model are trained. Embeddings are looked up and cost nothing; of
@@ -46,8 +33,8 @@ def token_cost(model: nn.Module) -> TokenCost:
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    attention = 2 * config.num_hidden_layers * heads * head_size
-    return TokenCost(matrix=(4 if frozen else 6) * _matrix_parameters(model), attention_per_position=3 * attention)
+    attention = 6 * config.num_hidden_layers * heads * head_size * sequence_length
+    return (4 if frozen else 6) * _matrix_parameters(model) + attention
 
 
 def matrix_peak(device: torch.device) -> float:
@@ -88,30 +75,25 @@ _NOT_REPORTED = ("_runtime", "_per_second", "total_flos", "epoch", "train_loss",
 
 
 def reported_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of the loop's log that are reported as metrics."""
     return {name: float(value) for name, value in logs.items() if not name.endswith(_NOT_REPORTED)}
 
 
 class Reporting(TrainerCallback):
     """Reports the course of a training, on the first rank only."""
 
-    def __init__(
-        self, reporter: Reporter, tracker: Mirror, *, cost: TokenCost, sequence_length: float, tokens: float
-    ) -> None:
-        """`sequence_length` is the average; `tokens` are those that earlier attempts trained on."""
+    def __init__(self, reporter: Reporter, tracker: Mirror, *, flops_per_token: float, tokens: float) -> None:
+        """`tokens`: those that earlier attempts trained on."""
         self._reporter = reporter
         self._tracker = tracker
-        self._flops_per_token = cost.at(sequence_length)
+        self._flops_per_token = flops_per_token
         self._peak: float | None = None
         self._progress_at = 0.0
         self._tokens = tokens
         self._gauge = _Gauge()
 
-    @contextlib.contextmanager
-    def not_training(self) -> Iterator[None]:
+    def not_training(self) -> contextlib.AbstractContextManager[None]:
         """The time of the block does not count against the speed of training."""
-        with self._gauge.stopped():
-            yield
+        return self._gauge.stopped()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

@@ -19,7 +19,7 @@ from trainmaster.server.core.training.types import LORA_TYPES, TRAINERS
 from trainmaster.training import export
 from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, DocumentError, Prepared
-from trainmaster.training.progress_report import Reporting, token_cost
+from trainmaster.training.progress_report import Reporting, flops_per_token
 from trainmaster.training.session import Resumed, Session, Stopped, compare_inputs, find_checkpoint
 
 
@@ -92,13 +92,9 @@ def _join(tracker: Mirror, document: Document, resumed: Resumed | None) -> str |
 
 
 def _reporting(trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: Resumed | None) -> Reporting:
-    reporting = Reporting(
-        report.reporter,
-        tracker,
-        cost=token_cost(trainer.bare_model()),
-        sequence_length=prepared.train_tokens / max(1, prepared.train_rows),
-        tokens=0 if resumed is None else resumed.metadata.get("tokens", 0),
-    )
+    flops = flops_per_token(trainer.bare_model(), prepared.train_tokens / max(1, prepared.train_rows))
+    tokens = 0 if resumed is None else resumed.metadata.get("tokens", 0)
+    reporting = Reporting(report.reporter, tracker, flops_per_token=flops, tokens=tokens)
     trainer.add_callback(reporting)
     return reporting
 

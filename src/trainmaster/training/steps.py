@@ -170,13 +170,13 @@ BACK_OFF_S = (2.0, 10.0, 30.0)
 """Before each retry; the clients of the sources retry by themselves before that."""
 
 
-def try_again_while_unavailable(fetch: Callable[[], _Result]) -> _Result:
+def try_again_while_unavailable(fetch: Callable[[], _Result], back_off_s: Sequence[float] = BACK_OFF_S) -> _Result:
     """Retry a few times where a source does not answer. What was fetched before is not fetched again."""
-    for number, wait_s in enumerate(BACK_OFF_S, start=1):
+    for number, wait_s in enumerate(back_off_s, start=1):
         try:
             return fetch()
         except UnavailableError as error:
-            doing(f"{error}; trying again in {wait_s:.0f} s, {number} of {len(BACK_OFF_S)} times")
+            doing(f"{error}; trying again in {wait_s:.0f} s, {number} of {len(back_off_s)} times")
             time.sleep(wait_s)
     return fetch()
 

@@ -252,9 +252,6 @@ class Rows(Sequence[dict[str, Any]]):
         row: dict[str, Any] = json.loads(self._texts[int(self._indices[index])].as_py())
         return row
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
-
 
 class Loaded(NamedTuple):
     """The rows to train on, and those to validate with."""

@@ -29,7 +29,6 @@ def fetch_named_model(base_model: BaseModelConfig, access: Access, progress: Pro
 
 
 def fetch_named_tokenizer(data: DataConfig, base_model: BaseModelConfig, access: Access) -> Path | None:
-    """The tokenizer that a job names beside its base model; None where it names none."""
     name = data.preprocess.tokenizer_id or base_model.tokenizer_id
     return fetch_tokenizer(name, base_model, access) if name else None
 
@@ -84,14 +83,11 @@ def _from_files(source: DataSource, access: Access) -> LocalSource:
     found = local_files(source.path, access)
     if found.is_file:
         chosen = choose_file(found.paths[0].name, source.path, format=source.format, split=source.split)
-        return LocalSource(
-            path=source.path, files=found.paths * len(chosen.names), format=chosen.format, parts=chosen.parts
-        )
+        return chosen.local(source.path, found.paths * len(chosen.names))
     # Directories above all of them tell nothing about a file.
     names = {path.relative_to(found.top).as_posix(): path for path in found.paths}
     chosen = choose(list(names), source.path, format=source.format, split=source.split, explicit=found.is_pattern)
-    paths = tuple(names[name] for name in chosen.names)
-    return LocalSource(path=source.path, files=paths, format=chosen.format, parts=chosen.parts)
+    return chosen.local(source.path, [names[name] for name in chosen.names])
 
 
 def _from_hub(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
@@ -102,10 +98,7 @@ def _from_hub(source: DataSource, path: str, access: Access, on_progress: OnProg
         names, source.path, path=name.path, format=source.format, split=source.split, card=card_data(card)
     )
     fetched = hub.dataset(name, chosen.names[:1] if access.beginning_bytes else chosen.names, access, on_progress)
-    whole = len(fetched) == len(chosen.names)
-    return LocalSource(
-        path=source.path, files=tuple(fetched), format=chosen.format, whole=whole, parts=chosen.parts if whole else ()
-    )
+    return chosen.local(source.path, fetched, whole=len(fetched) == len(chosen.names))
 
 
 def _from_s3(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
@@ -122,14 +115,7 @@ def _from_s3(source: DataSource, path: str, access: Access, on_progress: OnProgr
         names = tuple(keys[name] for name in chosen.names)
     fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, on_progress)
     whole = len(fetched) == len(names) and all(each.whole for each in fetched)
-    local = LocalSource(
-        path=source.path,
-        files=tuple(each.path for each in fetched),
-        format=chosen.format,
-        whole=whole,
-        parts=chosen.parts if whole else (),
-    )
-    return _readable(local, access)
+    return _readable(chosen.local(source.path, [each.path for each in fetched], whole=whole), access)
 
 
 def _from_url(source: DataSource, target: http.Target, access: Access, on_progress: OnProgress) -> LocalSource:
@@ -138,14 +124,7 @@ def _from_url(source: DataSource, target: http.Target, access: Access, on_progre
     # The URL may tell the format where the file's name does not.
     found = source.format or format_of(name) or format_of(source.path)
     chosen = choose_file(name, shown, format=found, split=source.split)
-    local = LocalSource(
-        path=shown,
-        files=(fetched.path,) * len(chosen.names),
-        format=chosen.format,
-        whole=fetched.whole,
-        parts=chosen.parts if fetched.whole else (),
-    )
-    return _readable(local, access)
+    return _readable(chosen.local(shown, [fetched.path] * len(chosen.names), whole=fetched.whole), access)
 
 
 def _readable(local: LocalSource, access: Access) -> LocalSource:

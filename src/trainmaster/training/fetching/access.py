@@ -157,9 +157,6 @@ def _require_public(url: str, field: str) -> None:
         )
 
 
-_WILD = frozenset("*?[")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFiles:
     paths: tuple[Path, ...]
@@ -176,8 +173,10 @@ def local_path(path: str, access: Access) -> Path:
     named = file_path(path) or path
     found = access.working_directory / named
     _require_allowed(path, found, access)
+    if not found.exists() and named.startswith("/"):
+        raise InputError(f"{path}: there is no such file or directory on the machine that runs the job")
     if not found.exists():
-        raise InputError(_nothing(path, named))
+        raise InputError(f"{path}: there is no such file in the job's working directory; was it shipped with the job?")
     return found
 
 
@@ -188,8 +187,8 @@ def local_files(path: str, access: Access) -> LocalFiles:
         InputError: there are none, or jobs may not read one of them.
     """
     named = file_path(path) or path
-    if _WILD & set(named):
-        top = access.working_directory / fixed_part(named)
+    if (above := fixed_part(named)) != named:
+        top = access.working_directory / above
         _require_allowed(path, top, access)
         pattern = str(access.working_directory / named)
         files = [Path(each) for each in sorted(glob.glob(pattern, recursive=True)) if Path(each).is_file()]
@@ -247,9 +246,3 @@ def _require_allowed(path: str, found: Path, access: Access) -> None:
             f"{path}: this server lets jobs read below its data roots alone ({allowed}); put it there, "
             "name it from the job file's directory, so that it is sent along, or add to the server's data_roots"
         )
-
-
-def _nothing(path: str, named: str) -> str:
-    if named.startswith("/"):
-        return f"{path}: there is no such file or directory on the machine that runs the job"
-    return f"{path}: there is no such file in the job's working directory; was it shipped with the job?"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from trainmaster.server.core.training.sources import read_split
 from trainmaster.training.data.formats import format_of, require_format
-from trainmaster.training.document import Part
+from trainmaster.training.document import LocalSource, Part
 from trainmaster.training.steps import InputError
 
 CARD = "README.md"
@@ -35,6 +36,11 @@ class Chosen:
     format: str
     parts: tuple[Part, ...]
     """Which rows of them."""
+
+    def local(self, path: str, files: Sequence[Path], *, whole: bool = True) -> LocalSource:
+        """The source at a path, with these files on this machine."""
+        parts = self.parts if whole else ()
+        return LocalSource(path=path, files=tuple(files), format=self.format, whole=whole, parts=parts)
 
 
 def choose_file(name: str, shown: str, *, format: str | None, split: str | None) -> Chosen:  # noqa: A002
@@ -122,7 +128,7 @@ def choose_from_hub(
     if not inside:
         raise InputError(f"{shown} holds no such file")
     found = choose(list(inside), shown, format=format or _preferred(list(inside)), split=split, explicit=not below)
-    return Chosen(names=tuple(inside[name] for name in found.names), format=found.format, parts=found.parts)
+    return replace(found, names=tuple(inside[name] for name in found.names))
 
 
 def _choose_by_card(

@@ -28,7 +28,14 @@ from trainmaster.protocol.addresses import resolve
 from trainmaster.server.core.training.sources import scheme_of
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
-from trainmaster.training.steps import CredentialsError, InputError, OnProgress, UnavailableError, ignore_progress
+from trainmaster.training.steps import (
+    CredentialsError,
+    InputError,
+    OnProgress,
+    UnavailableError,
+    ignore_progress,
+    try_again_while_unavailable,
+)
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
 """Before each further try."""
@@ -91,24 +98,9 @@ def download(target: Target, access: Access, on_progress: OnProgress = ignore_pr
     with cache.lock("http", key):
         place = access.cache / "http" / key
         place.mkdir(parents=True, exist_ok=True)
-        work = _Download(target, access, place, on_progress)
-        for wait_s in (*BACK_OFF_S, None):
-            try:
-                fetched = work.run()
-            except _TryAgainError as error:
-                if wait_s is None:
-                    raise UnavailableError(
-                        f"{target.shown}: {error}; gave up after {len(BACK_OFF_S) + 1} tries"
-                    ) from error
-                time.sleep(wait_s)
-            else:
-                os.utime(place)
-                return fetched
-        raise AssertionError("the last try ends the loop")
-
-
-class _TryAgainError(Exception):
-    """A failure that a retry may mend."""
+        fetched = try_again_while_unavailable(_Download(target, access, place, on_progress).run, BACK_OFF_S)
+        os.utime(place)
+        return fetched
 
 
 class _Download:
@@ -128,7 +120,10 @@ class _Download:
         done = self._place / known["file"] if "file" in known else None
         headers = dict(self._target.headers)
         if done is not None and done.is_file():
-            headers |= _conditions(known)
+            if known.get("etag"):
+                headers["If-None-Match"] = known["etag"]
+            elif known.get("last_modified"):
+                headers["If-Modified-Since"] = known["last_modified"]
         elif self._part.is_file() and (validator := known.get("etag") or known.get("last_modified")):
             headers |= {"Range": f"bytes={self._part.stat().st_size}-", "If-Range": validator}
         try:
@@ -138,14 +133,16 @@ class _Download:
                     return Fetched(path=done)
                 return self._take(answer)
         except httpx.HTTPError as error:
-            raise _TryAgainError(f"the transfer broke off: {error or type(error).__name__}") from error
+            raise UnavailableError(
+                f"{self._target.shown}: the transfer broke off: {error or type(error).__name__}"
+            ) from error
 
     def _take(self, answer: httpx.Response) -> Fetched:
         resumes = answer.status_code == HTTPStatus.PARTIAL_CONTENT
         start = self._part.stat().st_size if resumes else 0
         if resumes and not answer.headers.get("content-range", "").startswith(f"bytes {start}-"):
             self._part.unlink()
-            raise _TryAgainError("the server sent another part than the one that was asked for")
+            raise UnavailableError(f"{self._target.shown}: the server sent another part than the requested one")
         length = answer.headers.get("content-length", "")
         # A compressed transfer has another length, and cannot be resumed.
         plain = "content-encoding" not in answer.headers
@@ -160,7 +157,7 @@ class _Download:
         with open(self._part, "ab" if resumes else "wb") as file:
             whole = self._copy(answer, file, start, total)
         if whole and total is not None and self._part.stat().st_size != total:
-            raise _TryAgainError(f"only {self._part.stat().st_size} of {total} bytes came")
+            raise UnavailableError(f"{self._target.shown}: only {self._part.stat().st_size} of {total} bytes came")
         return self._finish(record, whole)
 
     def _copy(self, answer: httpx.Response, file: IO[bytes], size: int, total: int | None) -> bool:
@@ -202,12 +199,6 @@ class _Download:
         except (OSError, ValueError):
             return {}
         return known
-
-
-def _conditions(known: Mapping[str, str]) -> dict[str, str]:
-    if known.get("etag"):
-        return {"If-None-Match": known["etag"]}
-    return {"If-Modified-Since": known["last_modified"]} if known.get("last_modified") else {}
 
 
 @contextlib.contextmanager
@@ -252,7 +243,9 @@ def _requested(target: Target, url: str, headers: Mapping[str, str], *, private:
         except (httpx.ConnectError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError) as error:
             if isinstance(error, httpx.ConnectError) and _unknown_host(error):
                 raise InputError(f"{target.shown}: there is no host {address.host}") from error
-            raise _TryAgainError(f"{address.host} does not answer: {error or type(error).__name__}") from error
+            raise UnavailableError(
+                f"{target.shown}: {address.host} does not answer: {error or type(error).__name__}"
+            ) from error
         try:
             yield answer
         finally:
@@ -266,7 +259,7 @@ def _public_address(target: Target, address: httpx.URL) -> str:
     except (OSError, UnicodeError) as error:
         if _unknown_host(error):
             raise InputError(f"{target.shown}: there is no host {address.host}") from error
-        raise _TryAgainError(f"{address.host} cannot be looked up: {error}") from error
+        raise UnavailableError(f"{target.shown}: {address.host} cannot be looked up: {error}") from error
     for candidate, public in found.items():
         if public:
             return candidate
@@ -282,12 +275,12 @@ def _refuse_failure(target: Target, answer: httpx.Response) -> None:
         return
     said = f"{target.shown}: the server answers {status} {answer.reason_phrase}".rstrip()
     if status in _TRANSIENT:
-        raise _TryAgainError(f"the server answers {status} {answer.reason_phrase}".rstrip())
+        raise UnavailableError(said)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         got = "than it got" if target.headers else "than none"
         raise CredentialsError(f"{said}: it wants other credentials {got}")
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise _TryAgainError("the file became shorter")
+        raise UnavailableError(f"{target.shown}: the file became shorter")
     raise InputError(f"{said}; check the address")
 
 

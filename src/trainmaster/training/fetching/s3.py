@@ -22,6 +22,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 
 from trainmaster.jobs import objects
+from trainmaster.server.core.training.sources import fixed_part
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, emptied, key_of, require_room
 from trainmaster.training.fetching.file_choice import is_ignored
@@ -30,14 +31,9 @@ from trainmaster.training.steps import CredentialsError, InputError, OnProgress,
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-_WILD = frozenset("*?[")
-
 
 def find(uri: str, access: Access) -> list[str]:
-    """The keys of a URI, sorted: an object, everything below a prefix, or all that match a pattern.
-
-    Raises PreparingError where that is not possible.
-    """
+    """The keys of a URI, sorted: an object, everything below a prefix, or all that match a pattern."""
     return [meta["path"] for meta in _found(uri, access)]
 
 
@@ -45,7 +41,11 @@ def fetch(uri: str, keys: Sequence[str], access: Access, on_progress: OnProgress
     """Fetch objects; the files are in the order of the keys. Raises PreparingError."""
     with _translated(uri, access):
         place = objects.open_place(uri)
-        metas = [_require(objects.head(place, key), uri, key) for key in keys]
+        metas = []
+        for key in keys:
+            if (meta := objects.head(place, key)) is None:
+                raise InputError(f"{uri}: the object {key} is gone")
+            metas.append(meta)
         if access.beginning_bytes is not None:
             return [_beginning(place, meta, access) for meta in metas]
         meter = _Meter(sum(meta["size"] for meta in metas), on_progress)
@@ -64,7 +64,7 @@ def directory(
         names = {name: meta for meta in _found(uri, access) if not is_ignored(name := _name(place, meta), ignored)}
         if not names:
             raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
-        key = key_of(uri, _endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in names.values()])
+        key = key_of(uri, endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in names.values()])
         meter = _Meter(sum(meta["size"] for meta in names.values()), on_progress)
         return Cache(access.cache).entry("s3", key, lambda draft: _bring_all(place, names, draft, meter))
 
@@ -93,7 +93,7 @@ def _name(place: objects.ObjectPlace, meta: ObjectMeta) -> str:
 
 def _kept(place: objects.ObjectPlace, meta: ObjectMeta, access: Access, meter: _Meter) -> Path:
     name = PurePosixPath(meta["path"]).name
-    key = key_of(place.bucket, _endpoint(), meta["path"], meta["e_tag"], meta["size"])
+    key = key_of(place.bucket, endpoint(), meta["path"], meta["e_tag"], meta["size"])
 
     def bring(draft: Path) -> None:
         objects.receive(place, meta["path"], emptied(draft) / name, on_bytes=meter.add)
@@ -116,9 +116,8 @@ def _beginning(place: objects.ObjectPlace, meta: ObjectMeta, access: Access) -> 
 def _found(uri: str, access: Access) -> list[ObjectMeta]:
     credentials = access.s3_credentials
     with _translated(uri, access):
-        wild = next((index for index, sign in enumerate(uri) if sign in _WILD), None)
-        if wild is not None:
-            place = objects.open_place(uri[:wild].rpartition("/")[0], credentials)
+        if (above := fixed_part(uri)) != uri:
+            place = objects.open_place(above, credentials)
             pattern = uri.removeprefix(f"{objects.S3_SCHEME}{place.bucket}/")
             metas = [meta for meta in objects.listing(place, place.key) if fnmatch.fnmatch(meta["path"], pattern)]
         else:
@@ -131,13 +130,8 @@ def _found(uri: str, access: Access) -> list[ObjectMeta]:
         return metas
 
 
-def _require(meta: ObjectMeta | None, uri: str, key: str) -> ObjectMeta:
-    if meta is None:
-        raise InputError(f"{uri}: the object {key} is gone")
-    return meta
-
-
-def _endpoint() -> str:
+def endpoint() -> str:
+    """The endpoint of a store that is not AWS's; empty for AWS."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
@@ -159,6 +153,8 @@ def _translated(uri: str, access: Access) -> Iterator[None]:
     """Raise the client's errors as ours."""
     remedy = access.remedies.s3_keys
     try:
+        from obstore.exceptions import BaseError  # where it is not installed, that is an error to report as well
+
         yield
     except FileNotFoundError as error:
         raise InputError(f"{uri}: {error}") from error
@@ -168,23 +164,13 @@ def _translated(uri: str, access: Access) -> Iterator[None]:
         raise InputError(str(error)) from error
     except objects.AccessRefusedError as error:
         raise CredentialsError(f"{error}; {remedy}") from error
-    except (objects.ObjectStoreError, _store_error()) as error:
+    except (objects.ObjectStoreError, BaseError) as error:
         if not os.environ.get("AWS_ACCESS_KEY_ID"):
             raise UnavailableError(f"{error}; if it wants credentials, {remedy}") from error
         raise UnavailableError(str(error)) from error
 
 
-def _store_error() -> type[Exception]:
-    from obstore.exceptions import BaseError
-
-    return BaseError
-
-
-_SERVICE = "sts"
-_VERSION = "2011-06-15"
-_SESSION = "trainmaster"
 _TIMEOUT_S = 30.0
-_CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
 def in_role(role: str | None, access: Access) -> Access:
@@ -206,16 +192,19 @@ def in_role(role: str | None, access: Access) -> Access:
 
 
 def _assume(role: str, remedy: str) -> Mapping[str, Any]:
-    body = urlencode({"Action": "AssumeRole", "Version": _VERSION, "RoleArn": role, "RoleSessionName": _SESSION})
-    url = _sts_endpoint()
+    form = {"Action": "AssumeRole", "Version": "2011-06-15", "RoleArn": role, "RoleSessionName": "trainmaster"}
+    body = urlencode(form)
+    # Stores that are not AWS's have STS at their own endpoint.
+    own = os.environ.get("AWS_ENDPOINT_URL_STS") or endpoint()
+    url = f"{own.rstrip('/')}/" if own else f"https://sts.{region()}.amazonaws.com/"
     try:
         answer = httpx.post(url, content=body, headers=signed(url, body, datetime.now(UTC)), timeout=_TIMEOUT_S)
     except httpx.HTTPError as error:
         raise UnavailableError(f"{role}: {url}, which hands out its keys, does not answer: {error}") from error
-    if answer.status_code >= _SERVER_ERROR:
+    if answer.is_server_error:
         raise UnavailableError(f"{role}: {url}, which hands out its keys, answers {answer.status_code}")
     found = _texts(answer.text)
-    if answer.status_code >= _CLIENT_ERROR or "AccessKeyId" not in found:
+    if answer.is_error or "AccessKeyId" not in found:
         said = f"{found.get('Code', answer.status_code)}: {found.get('Message', 'no keys came')}"
         raise CredentialsError(f"{role}: the role cannot be assumed: {said[:500]}; {remedy}")
     return {
@@ -228,7 +217,7 @@ def _assume(role: str, remedy: str) -> Mapping[str, Any]:
 
 def signed(url: str, body: str, now: datetime) -> dict[str, str]:
     """The headers of a POST of a form, signed with the keys of the environment (Signature Version 4)."""
-    region, stamp = _region(), now.strftime("%Y%m%dT%H%M%SZ")
+    stamp = now.strftime("%Y%m%dT%H%M%SZ")
     headers = {
         "content-type": "application/x-www-form-urlencoded; charset=utf-8",
         "host": urlsplit(url).netloc,
@@ -248,7 +237,7 @@ def signed(url: str, body: str, now: datetime) -> dict[str, str]:
             hashlib.sha256(body.encode()).hexdigest(),
         )
     )
-    scope = f"{stamp[:8]}/{region}/{_SERVICE}/aws4_request"
+    scope = f"{stamp[:8]}/{region()}/sts/aws4_request"
     text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(request.encode()).hexdigest()))
     key = f"AWS4{os.environ['AWS_SECRET_ACCESS_KEY']}".encode()
     for part in scope.split("/"):
@@ -261,13 +250,7 @@ def signed(url: str, body: str, now: datetime) -> dict[str, str]:
     }
 
 
-def _sts_endpoint() -> str:
-    """Stores that are not AWS's have STS at their own endpoint."""
-    named = (os.environ.get(f"AWS_ENDPOINT_URL{suffix}") for suffix in ("_STS", "_S3", ""))
-    return next((url.rstrip("/") + "/" for url in named if url), f"https://sts.{_region()}.amazonaws.com/")
-
-
-def _region() -> str:
+def region() -> str:
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trainmaster.server.core.resources import quantity
+from trainmaster.training.fetching import s3
 from trainmaster.training.fetching.access import Access, local_path
 from trainmaster.training.fetching.cache import key_of
 from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
@@ -160,7 +161,8 @@ def write_shard(table: StaticTable, index: int, count: int, target: Path) -> Non
     try:
         with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for batch in _share(table, index, count):
-                writer.write_batch(_conforming(batch, schema))
+                # Files may have other types that are equivalent to the table's.
+                writer.write_batch(batch if batch.schema.equals(schema) else batch.cast(schema))
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -204,28 +206,15 @@ def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterato
         position += batch.num_rows
 
 
-def _conforming(batch: RecordBatch, schema: Any) -> RecordBatch:
-    """Cast a batch to the table's types: files may have equivalent ones."""
-    return batch if batch.schema.equals(schema) else batch.cast(schema)
-
-
 def _store(access: Access) -> dict[str, str]:
-    given: dict[str, str | None]
     if access.s3_credentials is not None:
-        keys = access.s3_credentials()
-        given = {
-            "access-key-id": keys["access_key_id"],
-            "secret-access-key": keys["secret_access_key"],
-            "session-token": keys["token"],
-        }
+        role = access.s3_credentials()
+        keys = [role["access_key_id"], role["secret_access_key"], role["token"]]
     else:
-        given = {
-            "access-key-id": os.environ.get("AWS_ACCESS_KEY_ID"),
-            "secret-access-key": os.environ.get("AWS_SECRET_ACCESS_KEY"),
-            "session-token": os.environ.get("AWS_SESSION_TOKEN"),
-        }
-    given["endpoint"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    given["region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        keys = [os.environ.get(name) for name in names]
+    given = dict(zip(("access-key-id", "secret-access-key", "session-token"), keys, strict=True))
+    given |= {"endpoint": s3.endpoint(), "region": s3.region()}
     return {f"s3.{name}": value for name, value in given.items() if value}
 
 
