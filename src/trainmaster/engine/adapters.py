@@ -30,13 +30,7 @@ _PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in
 
 
 class Adapter:
-    """The factors of one adapter.
-
-    Args:
-        config: The model that it adapts.
-        options: Rank, adapted layers and initialization; no seed means seed 0.
-        device: Where its factors are; those of one seed are the same on all devices.
-    """
+    """The factors of one adapter: those of one seed are the same on all devices. No seed means seed 0."""
 
     def __init__(
         self,
@@ -75,10 +69,8 @@ class Adapter:
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set all factors, by the names of `named_parameters`.
-
-        Raises:
-            EngineError: One is missing, unknown or has another shape; nothing was changed.
+        """Set all factors, by the names of `named_parameters`. Raises EngineError, with nothing changed, where one does
+        not fit.
         """
         own = dict(self.named_parameters())
         check_shapes("these are not this adapter's factors", own, tensors)
@@ -206,11 +198,7 @@ def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
-    """Which rows of a pack belong to which adapter.
-
-    Args:
-        parts: Adapters, or None for the base model alone, each with its number of rows, in the order of the rows.
-    """
+    """Which rows of a pack belong to which adapter, or None for the base model alone, in the order of the rows."""
 
     parts: Sequence[tuple[Adapter | None, int]]
     _shares: dict[str, tuple[AdapterShare, ...]] = field(default_factory=dict, init=False)

@@ -47,14 +47,8 @@ class Attention(Protocol):
     """Attention over the rows of a pack; an implementation decides which rows see which."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """Attend: [rows, query heads, width].
-
-        Args:
-            layer: The index of the calling layer.
-            query: [rows, query heads, width].
-            key: [rows, key-value heads, width].
-            value: Like `key`.
-            scoring: Of the layer.
+        """Attend: [rows, query heads, width], from queries of that shape, and from keys and values [rows, key-value
+        heads, width].
         """
 
 
@@ -178,11 +172,8 @@ class Span:
 class CachedAttention:
     """Attention of a pack's spans to their sequences. Each layer first puts its keys and values into the cache.
 
-    Spans of one shape are computed together. Shapes are rounded up to powers of two, so that there are few.
-
-    Args:
-        cache: The cache that holds the spans' rooms.
-        spans: In the order of the pack's rows. Further rows at the end of the pack get zeros.
+    Spans are in the order of the pack's rows; further rows at the end get zeros. Spans of one shape are computed
+    together. Shapes are rounded up to powers of two, so that there are few.
     """
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
@@ -239,13 +230,8 @@ class _Member:
 
 
 class _SpanGroup:
-    """Spans that are computed in one shape.
-
-    Args:
-        members: The spans.
-        width: Rows of each span, padded by repeating its last one.
-        blocks: Blocks of each sequence, padded with the zero page.
-        device: Where to compute.
+    """Spans that are computed in one shape: each padded to `width` rows by repeating its last one, and its sequence to
+    `blocks` with the zero page.
     """
 
     def __init__(self, members: Sequence[_Member], width: int, blocks: int, device: torch.device) -> None:

@@ -88,15 +88,7 @@ class Continuation:
 
 
 class Generation:
-    """A request in progress.
-
-    Args:
-        request: The request.
-        snapshot: The model's weights.
-        new_tokens: The most tokens of a continuation.
-        ends: Tokens that end a continuation.
-        tokenizer: The model's, if there are stop strings.
-    """
+    """A request in progress. It has a tokenizer if there are stop strings."""
 
     def __init__(
         self,
@@ -259,15 +251,10 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 class StringWatch:
-    """Looks for strings in the text of a stream of tokens.
+    """Looks for strings in the text of a stream of tokens; one that starts in the prompt's text is not found.
 
     A character may span several tokens, and how a token decodes may depend on the one before. So a token is decoded
     together with those before it, and an incomplete character waits for the rest of it.
-
-    Args:
-        tokenizer: The model's.
-        strings: The strings to look for; none is empty.
-        prompt: The tokens before the first one; a string that starts in their text is not found.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt: Sequence[int]) -> None:

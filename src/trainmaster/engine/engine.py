@@ -83,10 +83,9 @@ class Engine:
 
     @command
     def run(self, passes: Sequence[Pass]) -> list[PassResult | EngineError]:
-        """Compute passes: of different models together, of one model in order.
+        """Compute passes: of different models together, of one model in order. Returns the result or error of each.
 
-        Returns:
-            For each pass its result, or its error. A failed pass adds nothing to any gradients and fails no other.
+        A failed pass adds nothing to any gradients and fails no other.
         """
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
@@ -99,10 +98,9 @@ class Engine:
 
     @command
     def optim_step(self, model_id: str, options: AdamOptions) -> dict[str, float]:
-        """Step by the gradients of all passes since the last step, and clear them; without any, do nothing.
+        """Step by the gradients of all passes since the last step, and clear them. Returns the requested metrics.
 
-        Returns:
-            The metrics that were asked for; with `trained_model.SKIPPED` if there were no gradients.
+        Without gradients nothing changes, and the metrics have `trained_model.SKIPPED`.
         """
         return self._model(model_id).step(options, self.ranks, self._steps_in_one)
 
@@ -113,11 +111,7 @@ class Engine:
 
     @command
     def load_state(self, model_id: str, state: State, *, optimizer: bool) -> None:
-        """Continue from a state; without the optimizer, from its weights alone.
-
-        Raises:
-            EngineError: The state does not fit the model, which is unchanged.
-        """
+        """Continue from a state; without the optimizer, from its weights alone. On an error the model is unchanged."""
         self._model(model_id).load_state(state, self.ranks, optimizer=optimizer)
 
     @command

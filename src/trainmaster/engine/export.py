@@ -56,14 +56,8 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
 def export_model(snapshot: WeightsSnapshot, base_model: Path, directory: Path, *, trained: bool) -> None:
     """Write a transformers checkpoint with the adapter merged into the weights.
 
-    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's.
-
-    Args:
-        snapshot: The weights.
-        base_model: The checkpoint of the base model.
-        directory: Where to write.
-        trained: Whether the weights differ from the base model's beside the adapter. If not, they are read from the
-            base model's files, since the engine may have rounded its own.
+    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's. Weights
+    that are not `trained` are read from its files, since the engine may have rounded its own.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(base_model.iterdir()):

@@ -44,12 +44,8 @@ def target_logprobs(
 ) -> Tensor:
     """The logprobs of given tokens, float32, in the shape of `targets`; differentiable.
 
-    Args:
-        hidden: [n, hidden], from `Transformer.hidden`.
-        targets: int64 [n], or [n, k] for k tokens per row; all are in the vocabulary.
-        unembedding: The model's.
-        adapters: Of the rows.
-        chunk: Rows whose logits are held at a time, approximately; None: as many as make LOGITS.
+    Targets are int64 [n], or [n, k] for k tokens per row of `hidden` [n, hidden]; all are in the vocabulary. The logits
+    of about `chunk` rows are held at a time; None: of as many as make LOGITS.
     """
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     columns = targets.unsqueeze(1) if targets.dim() == 1 else targets
@@ -232,12 +228,9 @@ def draws_of(seed: int | None, index: int) -> Callable[[], float]:
 
 
 def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
-    """Choose a token for each row: int64 [rows].
+    """Choose a token for each row of logits, float32 [rows, vocabulary]: int64 [rows].
 
-    Args:
-        logits: float32 [rows, vocabulary].
-        rules: One for each row.
-        draws: A number in [0, 1) for each row; greedy rows do not use theirs.
+    There is a rule for each row, and a draw in [0, 1), which greedy rows do not use.
     """
     greedy = [row for row, rule in enumerate(rules) if rule.is_greedy]
     open_ = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_filtered]

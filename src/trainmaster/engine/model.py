@@ -238,15 +238,11 @@ class Transformer(nn.Module):
         *,
         recompute: bool = False,
     ) -> Tensor:
-        """Hidden states after the last norm, [n, hidden].
+        """Hidden states [n, hidden] after the last norm, of all sequences end to end: tokens and positions are int64
+        [n].
 
-        Args:
-            tokens: int64 [n], all sequences end to end.
-            positions: int64 [n], of each token in its sequence.
-            attention: Decides which rows see which.
-            adapters: Of the rows; None: none.
-            recompute: Keep only the inputs of each layer, and compute the rest again for the gradients: one more
-                forward pass, for a fraction of the memory.
+        `recompute` keeps only the inputs of each layer, and computes the rest again for the gradients: one more forward
+        pass, for a fraction of the memory.
         """
         if adapters is not None and adapters.total != len(tokens):
             raise ValueError(f"adapters of {adapters.total} rows cannot adapt {len(tokens)}")

@@ -70,9 +70,7 @@ class Commanded(Protocol):
 class ProcessRanks(Ranks):
     """Ranks that are processes, connected by torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    Args:
-        device: Of this rank.
-        timeout_s: How far apart ranks may be within one command.
+    Within one command they may be `timeout_s` apart.
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 600.0) -> None:

@@ -92,15 +92,9 @@ def factors_of(shares: Sequence[AdapterShare]) -> list[nn.Parameter]:
 
 
 def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare]) -> list[Tensor]:
-    """Add the adapters' part to the outputs of a layer.
+    """Add the adapters' part to the outputs of a layer: [n, out], of the type of the rows, or wider.
 
-    Args:
-        outputs: [n, out], of the type of the rows, or wider.
-        rows: [n, in].
-        shares: Of the rows.
-
-    Returns:
-        For each share its rows times A and the scale, [rows, rank], for the gradients.
+    Returns for each share its rows times A and the scale, [rows, rank], for the gradients.
     """
     lowered = []
     second_product = product if outputs.dtype == rows.dtype else wide_product

@@ -113,11 +113,7 @@ class Sampler:
         return max(pages / self._cache.pages, sequences / self._max_sequences)
 
     def submit(self, request: SampleRequest, snapshot: WeightsSnapshot) -> None:
-        """Accept a request.
-
-        Raises:
-            EngineError: It is invalid, and was not accepted.
-        """
+        """Accept a request. Raises EngineError where it is invalid."""
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
         vocabulary = self._transformer.config.vocab_size

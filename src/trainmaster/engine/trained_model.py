@@ -236,13 +236,10 @@ def check_step(options: AdamOptions) -> None:
 def scale_gradients(
     gradients: Mapping[str, Tensor], options: AdamOptions, *, loss_tokens: int, sequences: int
 ) -> dict[str, float]:
-    """Divide gradients as the options say, then clip them by their norm: in place.
+    """Divide gradients as the options say, then clip them by their norm: in place. Returns the requested metrics, norms
+    after the division and before the clip.
 
-    Returns:
-        The requested metrics: norms after the division and before the clip.
-
-    Raises:
-        EngineError: A gradient is not finite. Some may have been changed.
+    Raises EngineError where a gradient is not finite; some may have been changed.
     """
     counts = {Normalization.NUM_LOSS_TOKENS: loss_tokens, Normalization.NUM_SEQUENCES: sequences}
     # Without one token to learn from there is nothing to divide either.
@@ -266,11 +263,10 @@ def scale_gradients(
 
 
 class AdamW:
-    """The optimizer of one model.
+    """The optimizer of one model, for parameters by name.
 
-    Args:
-        parameters: What is trained, by name. Parameters of fewer than 32 bits get a float32 original at the first step
-            and are copies of it from then on: a small step would be lost in their own precision.
+    Parameters of fewer than 32 bits get a float32 original at the first step and are copies of it from then on: a small
+    step would be lost in their own precision.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

@@ -44,11 +44,7 @@ class Checkpointing(Trainer):
     _save_after_evaluation = False
 
     def run(self, session: Session) -> None:
-        """Train to the end, from the beginning or from a checkpoint, and load the best model.
-
-        Raises:
-            Stopped: the job was asked to stop, and has saved what it should.
-        """
+        """Train to the end and load the best model. Raises Stopped when the job was asked to stop and has saved."""
         self.session = session
         try:
             self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))

@@ -50,13 +50,10 @@ _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
 ) -> CheckedData:
-    """Check the data of a job.
+    """Check the data of a job, and show up to `limit` rows of each source.
 
-    Args:
-        document: a training document. Without a base model and a tokenizer, rows are read and not tokenized.
-        access: what may be reached.
-        limit: how many rows of each source are shown.
-        fetched: what `fetch_all` returned; None: everything is fetched when it is needed.
+    Without a base model and a tokenizer, rows are read and not tokenized. `fetched` is what `fetch_all` returned; None:
+    everything is fetched when it is needed.
     """
     config, base_model = TokenizationConfig.from_document(document), _base_model(document)
     answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}

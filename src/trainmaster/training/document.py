@@ -101,7 +101,6 @@ class TokenizationConfig:
 
 
 def base_model_of(document: JsonObject) -> BaseModelConfig:
-    """The base model of a training document."""
     return _stored(BaseModelConfig, document["training_config"]["base_model"])
 
 

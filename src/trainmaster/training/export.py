@@ -36,9 +36,8 @@ _DRAFT = ".export-"
 def destination(document: Document) -> str | None:
     """The place that the job names for a copy of its result.
 
-    Raises:
-        DocumentError: this job may not write there, or there is something else.
-        PreparingError: the object store does not answer, or refuses the credentials.
+    Raises DocumentError where this job may not write there or there is something else, and PreparingError where the
+    object store does not answer or refuses the credentials.
     """
     path = document.output.output_path
     if path is None:

@@ -24,11 +24,7 @@ from trainmaster.training.document import Document, DocumentError, Prepared, par
 
 
 def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> PreTrainedModel:
-    """The base model, on the CPU. `trains_base`: its own weights are trained, not only an adapter's.
-
-    Raises:
-        DocumentError: transformers cannot load it, or not like this.
-    """
+    """The base model, on the CPU. `trains_base`: its own weights are trained, not only an adapter's."""
     base = document.training.base_model
     for name, instead in refused_arguments(base.model_kwargs):
         raise DocumentError(f"base_model.model_kwargs.{name}: {instead}")
@@ -144,11 +140,7 @@ def _register() -> bool:
 
 
 class PackedAttention:
-    """Causal attention of each sample to itself.
-
-    Args:
-        kernel: PyTorch's `varlen_attn`, or what has its signature.
-    """
+    """Causal attention of each sample to itself, by PyTorch's `varlen_attn` or what has its signature."""
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel

@@ -33,7 +33,7 @@ def flops_per_token(model: nn.Module, sequence_length: float) -> float:
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    attention = 6 * config.num_hidden_layers * heads * head_size * sequence_length
+    attention: float = 6 * config.num_hidden_layers * heads * head_size * sequence_length
     return (4 if frozen else 6) * _matrix_parameters(model) + attention
 
 

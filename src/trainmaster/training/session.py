@@ -57,11 +57,8 @@ class Resumed:
 def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
     """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
 
-    The tree of a `sharded` training is not read yet: it is read into the shards later.
-
-    Raises:
-        InexactResumeError: something is missing without which the training would take another course.
-        CorruptCheckpointError: it is corrupt, and so are all before it.
+    The tree of a `sharded` training is read later, into the shards. Raises InexactResumeError where something is
+    missing without which the training would take another course, and CorruptCheckpointError where all are corrupt.
     """
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
@@ -91,11 +88,7 @@ def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded
 def compare_inputs(
     resumed: Resumed, prepared: Prepared, *, process: Process, reporter: Reporter, adapter: bool
 ) -> None:
-    """Check that base model and rows are those of the checkpoint; other rows are only noted.
-
-    Raises:
-        InexactResumeError: an adapter belongs to another base model.
-    """
+    """Refuse an adapter of another base model (InexactResumeError), and note other rows than the checkpoint's."""
     model, rows = (resumed.metadata.get(name) for name in ("model_key", "rows_key"))
     if adapter and model and model != prepared.model_key:
         raise InexactResumeError(
@@ -265,11 +258,8 @@ class Session:
     ) -> None:
         """Begin a save; training continues while it is written.
 
-        Args:
-            tree: weights, optimizer, scheduler and the like.
-            state: the loop's own.
-            evaluated: what an evaluation at this very step gave.
-            progress: whatever else a resume has to know.
+        `state` is the loop's own, `evaluated` the result of an evaluation at this very step, and `progress` whatever
+        else a resume has to know.
         """
         with self._reporting.not_training() if self._reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()
@@ -299,12 +289,7 @@ class Session:
         self.saved_step = step
 
     def wait(self) -> None:
-        """Wait until no save is under way.
-
-        Raises:
-            SaveError: a checkpoint could not be written.
-            NotOwnerError: another attempt owns the job now.
-        """
+        """Wait until no save is under way. Raises SaveError, or NotOwnerError where another attempt owns the job."""
         with _writing():
             saved = self._saver.wait()
         if saved is None:

@@ -46,11 +46,7 @@ class CheckpointedSFTTrainer(Checkpointing, ShardingAnywhere, SFTTrainer):
 
 
 def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> CheckpointedSFTTrainer:
-    """The trainer of one rank, ready to train.
-
-    Raises:
-        DocumentError: the training cannot be set up as it was asked for.
-    """
+    """The trainer of one rank, ready to train. Raises DocumentError where it cannot be set up as the job asks."""
     adapter = document.training.training_type in LORA_TYPES
     try:
         # First, as this also joins the ranks: a mistake in the document is reported before gigabytes are read.
@@ -115,11 +111,7 @@ _SHARED = (
 
 
 def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
-    """The arguments of `SFTConfig`.
-
-    Raises:
-        DocumentError: an option is unknown, or cannot be used here.
-    """
+    """The arguments of `SFTConfig`. Raises DocumentError where an option is unknown, or cannot be used here."""
     parameters, data, checkpoint = document.hyperparameters, document.data, document.output.checkpoint
     options = _framework_options(document)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)

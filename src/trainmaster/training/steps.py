@@ -182,11 +182,8 @@ def try_again_while_unavailable(fetch: Callable[[], _Result], back_off_s: Sequen
 
 
 def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
-    """Run a step; a PreparingError ends the process with its reason and one line.
-
-    Args:
-        step: the work.
-        install: the command that installs the packages which the step needs.
+    """Run a step; a PreparingError ends the process with its reason and one line. `install`: the command that installs
+    the packages which the step needs.
     """
     report.phase(Phase.PREPARING)
     try:

@@ -62,17 +62,9 @@ def build(
     directory: Path,
     progress: OnProgress = ignore_progress,
 ) -> Built:
-    """Make the datasets of a job.
+    """Make the datasets of a job. Raises InputError where a source or a row is wrong.
 
-    Args:
-        tokenizer: with the job's own options and chat template set.
-        sources: the files of each of `data_data.sources`, in that order.
-        max_seq_length: the most tokens of a sample.
-        directory: for files that the datasets are mapped from; the caller removes it when they are saved elsewhere.
-        progress: called now and then with the share that is done.
-
-    Raises:
-        InputError: a source or a row is wrong.
+    The datasets are mapped from files in `directory`; the caller removes it when they are saved elsewhere.
     """
     from datasets import Dataset
     from datasets.utils.logging import set_verbosity_error

@@ -53,13 +53,8 @@ def load_tokenizer(
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
     """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
 
-    Args:
-        wanted: what the job says.
-        directories: of the model, then of the tokenizer.
-        model_kwargs: further arguments for loading the model, which may change how many positions it has.
-
-    Raises:
-        InputError: nobody says, or the model has fewer positions than the job wants.
+    `directories` are those of the model and of the tokenizer; `model_kwargs` may change how many positions the model
+    has. Raises InputError where nobody says, or the model has fewer positions than the job wants.
     """
     if wanted is not None:
         known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
@@ -108,9 +103,8 @@ class ChatRenderer:
     def render(self, chat: Chat, origin: Origin) -> Rendered:
         """The text of a conversation, and the parts of it that are trained on.
 
-        Raises:
-            InputError: there is no template, or it cannot tell what the assistant says.
-            RowError: the template refuses the row, or there is nothing in it to train on.
+        Raises InputError where the tokenizer has no template that fits, and RowError where the template refuses the
+        row.
         """
         template = self._template(chat)
         spans: tuple[Span, ...] | None = None
@@ -238,10 +232,8 @@ class Encoder:
         return shape_of(row, self._config.data.preprocess.field_mapping, origin, text_only=self._pretrains)
 
     def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
-        """The samples of each row: one, or several where a long document is split.
-
-        Raises:
-            InputError: a row is wrong, or does not go with the tokenizer.
+        """The samples of each row: one, or several where a long document is split. Raises InputError where a row is
+        wrong.
         """
         shapes = [self.shape(row, origin) for row, origin in zip(rows, origins, strict=True)]
         texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]

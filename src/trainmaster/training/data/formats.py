@@ -89,16 +89,10 @@ def read(
     columns: Collection[str] | None = None,
     whole: bool = True,
 ) -> Iterator[RawRow]:
-    """The rows of a file, in order.
+    """The rows of a file, in order. Raises FileError where it is not in that format.
 
-    Args:
-        path: the file.
-        format: how it is written.
-        columns: only these are needed; formats that can will read nothing else.
-        whole: False: it is the beginning of a larger file, so that its last line may be cut off.
-
-    Raises:
-        FileError: it is not in that format.
+    Formats that can read nothing but `columns`. Without `whole`, it is the beginning of a larger file, so that its last
+    line may be cut off.
     """
     try:
         yield from _READERS[format](path, columns, whole)

@@ -33,16 +33,10 @@ class FilterError(Exception):
 
 
 def predicate(condition: Filter, *, textual: bool) -> Callable[[Row], bool]:
-    """A function that tells whether a row is kept.
+    """A function that tells whether a row is kept. Raises InputError where the filter itself makes no sense.
 
     A row without the column, or with null there, is kept by `is_null`, `ne`, `not_in` and `not_contains` alone.
-
-    Args:
-        condition: the filter.
-        textual: every value of the source is text, as in CSV: a number in the filter makes the row's text a number.
-
-    Raises:
-        InputError: the filter itself makes no sense.
+    `textual`: every value of the source is text, as in CSV, and a number in the filter makes the row's text a number.
     """
     column, value = condition.column, condition.value
     test = _test(condition.op, column, value)
@@ -207,19 +201,11 @@ class Selection:
 def select(
     counts: Sequence[int], samplings: Sequence[Sampling | None], *, validation_split: float, seed: int
 ) -> Selection:
-    """Choose the rows to train on and to validate with.
+    """Choose the rows to train on and to validate with. Raises InputError where nothing is left to train on.
 
     `ratio` and then `max_samples` take a part of a source. Weights then cut sources down to their shares: the one that
-    is shortest for its weight is used whole. No row is used twice.
-
-    Args:
-        counts: how many rows each source has.
-        samplings: which part of each is wanted.
-        validation_split: the share of the chosen rows that is kept for validation; above 0, at least one row.
-        seed: another seed is another choice.
-
-    Raises:
-        InputError: nothing is left to train on.
+    is shortest for its weight is used whole. No row is used twice. With a `validation_split`, at least one row is kept
+    for validation.
     """
     wanted = _shares([_part(count, each) for count, each in zip(counts, samplings, strict=True)], samplings)
     starts = np.concatenate([[0], np.cumsum(counts)])

@@ -120,11 +120,7 @@ def origin_of(local: LocalSource, file: int, number: int) -> Origin:
 def write_rows(
     path: Path, sources: Sequence[DataSource], locals_: Sequence[LocalSource], progress: OnProgress = ignore_progress
 ) -> list[RowCounts]:
-    """Write the rows of all sources into one Arrow stream.
-
-    Raises:
-        InputError: something is wrong with a source, or nothing of it is left.
-    """
+    """Write the rows of all sources into one Arrow stream. Raises InputError where nothing of a source is left."""
     sizes = [[file.stat().st_size for file in local.files] for local in locals_]
     total, before = sum(map(sum, sizes)) or 1, 0
     counts_by_source = []

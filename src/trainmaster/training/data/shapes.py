@@ -43,17 +43,7 @@ Shape = Chat | Pair | Plain
 
 
 def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, *, text_only: bool = False) -> Shape:
-    """The shape of a row.
-
-    Args:
-        row: its columns.
-        mapping: from our name of a field to the row's own.
-        origin: where the row comes from.
-        text_only: only `text` is looked for.
-
-    Raises:
-        RowError: the row has no shape that can be trained on, or a field of the wrong type.
-    """
+    """The shape of a row, whose fields have the names in `mapping`. Raises RowError where it has none."""
     reader = _Reader(row, mapping, origin)
     if text_only:
         return Plain(text=reader.text("text"))

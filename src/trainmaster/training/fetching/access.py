@@ -102,13 +102,7 @@ class Access:
 def initializer_access(part: str, spec: Mapping[str, Any], document: Mapping[str, Any]) -> Access:
     """The access of an initializer's step. Endpoint and keys are put into the environment, where the clients look.
 
-    Args:
-        part: `dataset` or `model`.
-        spec: what is fetched.
-        document: the input file of the steps.
-
-    Raises:
-        InputError: an endpoint of the job leads to a private address, and the server does not allow that.
+    Raises InputError where an endpoint of the job leads to a private address, and the server does not allow that.
     """
     where = f"workload.initializers.{part}"
     secrets = {field: os.environ.pop(name, None) for field, name in environment.INITIALIZER_SECRETS.items()}
@@ -183,8 +177,7 @@ def local_path(path: str, access: Access) -> Path:
 def local_files(path: str, access: Access) -> LocalFiles:
     """The files of a path: itself, those of a directory, or those that a pattern matches.
 
-    Raises:
-        InputError: there are none, or jobs may not read one of them.
+    Raises InputError where there are none, or jobs may not read one of them.
     """
     named = file_path(path) or path
     if (above := fixed_part(named)) != named:
@@ -209,10 +202,9 @@ def local_files(path: str, access: Access) -> LocalFiles:
 
 
 def left_directory(name: str, access: Access) -> Path:
-    """A directory that another job left. The server checked at submission that the account may read it.
+    """A directory that another job left. Raises InputError where it is not there, or leads elsewhere.
 
-    Raises:
-        InputError: it is not there, or leads elsewhere.
+    The server checked at submission that the account may read it.
     """
     try:
         wanted = left_by_job(name)

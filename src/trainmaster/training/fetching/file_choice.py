@@ -58,17 +58,10 @@ def choose(
     split: str | None,
     explicit: bool = False,
 ) -> Chosen:
-    """Choose among the files of a directory or a pattern.
+    """Choose among the files of a directory or a pattern. Raises InputError where it cannot be told which.
 
-    Args:
-        names: the files' paths below the directory.
-        shown: the source's name.
-        format: the format that is wanted, if one is.
-        split: the split that is wanted; None: train, where a name tells it, else all files.
-        explicit: the source's pattern chose these files: without a split, all of them are meant.
-
-    Raises:
-        InputError: none, or it cannot be told which.
+    Without a split: the files of `train`, where a name tells it, else all files. `explicit`: the source's pattern chose
+    these files, so that without a split all of them are meant.
     """
     rows = [name for name in names if name.rpartition("/")[2] not in _NOT_ROWS]
     formats = {name: found for name in rows if (found := format_of(name)) is not None}
@@ -102,18 +95,10 @@ def choose_from_hub(
     split: str | None,
     card: Mapping[str, Any],
 ) -> Chosen:
-    """Choose among the files of a dataset on the Hub.
+    """Choose among the files of a dataset on the Hub. Raises InputError where it cannot be told which.
 
-    Args:
-        names: all its files.
-        shown: the source's name.
-        path: what follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing.
-        format: the format that is wanted, if one is.
-        split: the split that is wanted; None: train, where there is one.
-        card: the data in front of the dataset's card.
-
-    Raises:
-        InputError: none, or it cannot be told which.
+    `path` follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing. `card` is the data
+    in front of the dataset's card.
     """
     listed = _configured(card, path)
     if listed is not None:

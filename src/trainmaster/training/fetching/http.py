@@ -73,12 +73,7 @@ def target_of(url: str) -> Target:
 
 
 def service_target(scheme: str, path: str, access: Access, query: str = "") -> Target:
-    """The file of ScaiDrive or ScaiAtlas that a path names: below the service's URL, requested with the token.
-
-    Raises:
-        InputError: the server knows no such service, or the path leads out of it.
-        CredentialsError: there is no token.
-    """
+    """The file of ScaiDrive or ScaiAtlas that a path names: below the service's URL, requested with the token."""
     service = access.service(scheme, path)
     inner = path.removeprefix(f"{scheme}://").strip("/")
     if not inner or {"..", "."} & set(inner.split("/")):

@@ -164,10 +164,8 @@ MARK = "config.json"
 
 
 def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None = None) -> None:
-    """Unpack a tar (compressed or not) or zip archive, unless it unpacks to more than `most_bytes`.
-
-    Raises:
-        InputError: it is neither, is broken, or holds what an archive of a checkpoint has no use for.
+    """Unpack a tar (compressed or not) or zip archive. Raises InputError where it is neither, is broken, or unpacks to
+    more than `most_bytes`.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -183,11 +181,7 @@ def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None
 
 
 def checkpoint_in(directory: Path, shown: str, mark: str = MARK) -> Path:
-    """The checkpoint in an unpacked archive: at its top, or in its only directory.
-
-    Raises:
-        InputError: it is in neither place.
-    """
+    """The checkpoint in an unpacked archive: at its top, or in its only directory. Raises InputError."""
     found = sorted(path.parent for path in directory.rglob(mark))
     if not found:
         raise InputError(f"{shown} holds no {mark}; expected the directory of a model, as save_pretrained writes it")

@@ -56,20 +56,7 @@ _PART = "dataset"
 
 
 def sharded(spec: Mapping[str, Any], access: Access, on_progress: OnProgress, gang: Gang | None = None) -> Path:
-    """The directory of a table's shards.
-
-    Args:
-        spec: the initializer: `metadata_loc`, `num_data_nodes` and sizes.
-        access: what may be reached.
-        on_progress: called with the share that is done.
-        gang: writes the shards; None: children of this process do.
-
-    Raises:
-        InputError: there is no such table, or it has no rows, or lies where jobs may not read.
-        CredentialsError: the store refuses the credentials.
-        UnavailableError: it does not answer.
-        WriterError: a member of the gang failed.
-    """
+    """The directory of a table's shards. A gang writes them, or children of this process. Raises PreparingError."""
     count = spec["num_data_nodes"]
     # The memory of a gang's members, the head among them, is limited by their containers.
     limit(spec["head_cpu"], None if gang else spec["head_mem"])
@@ -106,11 +93,7 @@ def _remove_parts(draft: Path) -> None:
 
 
 def _written_by_children(source: Source, spec: Mapping[str, Any], missing: Mapping[int, Path]) -> Iterator[int]:
-    """Write shards; yields the number of each when it exists.
-
-    Raises:
-        RuntimeError: a process was killed.
-    """
+    """Write shards; yields the number of each when it exists. Raises RuntimeError where a process was killed."""
     if not missing:
         return
     count, size = spec["num_data_nodes"], (spec["worker_cpu"], spec["worker_mem"])
@@ -180,9 +163,8 @@ class Gang:
     def written(self, key: str, missing: Mapping[int, Path]) -> Iterator[int]:
         """Have shards written; yields the number of each when it exists.
 
-        Raises:
-            WriterError: a writer reported why it failed.
-            RuntimeError: one failed in another way, or was killed.
+        Raises WriterError with the reason that a writer reported, and RuntimeError where one failed otherwise or was
+        killed.
         """
         self._ask(Work(key=key, shards=tuple(missing)))
         waiting = dict(missing)
