@@ -53,7 +53,7 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         from trainmaster import trainer
 
-        if name in trainer.__all__:
+        if hasattr(trainer, name):
             return getattr(trainer, name)
         from trainmaster.client import fireworks
 

@@ -4,53 +4,7 @@ Left out are its shell templates and default images: functions are not shipped t
 their images.
 """
 
-from __future__ import annotations
-
-import os
-
-__all__ = [
-    "API_VERSION",
-    "CLUSTER_TRAINING_RUNTIME_PLURAL",
-    "CPU_LABEL",
-    "DATASET_INITIALIZER",
-    "DATASET_PATH",
-    "DEFAULT_MPI_USER_HOME",
-    "DEFAULT_PIP_INDEX_URLS",
-    "DEFAULT_TRAINING_RUNTIME",
-    "GPU_LABEL",
-    "GPU_MIG_PREFIX",
-    "GROUP",
-    "INITIALIZER_DEFAULT_IGNORE_PATTERNS",
-    "INITIALIZER_ENV_ACCESS_TOKEN",
-    "JOBSET_NAME_LABEL",
-    "JOBSET_RJOB_NAME_LABEL",
-    "JOB_INDEX_LABEL",
-    "JOB_NAME_UUID_LENGTH",
-    "LAUNCHER",
-    "MODEL_INITIALIZER",
-    "MODEL_PATH",
-    "NODE",
-    "NPU_LABEL",
-    "POD_PENDING",
-    "POD_SUCCEEDED",
-    "RUNTIME_FRAMEWORK_LABEL",
-    "TORCH_ENV_NUM_PROC_PER_NODE",
-    "TORCH_TUNE",
-    "TORCH_TUNE_COMMAND",
-    "TORCH_TUNE_INSTRUCT_DATASET",
-    "TPU_LABEL",
-    "TRAINING_RUNTIME_PLURAL",
-    "TRAINJOB_ANCESTOR_LABEL",
-    "TRAINJOB_COMPLETE",
-    "TRAINJOB_CREATED",
-    "TRAINJOB_FAILED",
-    "TRAINJOB_KIND",
-    "TRAINJOB_PLURAL",
-    "TRAINJOB_RUNNING",
-    "UNKNOWN",
-    "VERSION",
-    "WORKSPACE_PATH",
-]
+from os import environ as _environ
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -86,7 +40,7 @@ TPU_LABEL = "google.com/tpu"
 NPU_LABEL = "huawei.com/Ascend910"
 
 WORKSPACE_PATH = "/workspace"
-_fetched = os.environ if "TRAINMASTER_JOB_ID" in os.environ else {}
+_fetched = _environ if "TRAINMASTER_JOB_ID" in _environ else {}
 DATASET_PATH = _fetched.get("DATASET_PATH", f"{WORKSPACE_PATH}/dataset")
 """Where a job finds its dataset. Inside a job it is the directory itself, also where /workspace could not be made."""
 MODEL_PATH = _fetched.get("MODEL_PATH", f"{WORKSPACE_PATH}/model")
@@ -99,13 +53,13 @@ TORCH_ENV_NUM_PROC_PER_NODE = "PET_NPROC_PER_NODE"
 TORCH_TUNE = "torchtune"
 TORCH_TUNE_COMMAND = ("tune", "run")
 TORCH_TUNE_INSTRUCT_DATASET = "torchtune.datasets.instruct_dataset"
-DEFAULT_MPI_USER_HOME = os.environ.get("DEFAULT_MPI_USER_HOME", "").strip() or "/home/mpiuser"
+DEFAULT_MPI_USER_HOME = _environ.get("DEFAULT_MPI_USER_HOME", "").strip() or "/home/mpiuser"
 JOB_NAME_UUID_LENGTH = 11
 """Hexadecimal digits of a made-up job name, after its first letter."""
 
-DEFAULT_TRAINING_RUNTIME = os.environ.get("DEFAULT_TRAINING_RUNTIME", "").strip() or "torch-distributed"
+DEFAULT_TRAINING_RUNTIME = _environ.get("DEFAULT_TRAINING_RUNTIME", "").strip() or "torch-distributed"
 """The runtime of a job that names none."""
 DEFAULT_PIP_INDEX_URLS = [
-    url for part in os.environ.get("DEFAULT_PIP_INDEX_URLS", "").split(",") if (url := part.strip())
+    url for part in _environ.get("DEFAULT_PIP_INDEX_URLS", "").split(",") if (url := part.strip())
 ]
 """Where packages come from. None: as pip is configured where the job runs, which Kubeflow would pass over."""
