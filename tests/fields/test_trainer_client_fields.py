@@ -49,7 +49,7 @@ def trained(trainer: object, initializer: Initializer | None = None, *given: Any
     name = "trainmaster-sft" if isinstance(trainer, BuiltinTrainer) else "torch-distributed"
     if isinstance(trainer, BuiltinTrainer) and trainer.config.peft_config is not None:
         name = "trainmaster-lora"
-    runtime = built_in().get(name)
+    runtime = built_in().runtimes.get(name)
     assert runtime is not None
     shipped = ["train.py"] if isinstance(trainer, ScriptTrainer) else []
     return job_document(

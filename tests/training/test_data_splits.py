@@ -15,7 +15,7 @@ from data_servers import FileServer, Hub, serving
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.server.core.training.sources import Slice, read_split
 from trainmaster.trainer.builtin_trainer import training_from
-from trainmaster.trainer.runtimes.catalog import RuntimeCatalog
+from trainmaster.trainer.runtimes import RuntimeCatalog
 from trainmaster.trainer.types import DataFormat, TorchTuneConfig, TorchTuneInstructDataset
 from trainmaster.training.data.rows import RowCounts, rows_of, write_rows
 from trainmaster.training.document import LocalSource

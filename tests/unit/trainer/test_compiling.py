@@ -588,7 +588,7 @@ def test_names_are_those_of_kubernetes() -> None:
                 check_name(wrong)
 
 
-@pytest.mark.parametrize("definition", built_in().runtimes, ids=lambda each: each.name)
+@pytest.mark.parametrize("definition", built_in().runtimes.values(), ids=lambda each: each.name)
 def test_every_built_in_runtime_makes_a_job(definition: TrainingRuntime) -> None:
     if definition.trainer_type is TrainerType.BUILTIN_TRAINER:
         trainer: object = BuiltinTrainer(TorchTuneConfig(epochs=1))

@@ -18,8 +18,8 @@ from runtime_documents import runtime, text_of
 
 from trainmaster.client import Client
 from trainmaster.trainer.errors import NotFoundError
-from trainmaster.trainer.runtimes import RuntimeCatalog, SourceError, SourceReader, sources
-from trainmaster.trainer.runtimes.sources import FRESH_S, SourceCache
+from trainmaster.trainer.runtimes import RuntimeCatalog, sources
+from trainmaster.trainer.runtimes.sources import FRESH_S, SourceCache, SourceError, SourceReader
 
 DAY = FRESH_S
 
@@ -299,12 +299,12 @@ def test_first_source_wins_then_the_server_then_what_is_built_in(tmp_path: Path,
         "m-c": "server",
     }
     assert (images["torch-distributed"], images["python"]) == ("server", "")
-    assert {name: catalog.get(name).trainer.image for name in images} == images
+    assert {name: catalog.definition(name).image or "" for name in images} == images
 
 
 def test_unknown_name_is_not_found_and_told_which_there_are(reader: SourceReader) -> None:
     with pytest.raises(NotFoundError, match=r"no runtime named 'torhc'.*m-a.*torch-distributed") as refused:
-        RuntimeCatalog(server_with(runtime("m-a")), reader=reader).get("torhc")
+        RuntimeCatalog(server_with(runtime("m-a")), reader=reader).definition("torhc")
     assert isinstance(refused.value, ValueError)
     assert isinstance(refused.value, RuntimeError)
 
@@ -319,24 +319,24 @@ def test_broken_source_is_left_out_of_lists_and_an_error_of_get(
         assert names(catalog) == ["m-a"]
     assert gone in caplog.text
     assert "image: must be text" in caplog.text
-    assert catalog.get("m-a").name == "m-a"
+    assert catalog.definition("m-a").name == "m-a"
     with pytest.raises(ValueError, match=r"'m-broken' cannot be read: .*image: must be text"):
-        catalog.get("m-broken")
+        catalog.definition("m-broken")
     with pytest.raises(ValueError, match=r"'torch-distributed' cannot be read: .*gone.yaml"):
-        catalog.get("torch-distributed")
+        catalog.definition("torch-distributed")
 
 
 def test_source_without_a_runtime_is_told(tmp_path: Path, reader: SourceReader) -> None:
     (tmp_path / "a.yaml").write_text("kind: Kustomization\n")
     with pytest.raises(ValueError, match="there is no training runtime in it"):
-        RuntimeCatalog(None, [str(tmp_path)], reader=reader).get("m-a")
+        RuntimeCatalog(None, [str(tmp_path)], reader=reader).definition("m-a")
 
 
 def test_broken_file_of_the_server_hides_nothing_else(reader: SourceReader, caplog: pytest.LogCaptureFixture) -> None:
     server = server_with(runtime("m-a"), runtime("m-broken", image=[1]), problems=("line 1: is no YAML",))
     catalog = RuntimeCatalog(server, reader=reader)
     with caplog.at_level(logging.WARNING):
-        assert catalog.get("python").name == "python"
+        assert catalog.definition("python").name == "python"
     assert "the server's x.yaml: line 1: is no YAML" in caplog.text
     with pytest.raises(ValueError, match=r"'m-broken' cannot be read: the server's s.yaml: "):
-        catalog.get("m-broken")
+        catalog.definition("m-broken")

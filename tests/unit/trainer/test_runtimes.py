@@ -12,7 +12,7 @@ from runtime_documents import container, job, runtime, text_of
 from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.core.training.types import BUILT_IN
 from trainmaster.trainer.job_document import job_document
-from trainmaster.trainer.runtimes import RuntimeDocumentError, read_runtime, runtime_of
+from trainmaster.trainer.runtimes.document import RuntimeDocumentError, read_runtime, runtime_of
 from trainmaster.trainer.runtimes.sources import TextFile, built_in, read_files
 from trainmaster.trainer.types import RuntimeKind, TrainerType
 
@@ -259,8 +259,8 @@ def test_user_sees_the_runtime() -> None:
 def test_file_has_many_documents_and_errors_name_which() -> None:
     text = text_of(runtime("a"), {"kind": "Kustomization"}, {"kind": 3}, runtime("b"), runtime("c", image=[1]))
     found = read_files([TextFile(name="many.yaml", text=text), TextFile(name="bad.yaml", text="a: [")])
-    assert [each.name for each in found.runtimes] == ["a", "b"]
-    assert [each.origin for each in found.runtimes] == ["many.yaml, document 1", "many.yaml, document 4"]
+    assert [each.name for each in found.runtimes.values()] == ["a", "b"]
+    assert [each.origin for each in found.runtimes.values()] == ["many.yaml, document 1", "many.yaml, document 4"]
     unnamed, broken, not_yaml = found.problems
     assert (
         unnamed.message
@@ -277,8 +277,8 @@ def test_text_that_is_nested_without_end_is_a_problem_and_no_crash() -> None:
 
 def test_built_in_runtimes_are_whole() -> None:
     found = built_in()
-    assert found.problems == ()
-    custom = {each.name for each in found.runtimes if each.trainer_type is TrainerType.CUSTOM_TRAINER}
+    assert found.problems == []
+    custom = {each.name for each in found.runtimes.values() if each.trainer_type is TrainerType.CUSTOM_TRAINER}
     assert custom == {
         "deepspeed-distributed",
         "jax-distributed",
@@ -289,7 +289,7 @@ def test_built_in_runtimes_are_whole() -> None:
         "torch-distributed-with-cache",
         "xgboost-distributed",
     }
-    assert all(each.image is None for each in found.runtimes)
+    assert all(each.image is None for each in found.runtimes.values())
 
 
 def test_page_shows_a_file_that_is_good_and_every_built_in_runtime() -> None:
@@ -298,10 +298,10 @@ def test_page_shows_a_file_that_is_good_and_every_built_in_runtime() -> None:
     found = read(parse_yaml(shown, "page"))
     assert (found.name, found.packages, found.resources) == ("vision", ("einops>=0.8",), {"gpu": 4})
     table = page.partition("## Built-in runtimes")[2]
-    assert [each.name for each in built_in().runtimes if f"`{each.name}`" not in table] == []
+    assert [each.name for each in built_in().runtimes.values() if f"`{each.name}`" not in table] == []
 
 
 def test_every_built_in_trainer_has_a_runtime() -> None:
-    trainers = {each.training_type: each.name for each in built_in().runtimes if each.training_type}
+    trainers = {each.training_type: each.name for each in built_in().runtimes.values() if each.training_type}
     assert set(trainers) == {str(kind) for kind in BUILT_IN}
     assert trainers["LORA"] == "trainmaster-lora"

@@ -30,7 +30,7 @@ from trainmaster.trainer.runtimes import runtime_of
 from trainmaster.trainer.runtimes.sources import built_in
 from trainmaster.trainer.types import Progress, TrainJob
 
-KNOWN = {each.name: runtime_of(each) for each in built_in().runtimes}
+KNOWN = {each.name: runtime_of(each) for each in built_in().runtimes.values()}
 
 
 def summary(**changes: Any) -> Any:

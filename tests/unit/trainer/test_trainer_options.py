@@ -271,6 +271,6 @@ def nothing() -> None:
 
 
 def compiled(trainer: object, options: list[Any]) -> dict[str, Any]:
-    runtime = built_in().get("torch-distributed")
+    runtime = built_in().runtimes.get("torch-distributed")
     assert runtime is not None
     return job_document(name="job-1", runtime=runtime, trainer=trainer, options=options)

@@ -7,60 +7,11 @@ do, it then refuses itself.
 
 from __future__ import annotations
 
-from trainmaster.trainer.options.common import (
-    ActiveDeadlineSeconds,
-    AllowWaitingForNodes,
-    Annotations,
-    Labels,
-    Limits,
-    MaxRetries,
-    Name,
-    Option,
-    Preemptible,
-    Priority,
-    Queue,
-    TrainerArgs,
-    TrainerCommand,
-    Volume,
-    Volumes,
-)
-from trainmaster.trainer.options.kubernetes import (
-    ContainerPatch,
-    JobSetSpecPatch,
-    JobSetTemplatePatch,
-    JobSpecPatch,
-    JobTemplatePatch,
-    PodSpecPatch,
-    PodTemplatePatch,
-    ReplicatedJobPatch,
-    RuntimePatch,
-    TrainingRuntimeSpecPatch,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ActiveDeadlineSeconds",
-    "AllowWaitingForNodes",
-    "Annotations",
-    "ContainerPatch",
-    "JobSetSpecPatch",
-    "JobSetTemplatePatch",
-    "JobSpecPatch",
-    "JobTemplatePatch",
-    "Labels",
-    "Limits",
-    "MaxRetries",
-    "Name",
-    "Option",
-    "PodSpecPatch",
-    "PodTemplatePatch",
-    "Preemptible",
-    "Priority",
-    "Queue",
-    "ReplicatedJobPatch",
-    "RuntimePatch",
-    "TrainerArgs",
-    "TrainerCommand",
-    "TrainingRuntimeSpecPatch",
-    "Volume",
-    "Volumes",
-]
+from trainmaster.trainer.options import common, kubernetes
+from trainmaster.trainer.options.common import *  # noqa: F403
+from trainmaster.trainer.options.kubernetes import *  # noqa: F403
+
+if not TYPE_CHECKING:  # type checkers cannot read a list that is computed
+    __all__ = sorted({*common.__all__, *kubernetes.__all__})

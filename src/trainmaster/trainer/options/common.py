@@ -11,6 +11,24 @@ from typing import Any, ClassVar
 from trainmaster.protocol.launch import CONTAINER
 from trainmaster.trainer.types import CustomTrainerContainer
 
+__all__ = [
+    "ActiveDeadlineSeconds",
+    "AllowWaitingForNodes",
+    "Annotations",
+    "Labels",
+    "Limits",
+    "MaxRetries",
+    "Name",
+    "Option",
+    "Preemptible",
+    "Priority",
+    "Queue",
+    "TrainerArgs",
+    "TrainerCommand",
+    "Volume",
+    "Volumes",
+]
+
 JobDocument = dict[str, Any]
 """A submission, as docs/reference/job-fields.md has it."""
 

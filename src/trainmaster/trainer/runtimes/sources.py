@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -18,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from trainmaster.plain_yaml import YamlError, parse_yaml_documents
+from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.trainer.runtimes.document import RuntimeDocumentError, TrainingRuntime, kind_of, read_runtime
 from trainmaster.trainer.types import RuntimeKind
 
@@ -40,39 +39,35 @@ class RuntimeFileProblem:
     """Which one, where that is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class FoundRuntimes:
-    """What a place has: of several runtimes of a name, the first."""
+    """The runtimes of a place by name, and what is wrong with its files."""
 
-    runtimes: tuple[TrainingRuntime, ...] = ()
-    problems: tuple[RuntimeFileProblem, ...] = ()
+    runtimes: dict[str, TrainingRuntime] = field(default_factory=dict)
+    problems: list[RuntimeFileProblem] = field(default_factory=list)
 
-    def get(self, name: str) -> TrainingRuntime | None:
-        return next((runtime for runtime in self.runtimes if runtime.name == name), None)
+    def read(self, document: object, where: str) -> None:
+        """Read one document. Of several runtimes of a name, the first counts."""
+        try:
+            runtime = read_runtime(document, where)
+            self.runtimes.setdefault(runtime.name, runtime)
+        except RuntimeDocumentError as error:
+            self.refuse(str(error), error.name)
+
+    def refuse(self, message: str, runtime: str | None = None) -> None:
+        self.problems.append(RuntimeFileProblem(message=message, runtime=runtime))
 
 
 def read_files(files: Iterable[TextFile]) -> FoundRuntimes:
     """The runtimes of some files. Documents of other kinds are passed over: Kubeflow's directories hold some."""
-    found: dict[str, TrainingRuntime] = {}
-    problems: list[RuntimeFileProblem] = []
+    found = FoundRuntimes()
     for file in files:
         try:
             for where, document in _documents(file):
-                read_into(found, problems, document, where)
+                found.read(document, where)
         except YamlError as error:
-            problems.append(RuntimeFileProblem(message=str(error)))
-    return FoundRuntimes(runtimes=tuple(found.values()), problems=tuple(problems))
-
-
-def read_into(
-    found: dict[str, TrainingRuntime], problems: list[RuntimeFileProblem], document: object, where: str
-) -> None:
-    """Read one document, and keep its runtime unless one of its name is there, or what is wrong with it."""
-    try:
-        runtime = read_runtime(document, where)
-        found.setdefault(runtime.name, runtime)
-    except RuntimeDocumentError as error:
-        problems.append(RuntimeFileProblem(message=str(error), runtime=error.name))
+            found.refuse(str(error))
+    return found
 
 
 def built_in() -> FoundRuntimes:
@@ -129,8 +124,8 @@ class SourceCache:
 
     def _read(self, source: str) -> tuple[float, list[TextFile]] | None:
         try:
-            kept = json.loads(self._path(source).read_text("utf-8"))
-            if kept["source"] != source:
+            kept = read_document(self._path(source))
+            if kept is None or kept["source"] != source:
                 return None
             files = [TextFile(name=str(file["name"]), text=str(file["text"])) for file in kept["files"]]
             return float(kept["fetched_at"]), files
@@ -139,31 +134,10 @@ class SourceCache:
 
     def _write(self, source: str, files: list[TextFile], now: float) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        document = {
-            "source": source,
-            "fetched_at": now,
-            "files": [{"name": file.name, "text": file.text} for file in files],
-        }
-        descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=".new-")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.replace(temporary, self._path(source))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        # The oldest go. Another process may do the same at the same time.
-        kept = sorted(self.directory.glob("*.json"), key=_written_at)
-        for path in kept[:-MAX_SOURCES]:
+        document = {"source": source, "fetched_at": now, "files": [asdict(file) for file in files]}
+        write_document(self._path(source), document)
+        for path in sorted(self.directory.glob("*.json"), key=os.path.getmtime)[:-MAX_SOURCES]:
             path.unlink(missing_ok=True)
-
-
-def _written_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 GITHUB = "github://"
