@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
@@ -67,6 +69,12 @@ class NotYetError(Exception):
         super().__init__(message)
         self.until = until
         """Done when it is worth another try, however it ended."""
+
+
+def claim_free_nodes(directory: RunDirectory, request: AttemptRequest) -> list[int]:
+    """Claim the nodes that no worker has, so that a worker that comes later exits at once; returns these nodes."""
+    revoked = {"nonce": uuid.uuid4().hex, "revoked": True}
+    return [node for node in range(len(request.nodes)) if directory.claim(node, revoked)]
 
 
 def endpoint_on_node(request: AttemptRequest, node: int, host: str, port: int) -> str | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainmaster.backends.base import Backend, Capabilities, LaunchError
+from trainmaster.backends.base import Backend, Capabilities, LaunchError, claim_free_nodes
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory
@@ -158,9 +157,7 @@ class AbsentBackend:
         _log.warning("%s cannot be ended by force: %s", request.attempt_id, self._why)
 
     def revoke(self, request: AttemptRequest) -> None:
-        directory = self._run_directory(request)
-        for node in range(len(request.nodes)):
-            directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
+        claim_free_nodes(self._run_directory(request), request)
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
         """After a reboot nothing is left."""

@@ -18,19 +18,12 @@ from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
-from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream
+from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, exit_document, log_stream
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.worker.cgroups import Cgroup, MemoryWatch
 from trainmaster.worker.processes import StackDump, become_subreaper, descendants, start_time_of, wake_on_children
-from trainmaster.worker.ranks import (
-    StartError,
-    find_rendezvous,
-    prepared_environment,
-    rank_environment,
-    start_rank,
-    step_environment,
-)
-from trainmaster.worker.readiness import Service
+from trainmaster.worker.ranks import StartError, find_rendezvous, prepared_environment, start_rank
+from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.staging import StagingError, stage_node
 from trainmaster.worker.tree import TERM_S, Stopping, Tree
@@ -45,7 +38,6 @@ from trainmaster.worker.verdict import (
     verdict_of_success,
     verdict_on_failure,
     verdict_on_stop,
-    verdict_on_timeout,
 )
 from trainmaster.worker.watch import ControlWatch, RankWatch
 
@@ -105,7 +97,8 @@ class NodeRun:
         self._verdict: Verdict | None = None
         self._deadline: float | None = None
         self._step_deadline: float | None = None
-        self._service = Service(directory, node, journal, self._selector)
+        self._probe: ReadinessProbe | None = None
+        """Of a service, until it is ready."""
         self._dump: StackDump | None = None
         self.started_at: float | None = None
         """Unix time at which all ranks were running."""
@@ -174,13 +167,7 @@ class NodeRun:
         pids = {}
         try:
             for rank in ranks:
-                # A container has the environment of its image, not of this machine.
-                base = {} if step.through else os.environ
-                variables = rank_environment(
-                    self._context, rank, base=base, rendezvous=rendezvous, guarded=step.guarded
-                )
-                variables |= step_environment(step, self._secrets)
-                pids[rank], lead = start_rank(step, rank, self._context, variables)
+                pids[rank], lead = start_rank(step, rank, self._context, self._secrets, rendezvous)
                 self._tree.add(rank, pids[rank], leads=lead is not None)
                 if lead is not None:
                     self._leads[rank] = lead
@@ -193,9 +180,13 @@ class NodeRun:
             self._turn(TICK_S)
         self._look()
         self._collect_stacks()
-        verdict = self._advised(self._verdict or self._verdict_at_end())
+        verdict = self._verdict
+        if verdict is None:
+            ended = self._stopping.cause is None
+            verdict = verdict_of_success(self._ends, step=step.name) if ended else self._verdict_on_stop()
+        verdict = self._advised(verdict)
         self._deadline = self._step_deadline = None
-        self._service.close()
+        self._end_probe()
         self._clear_strays()
         self._look(last=True)
         return verdict
@@ -226,20 +217,20 @@ class NodeRun:
         self._hint()
         if self._request.max_runtime_s is not None:
             self._deadline = now + self._request.max_runtime_s
-        if self._context.port is not None:
-            address = (self._request.nodes[self._node].address, self._context.port)
-            uid = self._user.uid if self._user else None
-            self._service.start(address, self._launch.readiness or Readiness(), now, uid=uid)
+        if self._context.port is None:
+            return
+        readiness = self._launch.readiness or Readiness()
+        if self._node and readiness.first_node_only:
+            self._journal.record("ready")
+            return
+        host, uid = self._request.nodes[self._node].address, self._user.uid if self._user else None
+        self._probe = ReadinessProbe(self._selector, host, self._context.port, readiness, now, uid=uid)
 
     def _turn(self, wait_s: float) -> None:
         """Wait for an event, but not longer than `wait_s`, and do everything that is due."""
         now = time.monotonic()
-        moments = [
-            now + wait_s,
-            self._tree.next_due(),
-            self._watch.next_due,
-            self._service.next_due,
-        ]
+        probe_due = self._probe.next_due if self._probe else None
+        moments = [now + wait_s, self._tree.next_due(), self._watch.next_due, probe_due]
         due = min(moment for moment in moments if moment is not None)
         for key, _ in self._selector.select(max(0.0, due - now)):
             key.data()
@@ -279,7 +270,9 @@ class NodeRun:
         if self._step_deadline is not None and now >= self._step_deadline:
             self._step_deadline = None
             if self._stopping.cause is None:
-                self._fail(verdict_on_timeout(self._step, evidence=self._evidence(self._context.first_rank)))
+                message = f"step {self._step.name} took longer than {self._step.timeout_s:g} s, and was ended"
+                # What it waited for may answer the next time.
+                self._fail_step(Reason.STORAGE_UNAVAILABLE, message)
         self._check_service(now)
         if self._dump is not None and now >= self._dump.due:
             self._collect_stacks()
@@ -290,19 +283,28 @@ class NodeRun:
         if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
             message = self._memory.excess(now, lambda: (process.pid for process in descendants(os.getpid())))
             if message is not None:
-                evidence = self._evidence(self._context.first_rank)
-                self._fail(
-                    Verdict(reason=Reason.OUT_OF_MEMORY, message=message, step=self._step.name, evidence=evidence)
-                )
+                self._fail_step(Reason.OUT_OF_MEMORY, message)
                 self._tree.bring_down(now, term_after_s=0, kill_after_s=0)
 
     def _check_service(self, now: float) -> None:
-        if self._service.advance(now):
+        if self._probe is None:
+            return
+        self._probe.advance(now)
+        if self._probe.is_ready:
+            host, port = self._probe.address
+            endpoint = {"host": host, "port": port, "ready_at": time.time()}
+            self._directory.put_document(endpoint_document(self._node), endpoint)
+            self._journal.record("ready", host=host, port=port)
+            self._end_probe()
             self._hint()
-        elif (message := self._service.failure(now)) is not None and self._stopping.cause is None:
-            evidence = self._evidence(self._context.first_rank)
-            self._service.close()
-            self._fail(Verdict(reason=Reason.NOT_READY, message=message, step=self._step.name, evidence=evidence))
+        elif (message := self._probe.failure(now)) is not None and self._stopping.cause is None:
+            self._end_probe()
+            self._fail_step(Reason.NOT_READY, message)
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def _on_control(self, control: Control, now: float) -> None:
         if control.dump_stacks and self._dump is None and self._tree.ranks_running:
@@ -348,6 +350,10 @@ class NodeRun:
             self._verdict = verdict
         self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=TERM_S)
 
+    def _fail_step(self, reason: Reason, message: str) -> None:
+        evidence = self._evidence(self._context.first_rank)
+        self._fail(Verdict(reason=reason, message=message, step=self._step.name, evidence=evidence))
+
     def _clear_strays(self) -> None:
         """Bring down what the ranks left behind."""
         self._tree.reap()
@@ -359,12 +365,6 @@ class NodeRun:
         self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=STRAY_TERM_S)
         while not self._tree.is_empty:
             self._turn(TICK_S)
-
-    def _verdict_at_end(self) -> Verdict:
-        """All processes of a step have ended, and none of them failed by itself."""
-        if self._stopping.cause is not None:
-            return self._verdict_on_stop()
-        return verdict_of_success(self._ends, step=self._step.name)
 
     def _advised(self, verdict: Verdict) -> Verdict:
         """Add advice for a process that looked for fetched data in a directory that could not be made."""

@@ -155,7 +155,9 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
     return {names.TOKENS[name]: value for name, value in secrets.tokens.items() if name in names.TOKENS} | own
 
 
-def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[str, str]) -> tuple[int, int | None]:
+def start_rank(
+    step: Step, rank: int, context: NodeContext, secrets: Secrets, rendezvous: tuple[str, int] | None
+) -> tuple[int, int | None]:
     """Start one process of a step that writes to the node's log files; returns its pid.
 
     A program that leads into a container gets its variables through a descriptor, which is returned too: its answer, if
@@ -164,6 +166,10 @@ def start_rank(step: Step, rank: int, context: NodeContext, variables: Mapping[s
     Raises:
         StartError: it could not be started.
     """
+    # A container has the environment of its image, not of this machine.
+    base = {} if step.through else os.environ
+    variables = rank_environment(context, rank, base=base, rendezvous=rendezvous, guarded=step.guarded)
+    variables |= step_environment(step, secrets)
     argv = [context.workspace.place(word) for word in step.argv]
     if step.from_inputs:
         argv[0] = os.fspath(context.home / INPUTS / argv[0])

@@ -1,4 +1,4 @@
-"""The readiness of a node's service: a non-blocking probe, repeated until it succeeds; then its endpoint."""
+"""The readiness of a node's service: a non-blocking probe, repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import errno
 import os
 import selectors
 import socket
-import time
 
 from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.launch import Readiness
-from trainmaster.protocol.run_directory import RunDirectory, endpoint_document
-from trainmaster.worker.records import Journal
 
 _ANSWER_WITHIN_S = 5.0
 """A service that is busy starting may take this long to answer before it is asked again."""
@@ -34,7 +31,7 @@ class ReadinessProbe:
     ) -> None:
         """`uid`: the user that the service runs as; None: this process's. Answers of others do not count."""
         self._selector = selector
-        self._address = (host, port)
+        self.address = (host, port)
         self._readiness = readiness
         self._uid = uid
         self._socket: socket.socket | None = None
@@ -58,7 +55,7 @@ class ReadinessProbe:
         """Why the service did not become ready in time; None before its time is over."""
         if self.is_ready or now < self._until:
             return None
-        host, port = self._address
+        host, port = self.address
         return f"the service did not answer at http://{host}:{port} in time: {self._last_answer}"
 
     def close(self) -> None:
@@ -72,7 +69,7 @@ class ReadinessProbe:
         self._received = b""
         self.next_due = now + _ANSWER_WITHIN_S
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+            family, kind, protocol, _, address = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)[0]
             self._socket = socket.socket(family, kind, protocol)
         except OSError as error:
             self._socket = None
@@ -90,7 +87,7 @@ class ReadinessProbe:
         if outcome:
             self._conclude(os.strerror(outcome))
             return
-        host, port = self._address
+        host, port = self.address
         try:
             stranger = stranger_at(self._socket.getpeername()[:2], self._socket.getsockname()[:2], self._uid)
         except OSError as error:
@@ -132,49 +129,3 @@ class ReadinessProbe:
         self.close()
         self._last_answer = answer
         self.next_due = self._asked_at + self._readiness.interval_s
-
-
-class Service:
-    """The service of a node, from its start until it is ready. Batch jobs never start it."""
-
-    def __init__(self, directory: RunDirectory, node: int, journal: Journal, selector: selectors.BaseSelector) -> None:
-        self._directory = directory
-        self._node = node
-        self._journal = journal
-        self._selector = selector
-        self._address = ("", 0)
-        self._probe: ReadinessProbe | None = None
-
-    @property
-    def next_due(self) -> float | None:
-        """When `advance` has something to do; None while the service is not probed."""
-        return self._probe.next_due if self._probe else None
-
-    def start(self, address: tuple[str, int], readiness: Readiness, now: float, *, uid: int | None) -> None:
-        """Probe the service, unless only the first node's counts. `uid` as for a probe."""
-        if self._node and readiness.first_node_only:
-            self._journal.record("ready")
-            return
-        self._address = address
-        self._probe = ReadinessProbe(self._selector, *address, readiness, now, uid=uid)
-
-    def advance(self, now: float) -> bool:
-        """Probe if it is due; returns whether the service became ready and its endpoint was published."""
-        if self._probe is None:
-            return False
-        self._probe.advance(now)
-        if not self._probe.is_ready:
-            return False
-        endpoint = {"host": self._address[0], "port": self._address[1]}
-        self._directory.put_document(endpoint_document(self._node), {**endpoint, "ready_at": time.time()})
-        self._journal.record("ready", **endpoint)
-        self.close()
-        return True
-
-    def failure(self, now: float) -> str | None:
-        return self._probe.failure(now) if self._probe else None
-
-    def close(self) -> None:
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopCause
 
 MAX_LINES = 20
@@ -240,12 +239,6 @@ def verdict_on_failure(
         evidence=evidence,
         oom_kills=oom_kills,
     )
-
-
-def verdict_on_timeout(step: Step, *, evidence: Evidence) -> Verdict:
-    """A step took too long; what it waited for may answer next time."""
-    message = f"step {step.name} took longer than {step.timeout_s:g} s, and was ended"
-    return Verdict(reason=Reason.STORAGE_UNAVAILABLE, message=message, step=step.name, evidence=evidence)
 
 
 def verdict_on_stop(

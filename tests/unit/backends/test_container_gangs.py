@@ -79,7 +79,7 @@ class RecordedEngine:
     def ran_out_of_memory(self, _: str) -> bool:
         return False
 
-    def end_of(self, name: str) -> int:
+    def wait(self, name: str) -> int:
         self.ended[name].wait()
         return 137
 
@@ -87,9 +87,7 @@ class RecordedEngine:
         self.ended[name].set()
 
     def gang(self) -> container_process.Gang:
-        return container_process.Gang(
-            cast("Engine", self), "head", DOCUMENTS, end_of=self.end_of, tell=lambda *_: pytest.fail("nothing to tell")
-        )
+        return container_process.Gang(cast("Engine", self), "head", DOCUMENTS)
 
 
 def test_gang_that_is_told_to_end_while_it_is_started_starts_no_more_of_it() -> None:
@@ -117,4 +115,5 @@ def test_writers_that_are_ended_after_their_head_are_not_told_of(
     for thread in watching:
         thread.join()
     assert not gang.broke_head
+    assert gang.out_of_memory == []
     assert capsys.readouterr().err == ""

@@ -22,6 +22,7 @@ from trainmaster.protocol.environment import ATTEMPT_ID
 from trainmaster.protocol.launch import BlobFile, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory
+from trainmaster.protocol.secrets import NO_SECRETS
 from trainmaster.worker.processes import die_with_parent
 from trainmaster.worker.ranks import StartError, rank_environment, start_rank
 from trainmaster.worker.staging import NodeContext, StagingError, stage
@@ -333,12 +334,12 @@ def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     around = surroundings_in(ground / "home" / "work", ground, run, user)
     step = Step(name="main", argv=("cat", "file"))
     with pytest.raises(StartError, match="cannot be entered"):
-        start_rank(step, 0, around, {"PATH": os.defpath})
+        start_rank(step, 0, around, NO_SECRETS, None)
     with acting_as(user):
         (ground / "home" / "work").unlink()
         (ground / "home" / "work").mkdir()
         (ground / "home" / "work" / "file").write_text("theirs")
-    pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
+    pid, _ = start_rank(step, 0, around, NO_SECRETS, None)
     assert os.waitpid(pid, 0)[1] == 0
     assert Path(around.log("main", 0, "out")).read_text() == "theirs"
 
@@ -365,6 +366,6 @@ def test_setuid_programs_give_a_rank_no_rights(ground: Path, run: RunDirectory, 
     program.chmod(0o4755)
     around = surroundings_in(ground / "ours", ground, run, user)
     step = Step(name="main", argv=(str(program), "-p", "-c", "id -u"))
-    pid, _ = start_rank(step, 0, around, {"PATH": os.defpath})
+    pid, _ = start_rank(step, 0, around, NO_SECRETS, None)
     assert os.waitpid(pid, 0)[1] == 0
     assert Path(around.log("main", 0, "out")).read_text() == f"{UID}\n"

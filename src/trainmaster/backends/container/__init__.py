@@ -15,13 +15,12 @@ import logging
 import os
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.backends import BACKENDS, BackendContext, ContainerDefaults
-from trainmaster.backends.base import LaunchError
+from trainmaster.backends.base import LaunchError, claim_free_nodes
 from trainmaster.backends.container.container_spec import (
     LOOPBACK,
     ContainerContext,
@@ -212,10 +211,8 @@ class ContainerBackend:
 
     def revoke(self, request: AttemptRequest) -> None:
         """Take every free claim, and remove the containers that would have had them."""
-        directory, nodes = self._run_directory(request), range(len(request.nodes))
         # All claims first: the engine may be away, and a worker that finds no claim left ends by itself.
-        free = [node for node in nodes if directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})]
-        for node in free:
+        for node in claim_free_nodes(self._run_directory(request), request):
             for name in self._names(request, node):
                 self._remove(name)
             self._plans.remove(request, node)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,6 @@ from typing import Any, Self
 from trainmaster.backends.container.container_spec import KEEP
 from trainmaster.backends.container.engine import Engine, EngineError, RefusedByEngineError
 from trainmaster.protocol.processes import KILL_LED
-from trainmaster.protocol.reasons import Reason
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, KILL_LED)
 """Passed on to the container; block them before any thread is started."""
@@ -78,6 +77,14 @@ def end_of(engine: Engine, name: str) -> int:
             time.sleep(AWAY_S)
 
 
+def process_of(engine: Engine, name: str) -> int | None:
+    """The first process of a container; None if it does not run, or the engine does not answer."""
+    try:
+        return engine.process(name)
+    except EngineError:
+        return None
+
+
 def _is_deaf_to(process: int, number: int) -> bool:
     """Whether a signal would end the first process of a container, and does not because it is the first.
 
@@ -131,6 +138,7 @@ def _is_removed(engine: Engine, name: str) -> bool:
 
 _GROUPS = Path("/sys/fs/cgroup")
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_COUNTED_S = 0.2
 
 
 class KernelKills:
@@ -179,12 +187,22 @@ def _counter(pid: int) -> Path | None:
     return None
 
 
+def ran_out_of_memory(engine: Engine, name: str, kills: KernelKills) -> bool:
+    """Whether the kernel killed a process of an ended container for lack of memory, by the count or the engine."""
+    kills.join(_COUNTED_S)
+    if kills.count:
+        return True
+    try:
+        return engine.ran_out_of_memory(name)
+    except EngineError:
+        return False
+
+
 _SPEAKS_S = 10.0
 """How long the head may take to report that a member has failed."""
 _LAST_S = 5.0
 """How long members may take to notice that the head has ended."""
 _AGAIN_S = 1.0
-_COUNTED_S = 0.2
 
 
 class Gang:
@@ -194,33 +212,17 @@ class Gang:
     whose members cannot do their work, or members without a head.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        head: str,
-        documents: Mapping[str, Mapping[str, Any]],
-        *,
-        end_of: Callable[[str], int],
-        tell: Callable[[Reason, str], None],
-    ) -> None:
-        """Describe a gang.
-
-        Args:
-            engine: the engine that runs it.
-            head: the name of the head's container.
-            documents: the members' containers, by name.
-            end_of: waits for the end of a container; returns its exit code.
-            tell: reports to the worker why the step fails.
-        """
+    def __init__(self, engine: Engine, head: str, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """`head` is the name of its container; `documents` has the members' containers, by name."""
         self._engine = engine
         self._head = head
         self._documents = documents
-        self._end_of = end_of
-        self._tell = tell
         self._watching = [threading.Thread(target=self._watch, args=(name,), daemon=True) for name in documents]
         self._is_over = threading.Event()
         self.broke_head = False
         """Whether a member failed, and the head was killed because of it."""
+        self.out_of_memory: list[str] = []
+        """Members that the kernel killed for lack of memory."""
 
     def __enter__(self) -> Self:
         try:
@@ -248,16 +250,14 @@ class Gang:
         self._clear()
 
     def _watch(self, name: str) -> None:
-        kills = None
-        with contextlib.suppress(EngineError):
-            kills = KernelKills(self._engine.process(name))
-        code, wait_s = self._end_of(name), _SPEAKS_S
+        kills = KernelKills(process_of(self._engine, name))
+        code, wait_s = end_of(self._engine, name), _SPEAKS_S
         with contextlib.suppress(EngineError):
             if said := self._engine.output(name):
                 sys.stderr.write(f"{said}\n")
-            if code and (_counted(kills) or self._engine.ran_out_of_memory(name)):
-                self._tell(Reason.OUT_OF_MEMORY, f"{name} was killed by the kernel: out of memory")
-                wait_s = 0.0
+        if code and ran_out_of_memory(self._engine, name, kills):
+            self.out_of_memory.append(name)
+            wait_s = 0.0
         if code == 0 or self._is_over.is_set():
             return  # after the head's end it may be that it was ended here
         sys.stderr.write(f"{name} ended with exit code {code}\n")
@@ -279,11 +279,3 @@ def _end_when_told() -> None:
     """Exit if SIGTERM is pending: signals are kept for the head, and many containers take long to start."""
     if signal.SIGTERM in signal.sigpending():
         sys.exit(128 + signal.SIGTERM)
-
-
-def _counted(kills: KernelKills | None) -> int:
-    """The kernel's out-of-memory kills in a container that has ended."""
-    if kills is None:
-        return 0
-    kills.join(_COUNTED_S)
-    return kills.count

@@ -27,8 +27,9 @@ from trainmaster.backends.container.container_process import (
     SIGNALS,
     Gang,
     KernelKills,
-    end_of,
     followed,
+    process_of,
+    ran_out_of_memory,
 )
 from trainmaster.backends.container.container_spec import KEEP, NODE, RUN_DIR
 from trainmaster.backends.container.engine import (
@@ -48,7 +49,6 @@ from trainmaster.protocol.secrets import Secrets
 _EXIT_NOT_FOUND = 127
 _EXIT_KILLED = 128 + signal.SIGKILL
 _EXIT_LOST = 1
-_COUNTED_S = 0.2
 _ENGINE_S = 60.0
 """How long to wait for an engine that does not answer, before there is a container."""
 _NOT_STARTED = (None, "created", "configured", "initialized")
@@ -104,19 +104,14 @@ def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, st
     (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
     commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
     documents = {name: _document(members, variables, own) for name, own in zip(names, commands, strict=True)}
-    told: list[End] = []
-    gang = Gang(
-        engine,
-        head,
-        documents,
-        end_of=lambda name: end_of(engine, name),
-        tell=lambda reason, message: told.append(End(reason=reason, message=message)),
-    )
-    with gang:
+    with Gang(engine, head, documents) as gang:
         end = _run(engine, planned, variables, command)
     if end.code == 0:
         return end
-    return next(iter(told), End() if gang.broke_head else end)
+    if gang.out_of_memory:
+        message = f"{gang.out_of_memory[0]} was killed by the kernel: out of memory"
+        return End(reason=Reason.OUT_OF_MEMORY, message=message)
+    return End() if gang.broke_head else end
 
 
 def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
@@ -242,16 +237,10 @@ def _ask(question: Callable[[], None], until: float) -> None:
 
 def _run_to_end(engine: Engine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
     """The exit code of a running container, and whether it ran out of memory."""
-    process, told = None, False
-    with contextlib.suppress(EngineError):
-        process = engine.process(name)
+    process = process_of(engine, name)
     kills = KernelKills(process)
     code = followed(engine, name, process=process, copies=copies, at_once=at_once)
-    kills.join(_COUNTED_S)
-    if code == _EXIT_KILLED and not kills.count:
-        with contextlib.suppress(EngineError):
-            told = engine.ran_out_of_memory(name)
-    return code, code == _EXIT_KILLED and (kills.count > 0 or told)
+    return code, code == _EXIT_KILLED and ran_out_of_memory(engine, name, kills)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ import signal
 import stat
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainmaster.backends import BACKENDS, BackendContext
-from trainmaster.backends.base import LaunchError, endpoint_on_node
+from trainmaster.backends.base import LaunchError, claim_free_nodes, endpoint_on_node
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import LOCAL
@@ -121,10 +120,7 @@ class LocalBackend:
             kill_worker(directory, node)
 
     def revoke(self, request: AttemptRequest) -> None:
-        """A worker that comes later exits at once."""
-        directory = self._run_directory(request)
-        for node in range(len(request.nodes)):
-            directory.claim(node, {"nonce": uuid.uuid4().hex, "revoked": True})
+        claim_free_nodes(self._run_directory(request), request)
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
         """Over HTTP, what the node wrote is also delivered."""

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,6 @@ from trainmaster.server.core.resources import Gpu, Node
 
 HARMLESS_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors that a program causes for itself (a bad address, a kill): the GPU is still usable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
-    """A GPU or a MIG slice."""
-
-    device: str
-    """For CUDA_VISIBLE_DEVICES."""
-    type: str
-    memory_mb: int
-    used_mb: int
 
 
 class Driver:
@@ -97,23 +86,12 @@ class Driver:
     def _of(self, nvml: Any, number: int) -> list[Gpu]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            units = _slices(nvml, handle) or [_whole(nvml, handle, str(number))]
+            found = _slices(nvml, handle) or [_gpu(nvml, handle, str(number), str(nvml.nvmlDeviceGetName(handle)))]
             problem = self._problem(nvml, handle)
         except nvml.NVMLError as error:
             lost = [gpu for gpu in self._known if gpu.device == str(number)]
             return [replace(gpu, healthy=False, problem=f"the driver lost it: {error}") for gpu in lost]
-        return [
-            Gpu(
-                index=0,
-                device=unit.device,
-                type=unit.type,
-                memory_mb=unit.memory_mb,
-                used_mb=unit.used_mb,
-                healthy=not problem,
-                problem=problem,
-            )
-            for unit in units
-        ]
+        return [replace(gpu, healthy=not problem, problem=problem) for gpu in found]
 
     def _problem(self, nvml: Any, handle: Any) -> str:
         """Why no job should get this GPU; empty if it is healthy."""
@@ -146,12 +124,7 @@ def _rows_to_remap(nvml: Any, handle: Any) -> str:
     return "rows of its memory wait to be remapped: reset it" if pending else ""
 
 
-def _whole(nvml: Any, handle: Any, device: str) -> _Unit:
-    total_mb, used_mb = _memory_mb(nvml, handle)
-    return _Unit(device=device, type=str(nvml.nvmlDeviceGetName(handle)), memory_mb=total_mb, used_mb=used_mb)
-
-
-def _slices(nvml: Any, handle: Any) -> list[_Unit]:
+def _slices(nvml: Any, handle: Any) -> list[Gpu]:
     """The slices of a GPU in MIG mode, with types such as `mig-1g.5gb`; empty in other modes."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
@@ -166,20 +139,18 @@ def _slices(nvml: Any, handle: Any) -> list[_Unit]:
         except nvml.NVMLError:
             continue
         profile = str(nvml.nvmlDeviceGetName(part)).rpartition("MIG ")[2]
-        total_mb, used_mb = _memory_mb(nvml, part)
-        uuid = str(nvml.nvmlDeviceGetUUID(part))
-        found.append(_Unit(device=uuid, type=f"mig-{profile}", memory_mb=total_mb, used_mb=used_mb))
+        found.append(_gpu(nvml, part, str(nvml.nvmlDeviceGetUUID(part)), f"mig-{profile}"))
     return found
 
 
-def _memory_mb(nvml: Any, handle: Any) -> tuple[int, int]:
-    """Total and used."""
+def _gpu(nvml: Any, handle: Any, device: str, kind: str) -> Gpu:
+    """A GPU or a MIG slice; `device` is its name in CUDA_VISIBLE_DEVICES."""
     try:
         # The first version of this call counts the driver's own memory as used.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return memory.total >> 20, memory.used >> 20
+    return Gpu(index=0, device=device, type=kind, memory_mb=memory.total >> 20, used_mb=memory.used >> 20)
 
 
 _SIZES_MB = {"H100": 81920, "H200": 144384, "A100": 81920, "B200": 196608, "L40S": 49152, "L4": 24576}
