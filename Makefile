@@ -15,8 +15,6 @@ setup:  ## prepare .venv for running jobs
 
 setup-dev:  ## prepare .venv and .venvs with all that the tests need
 	@sh scripts/setup.sh dev
-	@sh scripts/clients.sh
-	@sh scripts/containers.sh
 
 demo: setup  ## start a server, fine-tune a small model, watch it finish
 	@$(PY) examples/demo.py

@@ -23,11 +23,9 @@ prepare() {
 }
 
 mkdir -p .venvs
-prepare cookbook "tinker-cookbook[math-rl]==0.5.8" "$torch" & # as large as all the others together
-cookbook=$!
+prepare cookbook "tinker-cookbook[math-rl]==0.5.8" "$torch"
 prepare tinker "tinker>=0.36,<0.37"
 prepare fireworks "fireworks-ai[training-sdk]>=1.2.28,<1.3" "$torch"
 prepare tinker-0.24.1 tinker==0.24.1
 prepare tinker-0.25.0 tinker==0.25.0
 prepare kubeflow "kubeflow[docker]==0.5.0" "httpx>=0.27,<1" "rich>=13.9" # the last two: for our backend behind it
-wait "$cookbook"

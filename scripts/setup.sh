@@ -1,12 +1,17 @@
 #!/bin/sh
-# Prepares .venv with Trainmaster and its extras: `train` to run jobs (the default), `dev` for all that the tests need.
+# Prepares .venv with Trainmaster and its extras: `train` to run jobs (the default), `dev` for all that the tests need,
+# which includes the public clients in .venvs and a container engine.
 set -eu
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 extra="${1:-train}"
 stamp=".venv/.trainmaster-$extra"
 
-if [ -f "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && .venv/bin/python -c 'import trainmaster' 2>/dev/null; then
+ready() {
+    [ -f "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && .venv/bin/python -c 'import trainmaster' 2>/dev/null
+}
+
+if [ "$extra" != dev ] && ready; then
     exit 0
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -40,7 +45,22 @@ if ! [ -x .venv/bin/pip ]; then
         fi
     fi
 fi
-echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2
-# Not quiet: each package is named as it comes, on a terminal with a bar.
-.venv/bin/pip install --disable-pip-version-check -e ".[$extra]" >&2
-touch "$stamp"
+if [ "$extra" = dev ]; then
+    sh scripts/clients.sh &
+    clients=$!
+    sh scripts/containers.sh
+fi
+if ! ready; then
+    echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2
+    # Not quiet: each package is named as it comes, on a terminal with a bar. Compiling all modules takes as long as
+    # installing them; tests import few of them.
+    compile=--compile
+    if [ "$extra" = dev ]; then
+        compile=--no-compile
+    fi
+    .venv/bin/pip install --disable-pip-version-check "$compile" -e ".[$extra]" >&2
+    touch "$stamp"
+fi
+if [ "$extra" = dev ]; then
+    wait "$clients"
+fi
