@@ -172,7 +172,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
     saved = [path.name for path in (place / "runs/checkpoints/general/default/Count").iterdir() if path.is_dir()]
     assert len(saved) == 1
     second = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True, env={**os.environ})
-    assert f"goes on from general/default/Count/{saved[0]} (step {saved[0]})" in second.stderr
+    assert f"continues from general/default/Count/{saved[0]} (step {saved[0]})" in second.stderr
     assert second.stdout.splitlines()[-1] == "total 820.0"
 
 

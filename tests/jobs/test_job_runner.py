@@ -79,7 +79,7 @@ def test_broken_off_job_goes_on_from_its_latest_checkpoint(
         run()
     run()
     assert seen == [1, 2, 3, 3, 4, 5, 6]
-    assert f"goes on from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
+    assert f"continues from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_restore_is_for_the_first_start_alone(
     walk(tmp_path, "other")()
     run("steps=2", restore="general/default/other/steps/6")
     run("steps=4", restore="general/default/other/steps/6", overlay=True)
-    assert f"goes on from {HOME}/steps/2" in capsys.readouterr().err
+    assert f"continues from {HOME}/steps/2" in capsys.readouterr().err
     assert saved(tmp_path, "steps/4", "job.json")["restored_from"] == "general/default/other/steps/6"
-    with pytest.raises(RunError, match=r"began from general/default/other/steps/6; give another name"):
+    with pytest.raises(RunError, match=r"started from general/default/other/steps/6; give another name"):
         run("steps=4", restore="general/default/other/steps/4")
 
 
@@ -245,7 +245,7 @@ def test_checkpoint_that_the_server_names_is_gone_on_from(
     run("steps=6")
     monkeypatch.setenv("TRAINMASTER_RESUME_FROM", str(tmp_path / "checkpoints" / HOME / "steps/2"))
     run("steps=6")
-    assert f"goes on from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
+    assert f"continues from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
 
 
 def test_checkpoint_that_was_never_registered_is_not_gone_on_from(
@@ -257,7 +257,7 @@ def test_checkpoint_that_was_never_registered_is_not_gone_on_from(
     job._settle()
     monkeypatch.setenv("TRAINMASTER_RESUME_FROM", str(tmp_path / "checkpoints" / HOME / "unregistered"))
     run("steps=4")
-    assert f"goes on from {HOME}/steps/4" in capsys.readouterr().err
+    assert f"continues from {HOME}/steps/4" in capsys.readouterr().err
 
 
 def test_checkpoint_of_another_kind_of_job_is_refused(
@@ -327,18 +327,11 @@ def test_resumed_run_rejoins_the_tracker(
 
     started: list[tuple[str, str | None]] = []
 
-    class Recording:
-        def start(self, name: str, project: str, config: Any, run_id: str | None = None) -> str | None:
-            started.append((name, run_id))
-            return run_id or "tracked-1"
+    def start(name: str, project: str, config: Any, run_id: str | None) -> tracking.TrackerRun:
+        started.append((name, run_id))
+        return tracking.TrackerRun(run_id or "tracked-1", lambda values, step: None, lambda: None)
 
-        def log(self, values: Any, step: int | None = None) -> None:
-            pass
-
-        def finish(self) -> None:
-            pass
-
-    monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None, group=None: tracking.Mirror(Recording()))
+    monkeypatch.setattr(basic_job, "tracker_for", lambda kind, directory=None, group=None: tracking.Mirror(start))
     run("steps=2", tracker="trackio")
     run("steps=4", tracker="trackio", overlay=True)
     assert started == [("walk", None), ("walk", "tracked-1")]
@@ -367,7 +360,7 @@ def test_job_whose_checkpoints_lie_on_an_object_store_goes_on_from_there(
 
     run("steps=2")
     run("steps=4", overlay=True)
-    assert f"goes on from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
+    assert f"continues from {HOME}/steps/2 (step 2)" in capsys.readouterr().err
     spec = ExecutionSpec.on(cluster, name="walk")
     assert (Walk.checkpoints(spec), Walk.latest(spec)) == (["steps/2", "steps/4"], "steps/4")
     assert Walk._get_checkpoint_path(spec, "steps/4") == f"{s3_root}/checkpoints/{HOME}/steps/4"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.jobs.tracker import Mirror, TrackerMissingError, tracker_for
+from trainmaster.jobs.tracker import Mirror, TrackerMissingError, TrackerRun, tracker_for
 
 TRACKED = """
 import os
@@ -106,9 +106,9 @@ class Broken:
         if what == self.fails_at:
             raise OSError("no room")
 
-    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
+    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None) -> TrackerRun:
         self._ask("start")
-        return "new"
+        return TrackerRun("new", self.log, self.finish)
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
         self._ask("log")
@@ -123,7 +123,7 @@ class Broken:
 )
 def test_tracker_that_fails_is_left_alone(fails_at: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     broken = Broken(fails_at)
-    mirror = Mirror(broken)
+    mirror = Mirror(broken.start)
     assert mirror.start("a", "b", {}, "old") == ("old" if fails_at == "start" else "new")
     mirror.log({"loss": 1.0}, 1)
     mirror.log({"loss": 1.0}, 2)

@@ -22,7 +22,8 @@ from forked_ranks import run_ranks
 from trainmaster.jobs import checkpoint_saver, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
-from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError, Saver
+from trainmaster.jobs.checkpoint_reader import InexactResumeError
+from trainmaster.jobs.checkpoint_saver import SaveError, Saver
 from trainmaster.jobs.process import current_process
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import LocalRoot, open_root
@@ -275,7 +276,7 @@ def test_corrupt_checkpoint_is_passed_over_with_a_note(tmp_path: Path) -> None:
             saver.save({"step": step, "w": torch.ones(3)}, rel_path=f"checkpoint-{step}", step=step)
         saver.wait()
         _flip(tmp_path / "root" / "checkpoint-3" / "arrays-00000.safetensors")
-        found, loaded = saver.load_latest_good(exact=True)
+        found, loaded = saver.load_latest_good()
         assert (found, loaded.tree["step"]) == ("checkpoint-2", 2)
         notes = [event["message"] for event in _events(events) if event["type"] == "note"]
         assert len(notes) == 1
@@ -483,7 +484,7 @@ def test_failure_of_rank_0_is_told_to_all(tmp_path: Path) -> None:
 
     first, second = run_ranks(2, work, tmp_path / "ranks")
     assert first == ["OSError: no space left", "FileExistsError"]
-    assert second == ["SaveError: rank 0: no space left", "SaveError"]
+    assert second == ["SaveError: process 0 failed to save a checkpoint: OSError: no space left", "SaveError"]
 
 
 def test_rank_that_does_not_come_is_named_and_only_a_draft_is_left_of_it(tmp_path: Path) -> None:

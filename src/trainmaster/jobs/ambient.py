@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import enum
 import importlib
 import inspect
@@ -24,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from trainmaster.jobs.config_document import ConfigurationError, overlaid, overlay_of
+from trainmaster.jobs.config_document import ConfigurationError, overlaid, overlay_of, suggestion
 
 KEY = "trainmaster_key"
 """In the metadata of a dataclass field: the key of its value in the configuration."""
@@ -172,7 +171,11 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 def is_ambient(job_class: type) -> bool:
     """Whether a job class is constructed from its spec alone and uses the current configuration."""
-    return declares(job_class) or not _takes_config(job_class)
+    if declares(job_class):
+        return True
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    _spec, *others = inspect.signature(job_class).parameters.values()
+    return all(each.name != "config" and each.kind in by_keyword for each in others)
 
 
 def declares(job_class: type) -> bool:
@@ -184,12 +187,6 @@ def declared(job_class: Any) -> list[Any]:
     """The dataclasses that a job class declares; the first is the type of its `args`."""
     found = job_class.config()
     return list(found) if isinstance(found, (list, tuple)) else [found]
-
-
-def _takes_config(job_class: type) -> bool:
-    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    _spec, *others = inspect.signature(job_class).parameters.values()
-    return any(each.name == "config" or each.kind not in by_keyword for each in others)
 
 
 def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
@@ -205,7 +202,7 @@ def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
         if key is None:
             continue
         value = _at(document, key)
-        if value is _ABSENT and _has_default(each):
+        if value is _ABSENT and _default(each) is not _ABSENT:
             continue
         if value is _ABSENT or value == MISSING:
             problems.append(f"{key}: required, and has no default")
@@ -263,12 +260,8 @@ def _default_values(kinds: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             if _is_dataclass(hints[each.name]):
                 yield from _default_values([hints[each.name]])
             elif (key := each.metadata.get(KEY)) is not None:
-                value = MISSING
-                if each.default is not dataclasses.MISSING:
-                    value = each.default
-                elif each.default_factory is not dataclasses.MISSING:
-                    value = each.default_factory()
-                yield key, to_jsonable_python(value, fallback=str)
+                value = _default(each)
+                yield key, MISSING if value is _ABSENT else to_jsonable_python(value, fallback=str)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -295,17 +288,17 @@ def _at(document: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def _has_default(each: dataclasses.Field[Any]) -> bool:
-    return each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
+def _default(each: dataclasses.Field[Any]) -> Any:
+    if each.default is not dataclasses.MISSING:
+        return each.default
+    return each.default_factory() if each.default_factory is not dataclasses.MISSING else _ABSENT
 
 
 def _unknown(known: Mapping[str, Any], given: Mapping[str, Any], above: str) -> Iterator[str]:
     for key, value in given.items():
         where = f"{above}.{key}" if above else str(key)
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known) or 'none'}"
-            yield f"{where}: unknown key; {hint}"
+            yield f"{where}: unknown key; {suggestion(str(key), known)}"
         elif isinstance(value, Mapping) and isinstance(known[key], Mapping) and known[key]:
             yield from _unknown(known[key], value, where)
 

@@ -1,27 +1,32 @@
-"""`BasicJob`, a class that runs once on every process with a typed configuration, and the registry of job classes."""
+"""`BasicJob`, a class that runs once on every process with a typed configuration; requests to stop it; the registry."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
+import json
+import math
 import os
+import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 from trainmaster.jobs import ambient, report
 from trainmaster.jobs.attempt import Stop
-from trainmaster.jobs.config_document import config_type, overlay_of, plain, typed
+from trainmaster.jobs.config_document import config_type, overlay_of, plain, suggestion, typed
 from trainmaster.jobs.lock import Lock
-from trainmaster.jobs.process import current_process
+from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.spec import ExecutionSpec
-from trainmaster.jobs.stop_requests import StopRequests
 from trainmaster.jobs.tracker import NONE, ProgressLines, tracker_for
-from trainmaster.protocol.reasons import Phase
+from trainmaster.protocol import environment
+from trainmaster.protocol.documents import from_json
+from trainmaster.protocol.reasons import Phase, StopCause
 
 C = TypeVar("C")
 JobT = TypeVar("JobT", bound="BasicJob[Any]")
@@ -228,6 +233,69 @@ def _arguments(cls: type[BasicJob[C]], config: C | Mapping[str, Any] | None, aro
     return typed(kind, {} if given is None else overlay_of(given))
 
 
+_SIGNALS: Mapping[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+"""The signals that request a stop, and how Python handles them by default."""
+
+
+class StopRequests:
+    """Requests to save or to stop, by the server or by a signal; the same on every rank.
+
+    `look` is collective; nothing changes between two looks.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._signalled = False
+        self.stop: Stop | None = None
+        """The stop that all ranks agreed on."""
+
+    def look(self) -> bool:
+        """Check for requests; returns whether to save, with or without a stop."""
+        stop = report.stop_requested()
+        if stop is None and self._signalled:
+            stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
+        save = report.save_requested()
+        # One message between the ranks in nearly every step; more only when one of them has a request.
+        if not self._process.any(stop is not None or save):
+            return False
+        seen = self._process.gather(json.dumps({"stop": asdict(stop) if stop else None, "save": save}).encode())
+        by_rank = [json.loads(each) for each in seen]
+        # All follow the first stop that any of them has seen.
+        stops, saves = [each["stop"] for each in by_rank if each["stop"]], any(each["save"] for each in by_rank)
+        agreed = self._process.broadcast({"stop": stops[:1], "save": saves}, "requests")
+        if agreed["stop"]:
+            self.stop = from_json(Stop, agreed["stop"][0])
+        return bool(agreed["save"] or (self.stop is not None and self.stop.save))
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
+
+        Inside a job of a server signals are left alone: requests come by the control file there, and SIGTERM ends the
+        process.
+        """
+        owned = [number for number, default in _SIGNALS.items() if signal.getsignal(number) is default]
+        if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
+            owned = []
+        before = {number: signal.signal(number, self._take) for number in owned}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: object) -> None:
+        self._signalled = True
+        signal.signal(number, _SIGNALS[number])
+        name = signal.Signals(number).name
+        sys.stderr.write(
+            f"trainmaster: {name}: saving and stopping after this step; a second signal ends the job at once\n"
+        )
+
+
 JobClassT = TypeVar("JobClassT", bound="type[BasicJob[Any]]")
 
 _CLASSES: dict[str, type[BasicJob[Any]]] = {}
@@ -288,11 +356,11 @@ def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
         if (known := _CLASSES.get(target)) is not None:
             return known
         message = f"no job class is registered as {target!r}; name it as module:Class, or import what registers it"
-        raise UnknownJobClassError(_unknown(message, target, registered()))
+        raise UnknownJobClassError(f"{message}; {suggestion(target, registered())}")
     found = _attribute(sys.modules[place], qualified)
     if found is None:
         there = [name for name, value in vars(sys.modules[place]).items() if _is_job(value)]
-        raise UnknownJobClassError(_unknown(f"{place} has no job class {qualified!r}", qualified, there))
+        raise UnknownJobClassError(f"{place} has no job class {qualified!r}; {suggestion(qualified, there)}")
     return found
 
 
@@ -317,10 +385,3 @@ def _attribute(module: Any, qualified: str) -> type[BasicJob[Any]] | None:
 
 def _is_job(value: object) -> bool:
     return inspect.isclass(value) and issubclass(value, BasicJob)
-
-
-def _unknown(message: str, name: str, known: list[str] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"{message}; did you mean {near[0]!r}?"
-    return f"{message}; there are: {', '.join(known) or 'none'}"

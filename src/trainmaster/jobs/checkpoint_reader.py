@@ -78,7 +78,7 @@ class Loader:
         process = self._process
         problem: Exception | None = None
         loaded: LoadedCheckpoint | None = None
-        state: rng.State | None = None
+        state: Mapping[str, Any] | None = None
         try:
             manifest = _manifest(self._root, rel_path)
             with self._root.fetch(rel_path, verify=False) as directory:
@@ -90,9 +90,15 @@ class Loader:
                 tree = trees.read(
                     directory, template, partial=partial, digests=digests, process=process, buffers=self._buffers
                 )
-                _require(rel_path, needs, tree, metadata)
+                there = {*(tree if isinstance(tree, Mapping) else ()), *metadata}
+                if missing := [name for name in needs if name not in there]:
+                    lacks = f"{rel_path} lacks {', '.join(missing)}"
+                    raise InexactResumeError(f"{lacks}: training cannot continue exactly from it")
                 if digests is not None:
-                    _verify_rest(directory, digests, process)
+                    # The files that belong to no tree, such as configurations; each rank takes some of them.
+                    rest = sorted(name for name in digests if not trees.holds(name))
+                    for name in rest[process.index :: process.count]:
+                        verify_file(directory, name, digests)
             loaded = LoadedCheckpoint(tree, metadata, manifest)
         except Exception as error:
             problem = error
@@ -107,18 +113,11 @@ class Loader:
         template: Any = trees.ANYTHING,
         *,
         start: str | None = None,
-        partial: bool = False,
-        exact: bool = False,
         needs: Sequence[str] = (),
     ) -> tuple[str, LoadedCheckpoint]:
-        """Read the newest checkpoint of this job that is not corrupt; returns its place, too.
+        """Read the newest checkpoint of this job that is not corrupt, as `load` does; returns its place, too.
 
-        Args:
-            template: as for `load`.
-            start: the first one to try; by default the newest. Newer ones are ignored.
-            partial: as for `load`.
-            exact: as for `load`.
-            needs: as for `load`.
+        With `start`, that is the first one to try, and newer ones are ignored.
 
         Raises:
             FileNotFoundError: nothing is committed.
@@ -134,18 +133,17 @@ class Loader:
             candidates = candidates[candidates.index(start) :]
         if not candidates:
             raise FileNotFoundError(f"{self._root.uri}/{self._home}: no checkpoint is committed there")
-        first: CorruptCheckpointError | None = None
+        problems = []
         for rel_path in candidates:
             try:
-                return rel_path, self.load(rel_path, template, partial=partial, exact=exact, needs=needs)
+                return rel_path, self.load(rel_path, template, needs=needs)
             except CorruptCheckpointError as error:
-                first = first if first is not None else error
+                problems.append(error)
                 if self._process.index == 0:
                     self._reporter.note(f"the checkpoint {rel_path} is corrupt, the one before it is used: {error}")
-        assert first is not None
-        raise first
+        raise problems[0]
 
-    def load_rng(self, rel_path: str) -> rng.State:
+    def load_rng(self, rel_path: str) -> Mapping[str, Any]:
         """Read the state of this rank's random-number generators, for `rng.restore`.
 
         Raises:
@@ -181,23 +179,10 @@ def _require_same_ranks(rel_path: str, manifest: Manifest, process: Process) -> 
 
 def _state(
     directory: Path, rel_path: str, manifest: Manifest, process: Process, digests: Mapping[str, str] | None
-) -> rng.State:
+) -> Mapping[str, Any]:
     if all(file.path != rng.file_of(process.index) for file in manifest.files):
         raise InexactResumeError(f"{rel_path} lacks the state of rank {process.index}'s random-number generators")
     return rng.read(directory, process.index, digests=digests)
-
-
-def _require(rel_path: str, needs: Sequence[str], tree: Any, metadata: Mapping[str, Any]) -> None:
-    there = {*(tree if isinstance(tree, Mapping) else ()), *metadata}
-    if missing := [name for name in needs if name not in there]:
-        raise InexactResumeError(f"{rel_path} lacks {', '.join(missing)}: training cannot continue exactly from it")
-
-
-def _verify_rest(directory: Path, digests: Mapping[str, str], process: Process) -> None:
-    """Compare the files that belong to no tree, such as configurations; each rank takes some of them."""
-    rest = sorted(name for name in digests if not trees.holds(name))
-    for name in rest[process.index :: process.count]:
-        verify_file(directory, name, digests)
 
 
 def _agree(rel_path: str, problem: Exception | None, process: Process) -> None:

@@ -20,14 +20,12 @@ from typing import Any, NamedTuple, Self
 from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import Manifest, check_path
-from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, InexactResumeError, LoadedCheckpoint, Loader
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, Loader
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Parts, Process, SingleProcess, call_on_first
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import TREE, write_text
-
-__all__ = ["BEST", "LATEST", "InexactResumeError", "LoadedCheckpoint", "SaveError", "SavedCheckpoint", "Saver"]
 
 TIMEOUT_S = 1800.0
 """How long rank 0 waits for the parts of the other ranks."""
@@ -158,10 +156,12 @@ class Saver(Loader):
         began = time.monotonic()
         rel_path = check_path(rel_path)
         plan = trees.plan(tree, process=self._process)
-        texts = {METADATA: json.dumps(dict(metadata or {}), indent=1), **_checked_files(files or {})}
-        manifest = self._reporter.new_manifest(step=step, epoch=epoch, metrics=metrics)
+        for file in files or {}:
+            if not _FILE_NAME.fullmatch(file) or file in _RESERVED:
+                raise ValueError(f"{file!r} cannot be the name of a file in a checkpoint")
+        texts = {METADATA: json.dumps(dict(metadata or {}), indent=1), **(files or {})}
         manifest = replace(
-            manifest,
+            self._reporter.new_manifest(step=step, epoch=epoch, metrics=metrics),
             world_size=self._process.count,
             kind=kind,
             framework=plan.framework,
@@ -230,12 +230,18 @@ class Saver(Loader):
         self._thread, self._pending = None, False
         problem, self._problem = self._problem, None
         saved, self._saved = self._saved, None
+
+        def outcome() -> dict[str, Any] | None:
+            if problem is not None:
+                raise problem
+            return None if saved is None else {**saved._asdict(), "manifest": json.loads(saved.manifest.to_bytes())}
+
         if self._process.count > 1:
-            outcome = self._process.broadcast(_outcome_to_json(problem, saved), "the outcome of a save")
-            if self._process.index != 0:
-                # A problem of this rank is part of rank 0's, or follows from it.
-                first_problem, saved = _outcome_from_json(outcome)
-                problem = first_problem if first_problem is not None else problem
+            errors = (NotOwnerError,)
+            found = call_on_first(self._process, "save a checkpoint", outcome, errors=errors, otherwise=SaveError)
+            if found is not None:
+                saved = SavedCheckpoint(**{**found, "manifest": Manifest.from_json(found["manifest"])})
+        # On another rank, an error of rank 0 was raised above: this rank's own is part of that, or follows from it.
         if problem is not None:
             raise problem
         return saved
@@ -299,30 +305,6 @@ class Saver(Loader):
                 "share, for checkpoints on an object store too"
             )
         return draft
-
-
-def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
-    for name in files:
-        if not _FILE_NAME.fullmatch(name) or name in _RESERVED:
-            raise ValueError(f"{name!r} cannot be the name of a file in a checkpoint")
-    return files
-
-
-def _outcome_to_json(problem: BaseException | None, saved: SavedCheckpoint | None) -> dict[str, Any]:
-    if problem is not None:
-        return {"error": str(problem), "type": type(problem).__name__}
-    if saved is None:
-        return {}
-    return {"rel_path": saved.rel_path, "manifest": json.loads(saved.manifest.to_bytes()), "took_s": saved.took_s}
-
-
-def _outcome_from_json(outcome: Mapping[str, Any]) -> tuple[BaseException | None, SavedCheckpoint | None]:
-    if "error" in outcome:
-        kind = NotOwnerError if outcome["type"] == NotOwnerError.__name__ else SaveError
-        return kind(f"rank 0: {outcome['error']}"), None
-    if not outcome:
-        return None, None
-    return None, SavedCheckpoint(outcome["rel_path"], Manifest.from_json(outcome["manifest"]), outcome["took_s"])
 
 
 def to_remove(

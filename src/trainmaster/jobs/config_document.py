@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trainmaster.plain_yaml import YamlError, dump_yaml, parse_yaml
@@ -152,14 +152,18 @@ def config_type(job_class: type) -> type:
     return dict
 
 
+def suggestion(name: str, known: Collection[str]) -> str:
+    """What to write instead of an unknown name: the one that is most like it, else a list of all."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known) or 'none'}"
+
+
 def _problem(kind: type, problem: Mapping[str, Any]) -> str:
     location = problem["loc"]
     where = ".".join(map(str, location)) or "configuration"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = _fields(_at(kind, location[:-1]))
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known) or 'none'}"
-        return f"{where}: unknown key; {hint}"
+        return f"{where}: unknown key; {suggestion(str(location[-1]), known)}"
     if problem["type"] == "missing":
         return f"{where}: required, and has no default"
     return f"{where}: {problem['msg'][:1].lower()}{problem['msg'][1:]}, not {problem['input']!r:.80}"

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from trainmaster.jobs import objects
 
@@ -33,20 +32,15 @@ class LockLostError(RuntimeError):
     """Another process may hold the lock now, since this one did not renew it in time."""
 
 
-class Lock(Protocol):
-    """A lock that is held."""
+class Lock:
+    """A lock that is held. One on a file cannot be lost."""
 
     def require(self) -> None:
         """Raise LockLostError if the lock is no longer held; called before a commit."""
 
 
-class FileLock:
-    def require(self) -> None:
-        """Does nothing: it cannot be lost."""
-
-
 @contextlib.contextmanager
-def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[FileLock]:
+def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[Lock]:
     """Lock a file, which is created if missing and names the holder.
 
     Raises:
@@ -55,31 +49,28 @@ def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[FileLo
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _take(descriptor, path, time.monotonic() + wait_s)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+                    raise LockedError(f"{path.parent} is in use by {holder}") from None
+            time.sleep(LOOK_EVERY_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)
         # Released explicitly: a child that was forked meanwhile shares the descriptor and would keep the lock.
         try:
-            yield FileLock()
+            yield Lock()
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
-                raise LockedError(f"{path.parent} is in use by {holder}") from None
-        time.sleep(LOOK_EVERY_S)
-
-
-class ObjectLock:
+class ObjectLock(Lock):
     """A lock that a thread renews until the block ends."""
 
     def __init__(self, place: objects.ObjectPlace, key: str, owner: str) -> None:
@@ -116,13 +107,12 @@ class ObjectLock:
             with contextlib.suppress(OSError):
                 self._lost = not self._write(time.time() + EXPIRES_S)
 
-    def release(self) -> None:
+    def release(self, renewing: threading.Thread) -> None:
+        self._released.set()
+        renewing.join()
         with contextlib.suppress(OSError):
             if not self._lost:
                 self._write(0.0)
-
-    def stop(self) -> None:
-        self._released.set()
 
     def _write(self, expires_at: float) -> bool:
         now = time.monotonic()
@@ -154,9 +144,7 @@ def object_lock(place: objects.ObjectPlace, key: str, owner: str, *, wait_s: flo
     try:
         yield lock
     finally:
-        lock.stop()
-        thread.join()
-        lock.release()
+        lock.release(thread)
 
 
 def _holder(data: bytes) -> tuple[str, float]:

@@ -214,11 +214,11 @@ def call_on_first(
     `otherwise` if not. `name` identifies the call in messages.
     """
     answer: dict[str, Any] = {}
-    problem: Exception | None = None
+    problem: BaseException | None = None
     if process.index == 0:
         try:
             answer = {"result": work()}
-        except Exception as error:
+        except BaseException as error:
             problem, answer = error, {"error": type(error).__name__, "message": str(error)}
     answer = process.broadcast(answer, name)
     if problem is not None:

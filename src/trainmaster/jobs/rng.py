@@ -10,7 +10,6 @@ import json
 import random
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,7 @@ from trainmaster.jobs.trees.reader import read_small
 from trainmaster.jobs.trees.writer import write_small
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    tree: Mapping[str, Any]
-
-
-def capture() -> State:
+def capture() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     tree: dict[str, Any] = {"python": {"version": version, "words": list(words), "gauss": gauss}}
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -39,11 +33,10 @@ def capture() -> State:
         tree["torch"] = torch.get_rng_state()
         if torch.cuda.is_initialized():
             tree["cuda"] = torch.cuda.get_rng_state_all()
-    return State(tree)
+    return tree
 
 
-def restore(state: State) -> None:
-    tree = state.tree
+def restore(tree: Mapping[str, Any]) -> None:
     python = tree["python"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     if (found := tree.get("numpy")) is not None:
@@ -59,22 +52,19 @@ def restore(state: State) -> None:
             torch.cuda.set_rng_state(of_device, index)
 
 
-def write(state: State, directory: Path, rank: int) -> dict[str, str]:
+def write(tree: Mapping[str, Any], directory: Path, rank: int) -> dict[str, str]:
     """Write the state of one rank into a checkpoint; returns the digests of its files, by name."""
-    return write_small(dict(state.tree), directory, _stem(rank))
+    return write_small(tree, directory, f"rng-{rank}")
 
 
-def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> State:
-    return State(read_small(directory, _stem(rank), digests=digests))
+def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = read_small(directory, f"rng-{rank}", digests=digests)
+    return found
 
 
 def file_of(rank: int) -> str:
     """The file whose presence shows that a checkpoint has the state of a rank."""
-    return f"{_stem(rank)}.json"
-
-
-def _stem(rank: int) -> str:
-    return f"rng-{rank}"
+    return f"rng-{rank}.json"
 
 
 KEY_FILE = "key.json"

@@ -1,6 +1,6 @@
 """Runs a job class: in the foreground for `trainmaster run`, and as `python -m trainmaster.jobs.runner` inside a job.
 
-The same class under the same identity continues where it was. Process 0 decides how, and tells the others.
+The same class under the same identity continues from its latest checkpoint. Process 0 decides for all processes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import DEFAULT_GROUP, DEFAULT_PROJECT, Cluster, ExecutionSpec, HardwareRequest
 from trainmaster.jobs.tracker import NONE, TrackerMissingError
 from trainmaster.protocol import environment
+from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import RUN_FILE
 from trainmaster.protocol.reasons import Reason
-
-# How a run of a job class begins: anew, from its own latest checkpoint, or from another run's; and what is refused.
 
 
 class RunError(Exception):
@@ -69,15 +68,6 @@ class RunRequest:
     nodes: int = 1
     hardware: HardwareRequest | None = None
 
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> RunRequest:
-        """Read a request; fields that a newer version added are ignored."""
-        known = {name: document[name] for name in RunRequest.__dataclass_fields__ if name in document}
-        known["overrides"] = tuple(known.get("overrides", ()))
-        if known.get("hardware") is not None:
-            known["hardware"] = HardwareRequest(**known["hardware"])
-        return RunRequest(**known)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
@@ -105,7 +95,7 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
     given = overridden(request.config, request.overrides)
     if not issubclass(cls, RestoreableJob):
         if request.restore is not None:
-            raise RunError(f"{request.target} is no RestoreableJob: it cannot begin from {request.restore}")
+            raise RunError(f"{request.target} is no RestoreableJob: it cannot start from {request.restore}")
         return RunPlan(document=completed_document(cls, given))
     own, other = _starting_points(spec, root, request)
     if own:
@@ -118,7 +108,7 @@ def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request:
         place = find(root, other) if request.restore is not None or root.manifest(other) is None else other
     except FileNotFoundError:
         raise RunError(f"there is no checkpoint {other} below {root.uri}") from None
-    return RunPlan(document=document, other=other, other_place=place, notes=(f"begins from {other}",))
+    return RunPlan(document=document, other=other, other_place=place, notes=(f"starts from {other}",))
 
 
 def next_after(own: Sequence[str], error: CorruptCheckpointError) -> str:
@@ -137,7 +127,7 @@ def _starting_points(spec: ExecutionSpec, root: Root, request: RunRequest) -> tu
     chosen = _chosen_by_server(spec, root)
     if chosen in own:
         own = own[own.index(chosen) :]
-    # One of its own that was never registered is no place to go on from, whoever says so.
+    # A run never continues from a checkpoint of its own that was not registered, whoever names it.
     foreign = chosen if chosen and not chosen.startswith(f"{spec.path}/") else None
     return own, request.restore or foreign
 
@@ -147,7 +137,7 @@ def _chosen_by_server(spec: ExecutionSpec, root: Root) -> str | None:
     if not path:
         return None
     if not path.startswith(f"{root.uri}/"):
-        raise RunError(f"{path} is no checkpoint of a job class: {spec.path} cannot go on from it")
+        raise RunError(f"{path} is no checkpoint of a job class: {spec.path} cannot continue from it")
     return path.removeprefix(f"{root.uri}/")
 
 
@@ -164,15 +154,15 @@ def _continue_run(
     notes = []
     while True:
         try:
-            began_from, before = _saved_configuration(cls, root, own[0])
+            started_from, before = _saved_configuration(cls, root, own[0])
             break
         except CorruptCheckpointError as error:
             notes.append(next_after(own, error))
             own = own[1:]
-    if other not in (None, began_from):
+    if other not in (None, started_from):
         raise RunError(
-            f"{spec.path} has checkpoints of its own and began from {began_from or 'nothing'}; "
-            f"give another name to begin from {other}"
+            f"{spec.path} has checkpoints of its own and started from {started_from or 'nothing'}; "
+            f"give another name to start from {other}"
         )
     manifest = root.manifest(own[0])
     where = f"{own[0]} (step {manifest.step})" if manifest is not None else own[0]
@@ -182,11 +172,11 @@ def _continue_run(
         raise RunError(
             f"{where} has another configuration:\n  "
             + "\n  ".join(changed)
-            + "\nset `overlay` (--overlay) to go on with the new one, or give another name to begin anew"
+            + "\nset `overlay` (--overlay) to continue with the new one, or give another name to start a new run"
         )
-    notes.append(f"goes on from {where}")
+    notes.append(f"continues from {where}")
     if changed:
-        notes.append("goes on with another configuration: " + "; ".join(changed))
+        notes.append("continues with another configuration: " + "; ".join(changed))
     return RunPlan(document=document, own=tuple(own), notes=tuple(notes))
 
 
@@ -229,7 +219,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
         raise RunError(str(error)) from error
     with connected():
         process = current_process()
-        spec, root = _spec(request, cluster), _root(cluster)
+        spec, root = _place_run(request, cluster)
         with _locked(root, spec, process) as lock:
             plan = _agreed_plan(cls, spec, root, request, process)
             if process.index == 0:
@@ -252,7 +242,7 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
 def main() -> None:
     """Run the job class of a job of kind `job_class`."""
-    request = RunRequest.from_json(json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
+    request = from_json(RunRequest, json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
     cluster = Cluster(
         name="trainmaster",
         root=os.environ.get(environment.CACHE_DIR) or os.getcwd(),
@@ -270,11 +260,11 @@ def main() -> None:
         report.fail(Reason.STORAGE_UNAVAILABLE, str(error))
 
 
-def _spec(request: RunRequest, cluster: Cluster) -> ExecutionSpec:
+def _place_run(request: RunRequest, cluster: Cluster) -> tuple[ExecutionSpec, Root]:
     try:
         if request.restore is not None:
             check_path(request.restore)
-        return ExecutionSpec.on(
+        spec = ExecutionSpec.on(
             cluster,
             name=request.name,
             project=request.project,
@@ -284,13 +274,7 @@ def _spec(request: RunRequest, cluster: Cluster) -> ExecutionSpec:
             node=int(os.environ.get("NODE_RANK", "0")) if request.nodes > 1 else 0,
             requested=request.hardware,
         )
-    except ValueError as error:
-        raise RunError(str(error)) from error
-
-
-def _root(cluster: Cluster) -> Root:
-    try:
-        return open_root(cluster.checkpoints_uri)
+        return spec, open_root(cluster.checkpoints_uri)
     except (ImportError, ValueError) as error:
         raise RunError(str(error)) from error
 
@@ -323,8 +307,7 @@ def _agreed_plan(
         except (ConfigurationError, CorruptCheckpointError) as error:
             raise RunError(str(error)) from error
 
-    plan = call_on_first(process, f"plan {spec.path}", make, errors=_PROBLEMS)
-    return RunPlan(**{**plan, "own": tuple(plan["own"]), "notes": tuple(plan["notes"])})
+    return from_json(RunPlan, call_on_first(process, f"plan {spec.path}", make, errors=_PROBLEMS))
 
 
 def _restored(
@@ -346,7 +329,8 @@ def _restored(
             return cls._from_place(own[0], spec, plan.document, True, elastic=elastic)[0]
         except InexactResumeError as error:
             raise RunError(
-                f"{error}; run as many as before, or set `elastic` (--elastic) to go on with other random numbers"
+                f"{error}; use as many processes as before, or set `elastic` (--elastic) to continue with other random "
+                "numbers"
             ) from error
         except CorruptCheckpointError as error:
             message = next_after(own, error)

@@ -7,15 +7,16 @@ training goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 NONE = "none"
 TRACKIO = "trackio"
@@ -27,97 +28,128 @@ class TrackerMissingError(ImportError):
     """The package of an experiment tracker is not installed."""
 
 
-class Tracker(Protocol):
-    """An experiment tracker, used by one rank of a job."""
+class TrackerRun(NamedTuple):
+    """A run of an experiment tracker."""
 
-    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Start a run, or continue the one with `run_id`; returns the run's id, None if there is none."""
-
-    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        pass
-
-    def finish(self) -> None:
-        """Write everything out; a later `start` with the run's id continues it."""
+    id: str
+    log: Callable[..., object]
+    """Called with the values, and with `step`."""
+    finish: Callable[[], object]
+    """Writes everything out; a later start with the run's id continues it."""
 
 
-class TrackioTracker:
-    """Trackio, in `TRACKIO_DIR`, else the given directory, else Trackio's own.
+def _start_trackio(
+    directory: Path | None, name: str, project: str, config: Mapping[str, Any], run_id: str | None
+) -> TrackerRun:
+    """Start or continue a run of Trackio, without the network and without Trackio's own system metrics.
 
-    Trackio finds a run by its name, so the id of a run is its name there, with a random part.
+    Its files are in `TRACKIO_DIR`, else the given directory, else Trackio's own. Trackio finds a run by its name, so
+    the id of a run is its name there, with a random part.
     """
+    if directory is not None and "trackio" not in sys.modules:
+        os.environ.setdefault("TRACKIO_DIR", str(directory))
+    import trackio
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory
-        self._run: Any = None
+    run_id = run_id or f"{name}-{secrets.token_hex(4)}"
+    with contextlib.redirect_stdout(io.StringIO()):  # a rank's log is the user's
+        run = trackio.init(
+            project=project,
+            name=run_id,
+            resume="allow",
+            config={key: value for key, value in config.items() if not key.startswith("_")},
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
 
-    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Start or continue a run, without the network and without Trackio's own system metrics."""
-        if self._directory is not None and "trackio" not in sys.modules:
-            os.environ.setdefault("TRACKIO_DIR", str(self._directory))
-        import trackio
-
-        run_id = run_id or f"{name}-{secrets.token_hex(4)}"
-        with contextlib.redirect_stdout(io.StringIO()):  # a rank's log is the user's
-            self._run = trackio.init(
-                project=project,
-                name=run_id,
-                resume="allow",
-                config={key: value for key, value in config.items() if not key.startswith("_")},
-                embed=False,
-                auto_log_cpu=False,
-                auto_log_gpu=False,
-            )
-        return run_id
-
-    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        self._run.log(dict(values), step=step)
-
-    def finish(self) -> None:
-        import trackio
-
+    def finish() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trackio.finish()  # type: ignore[no-untyped-call]
 
+    return TrackerRun(run_id, run.log, finish)
 
-class WandbTracker:
-    """Weights & Biases: online with credentials, else offline in a local directory, for `wandb sync`.
+
+def _start_wandb(
+    directory: Path | None, group: str | None, name: str, project: str, config: Mapping[str, Any], run_id: str | None
+) -> TrackerRun:
+    """Start or continue a run of Weights & Biases: online with credentials, else offline, for `wandb sync`.
 
     Its own variables apply: `WANDB_MODE`, `WANDB_API_KEY`, `WANDB_DIR`, `WANDB_BASE_URL`.
     """
+    import wandb
 
-    def __init__(self, directory: Path | None = None, group: str | None = None) -> None:
-        self._directory = directory
-        self._group = group
-        self._run: Any = None
+    options: dict[str, Any] = {
+        "project": project,
+        "group": group,
+        "name": name,
+        "id": run_id or secrets.token_hex(4),
+        "resume": "allow",
+        "config": dict(config),
+        # The log of a rank is the server's to keep.
+        "settings": wandb.Settings(console="off", silent=True),
+    }
+    if directory is not None and "WANDB_DIR" not in os.environ:
+        directory.mkdir(parents=True, exist_ok=True)
+        options["dir"] = str(directory)
+    try:
+        run = wandb.init(**options)
+    except wandb.errors.UsageError as error:
+        sys.stderr.write(f"trainmaster: {error}; metrics go to an offline run below {options.get('dir', '.')}\n")
+        run = wandb.init(**options, mode="offline")
+    return TrackerRun(str(run.id), run.log, run.finish)
+
+
+class Mirror:
+    """A tracker whose first failure disables it; without a tracker it does nothing. Used by one rank of a job."""
+
+    def __init__(self, start: Callable[[str, str, Mapping[str, Any], str | None], TrackerRun] | None) -> None:
+        self._start = start
+        self._run: TrackerRun | None = None
 
     def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        import wandb
-
-        options: dict[str, Any] = {
-            "project": project,
-            "group": self._group,
-            "name": name,
-            "id": run_id or secrets.token_hex(4),
-            "resume": "allow",
-            "config": dict(config),
-            # The log of a rank is the server's to keep.
-            "settings": wandb.Settings(console="off", silent=True),
-        }
-        if self._directory is not None and "WANDB_DIR" not in os.environ:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            options["dir"] = str(self._directory)
-        try:
-            self._run = wandb.init(**options)
-        except wandb.errors.UsageError as error:
-            sys.stderr.write(f"trainmaster: {error}; metrics go to an offline run below {options.get('dir', '.')}\n")
-            self._run = wandb.init(**options, mode="offline")
-        return str(self._run.id)
+        """Start a run, or continue the one with `run_id`; returns the run's id, or the given id if that fails."""
+        if self._start is not None and self._run is None:
+            with self._disabled_by_failure("started"):
+                self._run = self._start(name, project, config, run_id)
+                return self._run.id
+        return run_id
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        self._run.log(dict(values), step=step)
+        if self._run is not None:
+            with self._disabled_by_failure("written to"):
+                self._run.log(dict(values), step=step)
 
     def finish(self) -> None:
-        self._run.finish()
+        if self._run is not None:
+            run, self._run = self._run, None
+            with self._disabled_by_failure("finished"):
+                run.finish()
+
+    @contextlib.contextmanager
+    def _disabled_by_failure(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._start = self._run = None
+            sys.stderr.write(f"trainmaster: the tracker could not be {what} and is disabled from now on: {error!r}\n")
+
+
+def tracker_for(kind: str, *, directory: Path | None = None, group: str | None = None) -> Mirror:
+    """The tracker `none`, `trackio` or `wandb`. Its files go to `directory`, unless its own variables name one.
+
+    Raises:
+        ValueError: there is no such tracker.
+        TrackerMissingError: its package is not installed.
+    """
+    if kind not in TRACKERS:
+        raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
+    if kind == NONE:
+        return Mirror(None)
+    if importlib.util.find_spec(kind) is None:
+        raise TrackerMissingError(f"the tracker {kind} needs one more package: pip install 'trainmaster[{kind}]'")
+    if kind == TRACKIO:
+        return Mirror(functools.partial(_start_trackio, directory))
+    return Mirror(functools.partial(_start_wandb, directory, group))
 
 
 class ProgressLines:
@@ -135,63 +167,3 @@ class ProgressLines:
         where = [] if step is None else [f"step {step}" + (f"/{total_steps}" if total_steps else "")]
         sys.stdout.write("  ".join([*where, *(f"{name} {float(value):.5g}" for name, value in values.items())]) + "\n")
         sys.stdout.flush()
-
-
-class Mirror:
-    """A tracker whose first failure disables it; without a tracker it does nothing."""
-
-    def __init__(self, tracker: Tracker | None) -> None:
-        self._tracker = tracker
-        self._started = False
-
-    def start(self, name: str, project: str, config: Mapping[str, Any], run_id: str | None = None) -> str | None:
-        """Start or continue a run; if that fails, returns the given id."""
-        if self._tracker is None or self._started:
-            return run_id
-        try:
-            found = self._tracker.start(name, project, config, run_id)
-        except Exception as error:
-            self._drop("started", error)
-            return run_id
-        self._started = True
-        return found
-
-    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        if self._tracker is not None and self._started:
-            try:
-                self._tracker.log(values, step)
-            except Exception as error:
-                self._drop("written to", error)
-
-    def finish(self) -> None:
-        if self._tracker is not None and self._started:
-            self._started = False
-            try:
-                self._tracker.finish()
-            except Exception as error:
-                self._drop("finished", error)
-
-    def _drop(self, what: str, error: Exception) -> None:
-        self._tracker = None
-        sys.stderr.write(f"trainmaster: the tracker could not be {what} and is disabled from now on: {error!r}\n")
-
-
-def tracker_for(kind: str, *, directory: Path | None = None, group: str | None = None) -> Mirror:
-    """The tracker `none`, `trackio` or `wandb`.
-
-    Args:
-        kind: its name.
-        directory: for its files, unless its own variables name one.
-        group: the group of its runs.
-
-    Raises:
-        ValueError: there is no such tracker.
-        TrackerMissingError: its package is not installed.
-    """
-    if kind not in TRACKERS:
-        raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
-    if kind == NONE:
-        return Mirror(None)
-    if importlib.util.find_spec(kind) is None:
-        raise TrackerMissingError(f"the tracker {kind} needs one more package: pip install 'trainmaster[{kind}]'")
-    return Mirror(TrackioTracker(directory) if kind == TRACKIO else WandbTracker(directory, group))

@@ -37,7 +37,8 @@ def main() -> None:
     # Only now: a mistake in the documents is reported before seconds of imports.
     from trainmaster.jobs.attempt import NotOwnerError
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
-    from trainmaster.jobs.checkpoint_saver import InexactResumeError, SaveError
+    from trainmaster.jobs.checkpoint_reader import InexactResumeError
+    from trainmaster.jobs.checkpoint_saver import SaveError
     from trainmaster.jobs.trees import TreeError
     from trainmaster.training.checkpoint_mixin import StateMismatchError
     from trainmaster.training.run import train

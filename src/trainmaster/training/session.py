@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.jobs import rng
 from trainmaster.jobs.attempt import Stop
+from trainmaster.jobs.basic_job import StopRequests
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
-from trainmaster.jobs.checkpoint_saver import BEST, LATEST, InexactResumeError, SaveError, Saver, to_remove
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, InexactResumeError
+from trainmaster.jobs.checkpoint_saver import SaveError, Saver, to_remove
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, open_checkpoint
-from trainmaster.jobs.stop_requests import StopRequests
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
@@ -39,7 +39,7 @@ class Resumed:
     where: str
     manifest: Manifest
     metadata: Mapping[str, Any]
-    rng_state: rng.State | None
+    rng_state: Mapping[str, Any] | None
     """Of this rank; None where the number of ranks changed."""
     tree: Any = field(repr=False, default=None)
     """None where it is read later, into a template."""
