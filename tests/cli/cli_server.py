@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.protocol.addresses import reachable
+from trainmaster.protocol.sockets import reachable
 
 WAIT_S = 60.0
 """Generous: a slow machine with other tests on it."""

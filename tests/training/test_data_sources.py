@@ -18,7 +18,7 @@ import pytest
 from data_servers import FileServer, Hub, serving
 
 from trainmaster.jobs import objects
-from trainmaster.protocol import addresses
+from trainmaster.protocol import sockets
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.document import LocalSource
@@ -269,7 +269,7 @@ def test_redirect_is_followed_and_checked_like_any_address(
     with pytest.raises(InputError, match="only http and https are read"):
         fetch_source(DataSource(path=f"{server.url}/odd", format="jsonl"), access)
     # The first address counts as public here, as one of the Internet would; the second does not.
-    monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr(sockets, "is_public", lambda address: str(address) == "127.0.0.1")
     server.redirects["/inside"] = server.url.replace("127.0.0.1", "127.0.0.2") + "/a.jsonl"
     strict = replace(access, private_urls=False)
     assert content(fetch_source(DataSource(path=f"{server.url}/moved", format="jsonl"), strict)) == [ROWS]
@@ -338,7 +338,7 @@ def test_service_is_asked_with_the_forwarded_token(name: str, server: FileServer
 def test_token_of_a_service_stays_with_the_service(
     server: FileServer, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "is_public", lambda address: True)
+    monkeypatch.setattr(sockets, "is_public", lambda address: True)
     with serving(FileServer(files={"/b.jsonl": ROWS})) as elsewhere:
         server.redirects["/api/b.jsonl"] = f"{elsewhere.url}/b.jsonl"
         assert content(

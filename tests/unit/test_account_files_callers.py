@@ -65,7 +65,6 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {"open", "os.open", "os.fchown", "os.replace", "os.unlink"},
     ),
     "protocol/function_runner.py": (_JOB, {"open", "os.replace"}),
-    "protocol/hints.py": (_OWN, {".unlink", ".chmod"}),
     "protocol/mpi_nodes.py": (_JOB, {"open"}),
     "protocol/processes.py": ("/proc", {".read_text"}),
     "protocol/run_directory.py": (
@@ -75,7 +74,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
             *("os.link", "os.unlink", "os.scandir"),
         },
     ),
-    "protocol/addresses.py": (_OWN, {"os.open"}),
+    "protocol/sockets.py": (_OWN, {"os.open", ".unlink", ".chmod"}),
     "server/assembly.py": (_OWN, {".glob", ".read_text", "os.open", "open", "os.replace"}),
     "server/process.py": (_OWN, {".mkdir", ".unlink", "open"}),
     "server/settings/encryption.py": (_OWN, {".mkdir", ".read_text", "open", "os.link", "os.unlink"}),

@@ -69,12 +69,10 @@ class ControlReader:
                 return
             control = Control.from_json(document)
             written_at = os.stat(self._path).st_mtime
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, TypeError):
             return  # Not readable by this version: the worker enforces a stop anyway.
-        if control.seq > self._seq:
-            self._take(control, written_at)
-
-    def _take(self, control: Control, written_at: float) -> None:
+        if control.seq <= self._seq:
+            return
         self._seq = control.seq
         if control.stop is not None:
             self._stop = Stop(cause=control.stop, save=control.save, deadline=written_at + control.grace_s)

@@ -8,11 +8,11 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from trainmaster.protocol.account_files import open_plain
 
@@ -72,7 +72,7 @@ def write_new(
     temporary = f".{name}.{os.urandom(8).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
-        data = _encode(document)
+        data = json.dumps(document, separators=(",", ":")).encode()
         while data:
             data = data[os.write(descriptor, data) :]
         if uid is not None:
@@ -107,10 +107,6 @@ def decoded(data: bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _encode(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
-
-
 Record = TypeVar("Record")
 
 
@@ -119,19 +115,27 @@ def from_json(kind: type[Record], document: Mapping[str, Any]) -> Record:
 
     Missing keys get their defaults, and unknown ones are ignored: readers and writers may differ in version.
     """
-    record: Record = _record_of(kind, document)
-    return record
+    types: dict[str, Any] = field_types(kind)  # type: ignore[arg-type]  # all classes are hashable
+    return kind(**{name: _value_of(types[name], document[name]) for name in types if name in document})
+
+
+class JsonRecord:
+    """A base class of dataclasses that are stored or sent as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        return from_json(cls, document)
 
 
 @functools.cache
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields. The first look-up takes most of a millisecond."""
     return get_type_hints(kind)
-
-
-def _record_of(kind: Any, document: Mapping[str, Any]) -> Any:
-    types = field_types(kind)
-    return kind(**{name: _value_of(types[name], document[name]) for name in types if name in document})
 
 
 def _value_of(kind: Any, value: Any) -> Any:
@@ -144,8 +148,8 @@ def _value_of(kind: Any, value: Any) -> Any:
         return tuple(_value_of(arguments[0], each) for each in value)
     if origin is Mapping:
         return {key: _value_of(arguments[1], each) for key, each in value.items()}
-    if is_dataclass(kind):
-        return _record_of(kind, value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return from_json(kind, value)
     return kind(value) if issubclass(kind, StrEnum) else value
 
 

@@ -202,24 +202,18 @@ class _Broker:
             if "node" in message:
                 if _is_proof(message, "node", *nonces, message["node"]):
                     connection.settimeout(None)
-                    self._welcome(_Node(message["node"], lines, nonces))
+                    with self._changed:
+                        self._nodes[message["node"]] = _Node(message["node"], lines, nonces)
+                        self._changed.notify_all()
                     return
             elif _is_proof(message, "agent", *nonces, message["agent"], message["command"]):
                 connection.settimeout(None)
-                self._hand_on(message["agent"], message["command"])
+                with self._changed:
+                    self._changed.wait_for(lambda: message["agent"] in self._nodes)
+                    self._nodes[message["agent"]].order(message["command"])
                 _send(lines, {})
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-
-    def _welcome(self, node: _Node) -> None:
-        with self._changed:
-            self._nodes[node.name] = node
-            self._changed.notify_all()
-
-    def _hand_on(self, node: str, command: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: node in self._nodes)
-            self._nodes[node].order(command)
 
 
 class _Node:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from trainmaster.protocol.documents import from_json
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.documents import JsonRecord, from_json
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import StopCause
 
 RUN_DIRECTORY_VERSION = 1
@@ -44,7 +44,7 @@ class NodeAssignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRequest:
+class AttemptRequest(JsonRecord):
     """Everything that the workers of one attempt are told. Never changed after it was written."""
 
     job_id: str
@@ -97,11 +97,8 @@ class AttemptRequest:
     def world_size(self) -> int:
         return len(self.nodes) * self.launch.ranks_per_node
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> AttemptRequest:
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Raises UnsupportedVersionError if the version is neither ours nor the one before."""
         version = document.get("version")
         if version not in (RUN_DIRECTORY_VERSION, RUN_DIRECTORY_VERSION - 1):
@@ -109,11 +106,11 @@ class AttemptRequest:
                 f"run directory version {version!r}: this version of Trainmaster reads "
                 f"{RUN_DIRECTORY_VERSION - 1} and {RUN_DIRECTORY_VERSION}"
             )
-        return from_json(AttemptRequest, document)
+        return from_json(cls, document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
+class Within(JsonRecord):
     """What differs inside a container, where names and numbers are not those outside."""
 
     address: str | None = None
@@ -148,7 +145,11 @@ class Within:
         nodes = (*request.nodes[:node], own, *request.nodes[node + 1 :])
         launch, last = request.launch, request.launch.steps[-1]
         argv = last.argv or (*self.entrypoint, *(last.args or self.command))
-        steps = tuple(map(self._led, (*launch.steps[:-1], replace(last, argv=argv, args=()))))
+        # The program that leads into a container knows the Python there.
+        steps = tuple(
+            replace(step, through=self.through[step.name], python=False) if step.name in self.through else step
+            for step in (*launch.steps[:-1], replace(last, argv=argv, args=()))
+        )
         if self.first_step is not None:
             steps = tuple(itertools.dropwhile(lambda step: step.name != self.first_step, steps))
         if self.onward:
@@ -164,21 +165,9 @@ class Within:
             launch = replace(launch, steps=steps, working_directory=directory)
         return replace(request, nodes=nodes, launch=launch)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Within:
-        return from_json(Within, document)
-
-    def _led(self, step: Step) -> Step:
-        """A step as the worker starts it. The program that leads into a container knows the Python there."""
-        through = self.through.get(step.name)
-        return step if through is None else replace(step, through=through, python=False)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class Control(JsonRecord):
     """What the server asks of a running attempt. The highest `seq` wins; a stop is never taken back."""
 
     seq: int
@@ -189,17 +178,3 @@ class Control:
     """From now until the ranks are killed."""
     dump_stacks: bool = False
     """Make the ranks print their stacks (SIGUSR1, to ranks that registered a handler)."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Control:
-        stop = document.get("stop")
-        return Control(
-            seq=int(document["seq"]),
-            stop=StopCause(stop) if stop else None,
-            save=bool(document.get("save", False)),
-            grace_s=float(document.get("grace_s", 30.0)),
-            dump_stacks=bool(document.get("dump_stacks", False)),
-        )

@@ -43,9 +43,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from trainmaster.protocol.account_files import (
     directories_in,
@@ -55,7 +55,14 @@ from trainmaster.protocol.account_files import (
     open_below,
     status_below,
 )
-from trainmaster.protocol.documents import decoded, read_document, replace_document, write_document, write_new
+from trainmaster.protocol.documents import (
+    JsonRecord,
+    decoded,
+    read_document,
+    replace_document,
+    write_document,
+    write_new,
+)
 from trainmaster.protocol.request import AttemptRequest
 
 REQUEST = "request.json"
@@ -125,7 +132,7 @@ def exit_document(node: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Gap(JsonRecord):
     """The bytes from `start` up to `end` are gone."""
 
     start: int
@@ -133,17 +140,14 @@ class Gap:
     cap_bytes: int
     """The cap of the log."""
 
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Gap:
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Raises ValueError if the document is no gap."""
         values = [document.get(name) for name in ("start", "end", "cap_bytes")]
         start, end, cap_bytes = (value if type(value) is int else -1 for value in values)
         if not 0 <= start <= end < _MAX_OFFSET or cap_bytes < 0:
             raise ValueError("a gap has a start, an end and the cap that it is there for")
-        return Gap(start=start, end=end, cap_bytes=cap_bytes)
+        return cls(start=start, end=end, cap_bytes=cap_bytes)
 
 
 class StreamGapError(ValueError):

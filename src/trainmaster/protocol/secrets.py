@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from trainmaster.protocol.documents import JsonRecord
 
 HUB_TOKEN = "hub_token"
 """For uploads to the Hugging Face Hub."""
@@ -34,8 +35,8 @@ def secret_named(reference: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secrets:
-    """The values for one attempt. Never written, shown or logged."""
+class Secrets(JsonRecord):
+    """The values for one attempt. Never shown or logged, and never in a file on disk."""
 
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of every process of the job."""
@@ -50,14 +51,6 @@ class Secrets:
             environment={name.removeprefix(_VARIABLE): values[name] for name in variables},
             tokens={name: value for name, value in values.items() if name not in variables},
         )
-
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> Secrets:
-        return Secrets(environment=document.get("environment", {}), tokens=document.get("tokens", {}))
-
-    def to_json(self) -> dict[str, dict[str, str]]:
-        """For a socket or a connection, never for a file."""
-        return {"environment": dict(self.environment), "tokens": dict(self.tokens)}
 
     def __bool__(self) -> bool:
         return bool(self.environment or self.tokens)

@@ -14,9 +14,9 @@ from sqlalchemy import Connection
 
 import trainmaster
 from trainmaster.backends import capabilities_of, names_from
-from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
+from trainmaster.protocol.sockets import send_hint
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.admission_checks import Capacity

@@ -31,7 +31,6 @@ from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import read_document, write_document
-from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive, send_signal
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -48,6 +47,7 @@ from trainmaster.protocol.run_directory import (
     gap_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
+from trainmaster.protocol.sockets import HintListener
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import exit_of_lost_worker, exit_of_unprepared_node

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full, take_answer
-from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Readiness, Step
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, exit_document, log_stream
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.protocol.sockets import send_hint
 from trainmaster.worker.cgroups import Cgroup, MemoryWatch
 from trainmaster.worker.processes import StackDump, become_subreaper, descendants, start_time_of, wake_on_children
 from trainmaster.worker.ranks import StartError, find_rendezvous, prepared_environment, start_rank

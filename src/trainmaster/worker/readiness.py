@@ -7,7 +7,6 @@ import os
 import selectors
 import socket
 
-from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.launch import Readiness
 
 _ANSWER_WITHIN_S = 5.0

@@ -16,13 +16,13 @@ from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, in_memory
-from trainmaster.protocol.hints import send_hint
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.request import Within
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
+from trainmaster.protocol.sockets import send_hint
 from trainmaster.worker.node import NodeRun
 from trainmaster.worker.processes import hide_memory, start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError

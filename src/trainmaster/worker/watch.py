@@ -41,7 +41,7 @@ class ControlWatch:
         try:
             document = read_document(self._path)
             control = Control.from_json(document) if document is not None else None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, TypeError):
             # Not understood by this version; the next one may be.
             control = None
         self._signature = signature

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, is_running, wait_for
 
-from trainmaster.protocol.hints import HintListener
 from trainmaster.protocol.launch import BlobFile, Step
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import exit_document, log_stream
+from trainmaster.protocol.sockets import HintListener
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from trainmaster.protocol.addresses import is_public
+from trainmaster.protocol.sockets import is_public
 
 PUBLIC = ["1.1.1.1", "192.0.1.1", "2606:4700:4700::1111", "2a00:1450::1", "::ffff:1.1.1.1", "64:ff9b::808:808"]
 NOT_PUBLIC = [

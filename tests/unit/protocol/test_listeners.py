@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from attacker import UID, squatting
-from trainmaster.protocol.addresses import stranger_at
+from trainmaster.protocol.sockets import stranger_at
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

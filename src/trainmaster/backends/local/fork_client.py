@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import trainmaster
-from trainmaster.protocol.addresses import reachable
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import CA, RESERVED_PREFIX
 from trainmaster.protocol.processes import ProcessIdentity, is_alive, send_signal
+from trainmaster.protocol.sockets import reachable
 
 _log = logging.getLogger(__name__)
 LOCK = "lock"

@@ -27,7 +27,7 @@ from trainmaster.cli.options import JsonOption
 from trainmaster.cli.output import draw, print_json, styled, table
 from trainmaster.client import local
 from trainmaster.client.errors import ApiError, ClientError
-from trainmaster.protocol.addresses import reachable
+from trainmaster.protocol.sockets import reachable
 
 
 def doctor(as_json: JsonOption = False) -> None:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
-from trainmaster.protocol.hints import HintListener
+from trainmaster.protocol.sockets import HintListener
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.chores import Chores

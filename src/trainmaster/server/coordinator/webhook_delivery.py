@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainmaster import __version__
-from trainmaster.protocol.addresses import is_public, resolve
+from trainmaster.protocol.sockets import is_public, resolve
 from trainmaster.server.core.job import Event, Job
 
 TIMEOUT_S = 10.0

@@ -17,8 +17,8 @@ from http import HTTPStatus
 import httptools
 from starlette.requests import Request
 
-from trainmaster.protocol.addresses import stranger_at
 from trainmaster.protocol.environment import TOKEN_HEADER
+from trainmaster.protocol.sockets import stranger_at
 from trainmaster.protocol.trainer_requests import HEADER_PREFIX
 
 CONNECT_TIMEOUT_S = 5.0

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from trainmaster.jobs.objects import Credentials
 from trainmaster.protocol import environment
-from trainmaster.protocol.addresses import resolve
 from trainmaster.protocol.secrets import HUB_TOKEN, SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
+from trainmaster.protocol.sockets import resolve
 from trainmaster.server.core.training.sources import file_path, fixed_part, left_by_job
 from trainmaster.training.steps import CredentialsError, InputError
 

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import httpx
 
 from trainmaster import __version__
-from trainmaster.protocol.addresses import resolve
+from trainmaster.protocol.sockets import resolve
 from trainmaster.server.core.training.sources import scheme_of
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
