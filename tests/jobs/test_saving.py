@@ -418,14 +418,14 @@ def test_rank_that_cannot_begin_is_told_to_all(tmp_path: Path) -> None:
     def work(rank: int) -> list[str]:
         said = []
         with Saver(open_root(tmp_path / "root"), current_process()) as saver:
-            start = trees.SavePlan.start
+            start = trees.TreePlan.start
             if rank == failing:
-                trees.SavePlan.start = _raise  # type: ignore[assignment,method-assign]
+                trees.TreePlan.start = _raise  # type: ignore[assignment,method-assign]
             try:
                 saver.save(TREE, rel_path="c-1", step=1)
             except MemoryError as error:
                 said.append(f"now: {error}")
-            trees.SavePlan.start = start  # type: ignore[method-assign]
+            trees.TreePlan.start = start  # type: ignore[method-assign]
             try:
                 saver.save(TREE, rel_path="c-2", step=2)
             except Exception as error:

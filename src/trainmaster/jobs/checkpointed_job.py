@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from trainmaster.jobs import ambient, checkpoint_reader, report, rng
 from trainmaster.jobs.basic_job import BasicJob, name_of
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, check_path
-from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, find
+from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, THESEUS_METADATA, find
 from trainmaster.jobs.checkpoint_saver import SavedCheckpoint, Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
@@ -169,6 +169,7 @@ class CheckpointedJob(BasicJob[C]):
             raise ValueError(f"{place}: {LATEST} points to a checkpoint, and cannot be saved to")
         self._settle()
         self._registrar.expect(place)
+        identity = {**self.spec.to_json(), "job_class": name_of(type(self)), "restored_from": self.restored_from}
         try:
             self._saver.save(
                 tree,
@@ -179,10 +180,11 @@ class CheckpointedJob(BasicJob[C]):
                 metrics=metrics or {},
                 metadata=metadata,
                 files={
-                    JOB_FILE: json.dumps(self._described(), indent=1),
+                    JOB_FILE: json.dumps(identity, indent=1),
                     CONFIG_FILE: to_yaml(self._document()),
                     **rng.key_files(self._key),
-                    **self._theseus_files(metadata),
+                    # Classes in the form of theseus may read the metadata themselves, from a file of this name.
+                    **({THESEUS_METADATA: json.dumps(dict(metadata))} if ambient.declares(type(self)) else {}),
                 },
             )
         except BaseException:
@@ -240,11 +242,6 @@ class CheckpointedJob(BasicJob[C]):
         errors = (FileNotFoundError, CorruptCheckpointError)
         return call_on_first(self.process, f"find {path}", lambda: find(self.root, path), errors=errors)
 
-    def _theseus_files(self, metadata: Mapping[str, Any]) -> dict[str, str]:
-        """The metadata under theseus' name, too: classes in the form of theseus may read that file themselves."""
-        declares = ambient.declares(type(self))
-        return {checkpoint_reader.THESEUS_METADATA: json.dumps(dict(metadata))} if declares else {}
-
     def _theseus_directory(self, place: str) -> Path | None:
         return None if self.root.manifest(place) is not None else checkpoint_reader.theseus_directory(self.root, place)
 
@@ -262,9 +259,6 @@ class CheckpointedJob(BasicJob[C]):
         if self.process.count == 1:
             with contextlib.suppress(Exception):
                 self._saver.wait()
-
-    def _described(self) -> dict[str, Any]:
-        return {**self.spec.to_json(), "job_class": name_of(type(self)), "restored_from": self.restored_from}
 
 
 class Registrar:
@@ -329,13 +323,10 @@ class Registrar:
     def _register(self, place: str, pointers: Collection[str]) -> None:
         for name in pointers:
             self._point(place, name)
-        self._report(place, is_best=BEST in pointers)
-
-    def _point(self, place: str, pointer: str) -> None:
-        self._root.point(self._home, pointer, place.removeprefix(f"{self._home}/"))
-
-    def _report(self, place: str, *, is_best: bool) -> None:
-        saved = self._saved.get(place)
+        saved, is_best = self._saved.get(place), BEST in pointers
         if saved is not None and self._reported.get(place) not in (True, is_best):
             self._reported[place] = is_best
             report.reporter.committed(saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=is_best)
+
+    def _point(self, place: str, pointer: str) -> None:
+        self._root.point(self._home, pointer, place.removeprefix(f"{self._home}/"))

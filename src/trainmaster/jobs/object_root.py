@@ -159,7 +159,8 @@ class ObjectRoot:
     def committed(self, below: str = "") -> list[str]:
         keys = (meta["path"] for meta in objects.listing(self._place, self._key(check_path(below, empty=True))))
         paths = [PurePosixPath(self._relative(key)) for key in keys]
-        places = {path.parent for path in paths if path.name == MANIFEST and not _hidden(path)}
+        visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+        places = {path.parent for path in visible if path.name == MANIFEST}
         places.discard(PurePosixPath())
         outermost = [place.as_posix() for place in places if places.isdisjoint(place.parents)]
         ages: dict[str, float] = {}
@@ -247,10 +248,6 @@ class ObjectRoot:
     def _pointer(self, rel_dir: str, name: str) -> str:
         # The dot tells it from a checkpoint that is called `latest`.
         return self._key(check_path(rel_dir, empty=True), f".{check_path(name)}")
-
-
-def _hidden(path: PurePosixPath) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_dead(data: str, found: list[ObjectMeta], job_id: str, attempt: int) -> bool:

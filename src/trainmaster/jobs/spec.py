@@ -183,7 +183,17 @@ class Topology:
 def seen_devices(shard_into: int) -> Topology:
     """The devices that already imported frameworks see; nothing heavy is loaded."""
     process = current_process()
-    chip, local, count = _devices(process.count)
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    chip, local, count = Chip(name=CPU), 1, process.count
+    if torch is not None and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        chip = Chip(name=properties.name, memory_bytes=properties.total_memory)
+        # With several processes each has one device, as torchrun and our worker arrange it.
+        local = torch.cuda.device_count() if process.count == 1 else 1
+        count = local * process.count
+    elif jax is not None:
+        chip = Chip(name=jax.devices()[0].device_kind)
+        local, count = jax.local_device_count(), jax.device_count()
     return Topology(
         chip=chip,
         device_count=count,
@@ -192,19 +202,6 @@ def seen_devices(shard_into: int) -> Topology:
         is_main=process.index == 0,
         shard_into=shard_into,
     )
-
-
-def _devices(process_count: int) -> tuple[Chip, int, int]:
-    """The kind of device, how many this process has, and how many there are."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        # With several processes each has one device, as torchrun and our worker arrange it.
-        local = torch.cuda.device_count() if process_count == 1 else 1
-        return Chip(name=properties.name, memory_bytes=properties.total_memory), local, local * process_count
-    if jax is not None:
-        return Chip(name=jax.devices()[0].device_kind), jax.local_device_count(), jax.device_count()
-    return Chip(name=CPU), 1, process_count
 
 
 def _made(place: str) -> Path:
@@ -278,7 +275,9 @@ class ExecutionSpec(JobSpec):
 
         Only frameworks that are already imported are asked for devices.
         """
-        return cls.on(Cluster(root=_absolute(root_dir)), name=name, project=project, group=group, shard_into=shard_into)
+        root = os.fspath(root_dir)
+        cluster = Cluster(root=root if "://" in root else os.path.abspath(os.path.expanduser(root)))
+        return cls.on(cluster, name=name, project=project, group=group, shard_into=shard_into)
 
     @classmethod
     def on(
@@ -384,8 +383,3 @@ def _written(path: Path, mode: str, encoding: str | None) -> Iterator[IO[Any]]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-
-
-def _absolute(place: str | os.PathLike[str]) -> str:
-    text = os.fspath(place)
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

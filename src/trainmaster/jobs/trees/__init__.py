@@ -9,6 +9,6 @@ in what Orbax writes. No array library is imported here.
 from trainmaster.jobs.trees.buffers import Buffers
 from trainmaster.jobs.trees.reader import read
 from trainmaster.jobs.trees.structure import ANYTHING, TreeError
-from trainmaster.jobs.trees.writer import SavePlan, Writing, holds, plan, write
+from trainmaster.jobs.trees.writer import TreePlan, Writing, holds, plan, write
 
-__all__ = ["ANYTHING", "Buffers", "SavePlan", "TreeError", "Writing", "holds", "plan", "read", "write"]
+__all__ = ["ANYTHING", "Buffers", "TreeError", "TreePlan", "Writing", "holds", "plan", "read", "write"]

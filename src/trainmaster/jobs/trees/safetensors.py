@@ -67,7 +67,8 @@ def write(
             for begin in range(0, len(part), PIECE):
                 piece = part[begin : begin + PIECE]
                 digest.update(piece)
-                _write_all(file.fileno(), piece)
+                while piece:
+                    piece = piece[os.write(file.fileno(), piece) :]
         os.fsync(file.fileno())
     return digest.hexdigest()
 
@@ -113,40 +114,26 @@ class Memory:
         pass
 
 
-class _HashOnly:
-    """A sink for arrays that are only hashed."""
-
-    def __init__(self) -> None:
-        self._view = memoryview(bytearray(PIECE))
-
-    def room(self, begin: int, length: int) -> memoryview:  # noqa: ARG002 - the protocol's
-        return self._view[:length]
-
-    def filled(self, begin: int, length: int) -> None:
-        pass
-
-
 def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, hashing: bool, where: object) -> str:
     """Read the named arrays into their sinks; the SHA-256 of the whole file, empty without `hashing`.
 
     Everything is read once, each piece hashed while it is in the cache; without hashing only what is wanted is read.
     """
     digest = hashlib.sha256(header.raw)
-    nowhere: Sink | None = None
+    only_hashed = memoryview(bytearray(PIECE if hashing else 0))
     for name in sorted(header.entries, key=lambda name: header.offsets[name]):
         sink = sinks.get(name)
-        if sink is None:
-            if not hashing:
-                continue
-            sink = nowhere = nowhere if nowhere is not None else _HashOnly()
+        if sink is None and not hashing:
+            continue
         nbytes, offset = header.entries[name].nbytes, header.offsets[name]
         for begin in range(0, nbytes, PIECE):
             length = min(PIECE, nbytes - begin)
-            room = sink.room(begin, length)
+            room = only_hashed[:length] if sink is None else sink.room(begin, length)
             _read_all(descriptor, room, offset + begin, where)
             if hashing:
                 digest.update(room)
-            sink.filled(begin, length)
+            if sink is not None:
+                sink.filled(begin, length)
     return digest.hexdigest() if hashing else ""
 
 
@@ -173,11 +160,6 @@ def _header(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> byte
     # Padded with blanks, as the format allows, so that the first array begins where a cache line does.
     text = text.ljust(len(text) + -(len(text) + 8) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _write_all(descriptor: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(descriptor, piece) :]
 
 
 def _read_all(descriptor: int, piece: memoryview, offset: int, where: object) -> None:

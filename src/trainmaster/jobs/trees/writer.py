@@ -92,7 +92,7 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
+class TreePlan:
     """How a tree will be saved: which array goes to which file of which process."""
 
     document: Node
@@ -135,7 +135,7 @@ class SavePlan:
         buffers.reserve((file.nbytes, bool(file.on_gpu)) for file in self.files)
 
 
-def plan(tree: object, *, process: Process | None = None) -> SavePlan:
+def plan(tree: object, *, process: Process | None = None) -> TreePlan:
     """Plan how to save a tree.
 
     Process 0 writes whole arrays and plain values; every process writes its part of sharded arrays.
@@ -146,7 +146,7 @@ def plan(tree: object, *, process: Process | None = None) -> SavePlan:
     process = process if process is not None else SingleProcess()
     document, leaves = describe(tree, describe_array)
     files = _files(leaves, process)
-    return SavePlan(document=document, leaves=leaves, files=files, first=process.index == 0)
+    return TreePlan(document=document, leaves=leaves, files=files, first=process.index == 0)
 
 
 def write(tree: object, directory: Path, *, process: Process | None = None) -> dict[str, str]:
