@@ -8,6 +8,7 @@ import selectors
 import socket
 
 from trainmaster.protocol.launch import Readiness
+from trainmaster.protocol.sockets import stranger_at
 
 _ANSWER_WITHIN_S = 5.0
 """A service that is busy starting may take this long to answer before it is asked again."""
