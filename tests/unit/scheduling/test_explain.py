@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from placement_rules import fit
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Attempt, Job, Progress
@@ -16,7 +17,6 @@ from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState, Queue
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.scheduling.explain import Explanation, explain
 from trainmaster.server.scheduling.obstacles import Situation
-from trainmaster.server.scheduling.placement import fit
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from placement_rules import fit, gpus_wanted
 from small_cluster import NOW, carried_out, node, over_allocated, running, starts, view_of, waiting
 
 from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState
-from trainmaster.server.scheduling.placement import fit, gpus_wanted
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
@@ -144,7 +144,7 @@ def test_index_finds_the_place_that_the_rules_say(found: list[dict[str, object]]
     nodes = [node(f"n{index}", **each) for index, each in enumerate(found)]  # type: ignore[arg-type]
     view = view_of(nodes)
     for number, needs in enumerate(asked):
-        pool = Pool(view.nodes, view.inventory, view.occupancy)
+        pool = Pool(view)
         demand = pool.demand("local", needs)
         shares = pool.find(demand)
         assert demand.gpus == gpus_wanted(needs, nodes)

@@ -8,13 +8,13 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_rules import fit
 from small_cluster import NOW, carried_out, ended, node, running, starts, stopped, victims, view_of, waiting
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, Queue
-from trainmaster.server.scheduling.placement import fit
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
 

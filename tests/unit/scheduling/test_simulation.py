@@ -154,7 +154,7 @@ def audit(**more: object) -> Audit:
 def test_audit_finds_a_gpu_that_is_given_twice() -> None:
     books = audit()
     books.placed(at_work(queued(number=1), 0), 0.0)
-    with pytest.raises(BrokenPromiseError, match="from its holder"):
+    with pytest.raises(BrokenPromiseError, match="from their holders"):
         books.placed(at_work(queued(number=2), 0), 0.0)
 
 

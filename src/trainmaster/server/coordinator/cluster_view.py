@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from trainmaster.backends.base import Backend
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.resources import Node
-from trainmaster.server.scheduling.nodes import judge
+from trainmaster.server.scheduling.placement import judge
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.store import events, jobs, nodes, queues
 from trainmaster.server.store.database import Database
@@ -84,7 +84,7 @@ class NodeReports:
 
     def take_into(self, view: ClusterView, judged_by: ClusterView) -> ClusterView:
         """Store the nodes, judged by the jobs of one view; returns the other view with these nodes."""
-        self._store(judge(inventory_of(self._backends), judged_by))
+        self._store(judge(inventory_of(self._backends), judged_by.holding.values()))
         with self._database.read() as connection:
             return view.with_nodes(nodes.all(connection, _EVERYTHING))
 

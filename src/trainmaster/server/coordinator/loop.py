@@ -27,7 +27,8 @@ from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.nodes import drain, occupied
+from trainmaster.server.scheduling.placement import occupied
+from trainmaster.server.scheduling.preemption import drain
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.settings.telemetry import METERS

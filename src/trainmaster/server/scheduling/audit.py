@@ -12,14 +12,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
 from trainmaster.server.core.job import AGEING_S_PER_PRIORITY, Attempt, Job
-from trainmaster.server.core.resources import Node, NodeState, Share, whole
+from trainmaster.server.core.resources import Node, NodeState, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.placement import fit, good_enough
+from trainmaster.server.scheduling.placement import good_enough
+from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.traces import HIGHEST_PRIORITY, Trace
 from trainmaster.server.scheduling.view import ClusterView, Key, key_of
@@ -31,18 +32,6 @@ PUNCTUAL_S = 1e-6
 
 class BrokenPromiseError(AssertionError):
     """The scheduler broke one of its guarantees."""
-
-
-@dataclass(slots=True)
-class _Books:
-    """What jobs hold of a node."""
-
-    gpus: dict[int, str] = field(default_factory=dict)
-    """Index -> the job that holds it."""
-    cpu_cores: int = 0
-    ram_mb: int = 0
-    storage_mb: int = 0
-    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +53,8 @@ class Audit(Watcher):
         self._steady = not trace.changes
         self._nodes: Mapping[str, Node] = {node.node_id: node for node in trace.nodes}
         self._quotas = {queue.name: queue.quota_gpus for queue in trace.queues if queue.quota_gpus is not None}
-        self._books = {node.node_id: _Books() for node in trace.nodes}
+        self._shares: defaultdict[str, list[Share]] = defaultdict(list)
+        """What jobs hold of each node."""
         self._held: dict[str, Attempt] = {}
         self._used: Counter[str] = Counter()
         """GPUs held, by queue."""
@@ -81,8 +71,6 @@ class Audit(Watcher):
         """Other nodes take work now, so no promise holds any more."""
         self._promised.clear()
         self._nodes = view.nodes
-        for node_id in view.nodes:
-            self._books.setdefault(node_id, _Books())
 
     def passed(self, view: ClusterView, plan: Plan, now: float, took_s: float) -> None:  # noqa: ARG002
         """Check that the plan is about jobs that wait and victims that may be stopped."""
@@ -116,17 +104,13 @@ class Audit(Watcher):
         _require(len(shares) == needs.node_count, f"has {len(shares)} of {needs.node_count} nodes", now, job)
         for share in shares:
             self._check_share(job, share, now)
-            books = self._books[share.node_id]
-            for gpu in share.gpus:
-                _require(gpu not in books.gpus, f"gets GPU {gpu} of {share.node_id} from its holder", now, job)
-                books.gpus[gpu] = job.job_id
-            books.cpu_cores += share.cpu_cores
-            books.ram_mb += share.ram_mb
-            books.storage_mb += share.storage_mb
-            books.slots += 1
-            node = self._nodes[share.node_id]
-            for name in ("cpu_cores", "ram_mb", "storage_mb", "slots"):
-                over = getattr(books, name) - getattr(node, name)
+            node, here = self._nodes[share.node_id], self._shares[share.node_id]
+            taken = {gpu for other in here for gpu in other.gpus}.intersection(share.gpus)
+            _require(not taken, f"gets GPUs {sorted(taken)} of {share.node_id} from their holders", now, job)
+            here.append(share)
+            _require(len(here) <= node.slots, f"overcommits the slots of {share.node_id}", now, job)
+            for name in ("cpu_cores", "ram_mb", "storage_mb"):
+                over = sum(getattr(each, name) for each in here) - getattr(node, name)
                 _require(over <= 0, f"overcommits {name} of {share.node_id} by {over}", now, job)
         self._held[job.job_id] = job.live
         self._promised.pop(job.job_id, None)
@@ -143,13 +127,7 @@ class Audit(Watcher):
         assert attempt is not None
         _require(attempt.number == held.live.number, "gives back for another attempt", now, held)
         for share in attempt.shares:
-            books = self._books[share.node_id]
-            for gpu in share.gpus:
-                _require(books.gpus.pop(gpu, None) == held.job_id, f"did not hold GPU {gpu}", now, held)
-            books.cpu_cores -= share.cpu_cores
-            books.ram_mb -= share.ram_mb
-            books.storage_mb -= share.storage_mb
-            books.slots -= 1
+            self._shares[share.node_id].remove(share)
         self._used[held.queue] -= _gpus(attempt)
         self._held_s[held.job_id] += now - attempt.created_at
         if after.status is JobStatus.QUEUED:
@@ -164,13 +142,12 @@ class Audit(Watcher):
         """
         for job_id, attempt in self._held.items():
             raise BrokenPromiseError(f"at {now:g}: {job_id} still holds {attempt.shares}")
-        ready = [node for node in view.nodes.values() if node.state is NodeState.READY]
-        everything = {node.node_id: whole(node) for node in ready}
+        empty = Pool(ClusterView().with_nodes(view.nodes.values()))
         for job in view.queued():
             quota = self._quotas.get(job.queue)
             wanted = (job.needs.gpus_per_node or 0) * job.needs.node_count
             allowed = quota is None or wanted <= quota
-            possible = allowed and fit(job.needs, ready, everything) is not None
+            possible = allowed and empty.demand(job.host_backend, job.needs).possible
             _require(not possible, "was left waiting on an empty cluster that could run it", now, job)
         if self._steady:
             self._check_patience()

@@ -15,7 +15,7 @@ from operator import itemgetter
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.placement import members
+from trainmaster.server.scheduling.placement import free_amounts, given_amounts, members, plus
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.view import ClusterView, Stay, key_of
@@ -74,7 +74,7 @@ class Situation:
 
     @cached_property
     def pool(self) -> Pool:
-        return Pool(self.view.nodes, self.view.inventory, self.view.occupancy)
+        return Pool(self.view)
 
     @cached_property
     def plan(self) -> Plan:
@@ -183,8 +183,7 @@ class Obstacles:
         """Where it would go on these nodes if some jobs held nothing, and nobody came first."""
         if self._over_quota(gone):
             return None
-        view = _without(view, gone)
-        pool = Pool(view.nodes, view.inventory, view.occupancy)
+        pool = Pool(_without(view, gone))
         return pool.find(pool.demand(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.demand.gpus)))
 
     def _counts(self, other: Job) -> bool:
@@ -208,22 +207,13 @@ class Obstacles:
 
     def _room_at(self, good: frozenset[int], node_id: str) -> tuple[float, int]:
         """When a node has room for one node of the gang, and how many jobs have to end until then."""
-        demand, free = self.demand, self.pool.left(node_id)
-        gpus, cores, ram, storage, slots = (
-            len(good & free.gpus),
-            free.cpu_cores,
-            free.ram_mb,
-            free.storage_mb,
-            free.slots,
-        )
+        demand, have = self.demand, free_amounts(self.pool.left(node_id), good)
         at, gone = self._now, 0
         leaving = sorted(((self._end(stay), stay.share) for stay in self.pool.stays(node_id)), key=itemgetter(0))
         for end, share in leaving:
-            if members(demand.needs, demand.gpus, gpus, cores, ram, storage, slots):
+            if members(demand.needs, demand.gpus, *have):
                 break
-            gpus += len(good.intersection(share.gpus))
-            cores, ram, storage = cores + share.cpu_cores, ram + share.ram_mb, storage + share.storage_mb
-            slots += 1
+            have = plus(have, given_amounts(share, good))
             at, gone = end, gone + 1
         return at, gone
 

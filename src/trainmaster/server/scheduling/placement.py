@@ -1,42 +1,16 @@
-"""Whether and where a gang fits, and the nodes grouped by kind, so that nodes that are alike are checked once.
+"""Which nodes and GPUs a gang can use, and the nodes grouped by kind, so that nodes that are alike are checked once.
 
-A gang gets all of its nodes or none. `fit` has the rules themselves, for a few nodes; `scheduling.pool` finds the same
-places among ten thousand.
+`scheduling.pool` finds the places of a gang.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from trainmaster.server.core.resources import Free, Needs, Node, NodeState, Share, same_gpu_type
-
-
-def fit(needs: Needs, nodes: Sequence[Node], free: Mapping[str, Free]) -> list[Share] | None:
-    """A share for each node of the gang, or None when it does not fit into what is free."""
-    left = dict(free)
-    shares: list[Share] = []
-    for _ in range(needs.node_count):
-        chosen = _best(needs, nodes, left, shares)
-        if chosen is None:
-            return None
-        node, share = chosen
-        left[node.node_id] = left[node.node_id].without(share)
-        shares.append(share)
-    return shares
-
-
-def usable(needs: Needs, node: Node) -> bool:
-    """Whether the node takes work and has every tag that the job requires."""
-    return node.state is NodeState.READY and node.tags.issuperset(needs.capabilities)
-
-
-def gpus_wanted(needs: Needs, nodes: Sequence[Node]) -> int:
-    """GPUs per node: the requested count; else one where the job describes a GPU or the backend has whole GPUs."""
-    if needs.gpus_per_node is not None:
-        return needs.gpus_per_node
-    return int(needs.describes_gpu or any(not is_slice(gpu.type) for node in nodes for gpu in node.gpus))
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Free, Gpu, Needs, Node, NodeState, Share, same_gpu_type
 
 
 def is_slice(gpu_type: str) -> bool:
@@ -53,31 +27,9 @@ def good_enough(needs: Needs, gpu_type: str, memory_mb: int) -> bool:
     return same_gpu_type(needs.gpu_type, gpu_type) and (is_slice(needs.gpu_type) or not is_slice(gpu_type))
 
 
-def matching_gpus(needs: Needs, node: Node, free: Free) -> list[int]:
-    """The free GPUs of a node that are good enough, smallest first."""
-    good = [gpu for gpu in node.gpus if gpu.index in free.gpus and good_enough(needs, gpu.type, gpu.memory_mb)]
-    good.sort(key=lambda gpu: (gpu.memory_mb, gpu.index))
-    return [gpu.index for gpu in good]
-
-
 def preference(needs: Needs, marks: frozenset[str]) -> int:
     """How little a job likes a node with these labels; lower is better."""
     return len(marks.intersection(needs.anti_affinity)) - len(marks.intersection(needs.affinity))
-
-
-def share_on(needs: Needs, node: Node, free: Free, gpus: int) -> Share | None:
-    """What one node of the gang would take here; None when it does not fit."""
-    if (
-        free.slots < 1
-        or free.cpu_cores < needs.cpu_cores
-        or free.ram_mb < needs.ram_mb
-        or free.storage_mb < needs.storage_mb
-    ):
-        return None
-    matching = matching_gpus(needs, node, free) if gpus else []
-    if len(matching) < gpus:
-        return None
-    return share_of(needs, node.node_id, matching[:gpus])
 
 
 def share_of(needs: Needs, node_id: str, gpus: Sequence[int]) -> Share:
@@ -89,32 +41,6 @@ def share_of(needs: Needs, node_id: str, gpus: Sequence[int]) -> Share:
         ram_mb=needs.ram_mb,
         storage_mb=needs.storage_mb,
     )
-
-
-def _best(
-    needs: Needs, nodes: Sequence[Node], left: Mapping[str, Free], taken: Sequence[Share]
-) -> tuple[Node, Share] | None:
-    gpus = gpus_wanted(needs, nodes)
-    already = {share.node_id for share in taken}
-    best: tuple[tuple[int, bool, int, int, str], Node, Share] | None = None
-    for node in nodes:
-        free = left[node.node_id]
-        if not usable(needs, node):
-            continue
-        share = share_on(needs, node, free, gpus)
-        if share is None:
-            continue
-        # Soft labels first, then a machine that the gang does not use yet, then the tightest fit.
-        score = (
-            preference(needs, node.marks),
-            node.node_id in already,
-            len(free.gpus),
-            free.cpu_cores,
-            node.node_id,
-        )
-        if best is None or score < best[0]:
-            best = (score, node, share)
-    return (best[1], best[2]) if best else None
 
 
 class Amounts(NamedTuple):
@@ -237,6 +163,25 @@ def members(needs: Needs, gpus: int, matching: int, cpu_cores: int, ram_mb: int,
     return max(0, most)
 
 
+FreeAmounts = tuple[int, int, int, int, int]
+"""GPUs that are good enough, cores, memory, disk, slots."""
+NOTHING: FreeAmounts = (0, 0, 0, 0, 0)
+
+
+def free_amounts(free: Free, good: frozenset[int]) -> FreeAmounts:
+    return len(good & free.gpus), free.cpu_cores, free.ram_mb, free.storage_mb, free.slots
+
+
+def given_amounts(share: Share, good: frozenset[int]) -> FreeAmounts:
+    return len(good.intersection(share.gpus)), share.cpu_cores, share.ram_mb, share.storage_mb, 1
+
+
+def plus(first: FreeAmounts, second: FreeAmounts) -> FreeAmounts:
+    a, b, c, d, e = first
+    f, g, h, i, j = second
+    return a + f, b + g, c + h, d + i, e + j
+
+
 def _kind(node: Node) -> NodeKind:
     return NodeKind(
         node.backend,
@@ -247,3 +192,35 @@ def _kind(node: Node) -> NodeKind:
         tuple(sorted(Unit(gpu.memory_mb, gpu.index, gpu.type) for gpu in node.gpus if gpu.healthy)),
         node.tags,
     )
+
+
+TOLERATED_MB = 1024
+"""What a driver, a display or a monitoring tool may hold on a GPU that is free."""
+
+
+def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
+    """The nodes as they were reported, without the GPUs that are in use by something other than these jobs.
+
+    That is memory which a job left behind, or a process that was started beside Trainmaster: the next job would not
+    find what it was promised.
+    """
+    held = {(share.node_id, gpu) for job in jobs for share in job.live.shares for gpu in share.gpus}
+    return [
+        replace(node, gpus=tuple(gpu if (node.node_id, gpu.index) in held else _judge_gpu(gpu) for gpu in node.gpus))
+        for node in nodes
+    ]
+
+
+def occupied(nodes: Iterable[Node]) -> bool:
+    """Whether a GPU is out of the pool only until its memory is free, so that it should be checked again soon."""
+    return any(not gpu.healthy and _in_use(gpu) for node in nodes for gpu in node.gpus)
+
+
+def _judge_gpu(gpu: Gpu) -> Gpu:
+    if not gpu.healthy or not _in_use(gpu):
+        return gpu
+    return replace(gpu, healthy=False, problem=f"{gpu.used_mb} MB of its memory are in use, and no job holds it")
+
+
+def _in_use(gpu: Gpu) -> bool:
+    return gpu.used_mb is not None and gpu.used_mb > TOLERATED_MB

@@ -1,7 +1,7 @@
 """The cluster as it becomes during one pass, and the best place for a gang in it.
 
-Nodes are shelved by kind and by how many GPUs they have free, and sorted by their free cores; so the tightest
-place is found without looking at every node. What it finds is what `placement.fit` finds.
+A gang gets all of its nodes or none. Nodes are shelved by kind and by how many GPUs they have free, and sorted by their
+free cores; so the tightest place is found without looking at every node.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainmaster.server.core.resources import Free, Needs, Node, Share
-from trainmaster.server.scheduling.placement import Inventory, NodeKind, preference, share_of
-from trainmaster.server.scheduling.view import Occupancy, Stay
+from trainmaster.server.core.resources import Free, Needs, Share
+from trainmaster.server.scheduling.placement import NodeKind, preference, share_of
+from trainmaster.server.scheduling.view import ClusterView, Stay
 
 
 class Keeper(Protocol):
@@ -71,15 +71,15 @@ _Used = Mapping[str, tuple[Free, list[Share]]]
 class Pool:
     """What is free and who holds what, as a pass goes on."""
 
-    def __init__(self, nodes: Mapping[str, Node], inventory: Inventory, occupancy: Occupancy) -> None:
-        self._nodes = nodes
-        self._inventory = inventory
-        self._occupancy = occupancy
-        self._left = dict(occupancy.left)
+    def __init__(self, view: ClusterView) -> None:
+        self._nodes = view.nodes
+        self._inventory = view.inventory
+        self._occupancy = view.occupancy
+        self._left = dict(view.occupancy.left)
         self._stays: dict[str, list[Stay]] = {}
         self._marked: dict[str, list[str]] | None = None
         self._shelves: dict[NodeKind, list[list[tuple[int, str]]]] = {}
-        for kind, node_ids in inventory.kinds.items():
+        for kind, node_ids in view.inventory.kinds.items():
             rows: list[list[tuple[int, str]]] = [[] for _ in range(len(kind.units) + 1)]
             for node_id in node_ids:
                 free = self._left[node_id]

@@ -4,38 +4,38 @@ Only preemptible jobs of a lower priority, as it was given and not as it aged. C
 highest priority among them is as low as can be; they lose the least work; they are the fewest, with the fewest
 GPUs. For a job on one node the set is the cheapest there is, unless more than `EXACT` jobs could be stopped on a
 node. For a gang, nodes are added one by one, the cheapest next, and whoever is not needed in the end is spared.
+
+`drain` has the jobs to stop because their node is drained.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.resources import Node, NodeState
+from trainmaster.server.scheduling.placement import NOTHING, FreeAmounts, free_amounts, given_amounts, plus
 from trainmaster.server.scheduling.pool import Demand, Keeper, Pool
 from trainmaster.server.scheduling.reservations import Near
 from trainmaster.server.scheduling.victims import (
     EXACT,
-    NOTHING,
     Cost,
-    FreeAmounts,
     Site,
     Victim,
     cheapest,
     cost_of,
-    free_amounts,
-    given_amounts,
     have_room,
     least_cost,
-    plus,
     spared,
     with_gpus,
 )
-from trainmaster.server.scheduling.view import Occupancy, held_by, known_end
+from trainmaster.server.scheduling.view import ClusterView, Occupancy, held_by, known_end
 
 PREEMPTORS = 16
 """Jobs that room is made for in one pass."""
@@ -281,4 +281,44 @@ def _may(job: Job, other: Job, *, own_queue: bool) -> bool:
         other.priority < job.priority
         and other.host_backend == job.host_backend
         and (not own_queue or other.queue == job.queue)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eviction:
+    """A job that is preempted because a node of it is drained by force."""
+
+    job: Job
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drainage:
+    """What the nodes that are being drained call for."""
+
+    evictions: Sequence[Eviction] = ()
+    empty: Sequence[str] = ()
+    """Nodes on which nothing runs any more."""
+
+
+def drain(view: ClusterView) -> Drainage:
+    """Evict what holds a node that is drained by force; name the nodes that are done.
+
+    `preemptible` does not matter here: it is about priority, and an operator who forces a drain means it.
+    """
+    draining = {node.node_id: node for node in view.nodes.values() if node.state is NodeState.DRAINING}
+    if not draining:
+        return Drainage()
+    holders: defaultdict[str, list[Job]] = defaultdict(list)
+    for job in view.holding.values():
+        for node_id in {share.node_id for share in job.live.shares} & draining.keys():
+            holders[node_id].append(job)
+    evicted: dict[str, Eviction] = {}
+    for node_id, jobs in holders.items():
+        if draining[node_id].drain_force:
+            for job in jobs:
+                if job.live.stop is None:
+                    evicted.setdefault(job.job_id, Eviction(job=job, node=draining[node_id]))
+    return Drainage(
+        evictions=tuple(evicted.values()), empty=tuple(node_id for node_id in draining if node_id not in holders)
     )

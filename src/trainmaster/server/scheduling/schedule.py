@@ -92,7 +92,7 @@ class _Pass:
         self._view = view
         self._now = now
         self._limit = limit
-        self._pool = Pool(view.nodes, view.inventory, view.occupancy)
+        self._pool = Pool(view)
         self._lines = Lines(view, self._pool, now)
         self._heads = Heads(self._pool, now=now, backfill=backfill)
         self._preempting = VictimSearch(self._pool, view.occupancy, now)

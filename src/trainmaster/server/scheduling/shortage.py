@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainmaster.server.core.resources import Free, Gpu, Needs, Node, NodeState, Share, whole
-from trainmaster.server.scheduling.placement import gpus_wanted, matching_gpus
+from trainmaster.server.scheduling.placement import good_enough, inventory_from_nodes
 from trainmaster.server.scheduling.pool import Demand, Pool
 from trainmaster.server.scheduling.view import ClusterView
 
@@ -88,7 +88,7 @@ def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, s
             f"no node has the capability {missing}; there are: {known}",
             f"a node were given the capability {missing}",
         )
-    gpus = gpus_wanted(needs, nodes)
+    gpus = inventory_from_nodes(nodes).gpus_wanted(needs, backend)
     types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     if gpus and not types:
         return "no node has a GPU", "it asked for no GPU"
@@ -97,7 +97,7 @@ def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, s
     largest = _largest(needs, nodes, gpus)
     if largest is not None:
         return largest
-    most = _members(backend, needs, _empty_pool(nodes))
+    most = _members(backend, needs, Pool(ClusterView().with_nodes(nodes)))
     if most:
         return f"at most {most} of its {needs.node_count} nodes fit at once", f"it asked for at most {most} nodes"
     return "no node has all of that at once", "it asked for less of it"
@@ -112,7 +112,7 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
     chosen = [by_id[node_id] for node_id in dict.fromkeys(share.node_id for share in shares)]
     away = [node for node in chosen if node.state is not NodeState.READY]
     if away:
-        told = _some([f"{node.node_id} ({_state(node)})" for node in away])
+        told = _some([f"{node.node_id} ({': '.join(filter(None, (node.state, node.drain_reason)))})" for node in away])
         names = _some([node.node_id for node in away])
         again = "came back" if all(node.state is NodeState.OFFLINE for node in away) else "were enabled"
         return f"nodes that could run it take no work: {told}", f"{names} {again}"
@@ -128,12 +128,11 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
 
 def restored_pool(nodes: Sequence[Node]) -> Pool:
     """The nodes as they would be if all were empty and ready, with healthy GPUs: what can ever be had of them."""
-    return _empty_pool(
-        [
-            replace(node, state=NodeState.READY, gpus=tuple(replace(gpu, healthy=True) for gpu in node.gpus))
-            for node in nodes
-        ]
+    restored = (
+        replace(node, state=NodeState.READY, gpus=tuple(replace(gpu, healthy=True) for gpu in node.gpus))
+        for node in nodes
     )
+    return Pool(ClusterView().with_nodes(restored))
 
 
 def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] | None:
@@ -155,8 +154,7 @@ def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] 
 
 
 def _matching(needs: Needs, node: Node) -> list[Gpu]:
-    good = set(matching_gpus(needs, node, whole(node)))
-    return [gpu for gpu in node.gpus if gpu.index in good]
+    return [gpu for gpu in node.gpus if gpu.healthy and good_enough(needs, gpu.type, gpu.memory_mb)]
 
 
 def _members(backend: str, needs: Needs, pool: Pool) -> int:
@@ -170,15 +168,6 @@ def _members(backend: str, needs: Needs, pool: Pool) -> int:
 
 def _find(backend: str, needs: Needs, pool: Pool) -> list[Share] | None:
     return pool.find(pool.demand(backend, needs))
-
-
-def _empty_pool(nodes: Sequence[Node]) -> Pool:
-    view = ClusterView().with_nodes(nodes)
-    return Pool(view.nodes, view.inventory, view.occupancy)
-
-
-def _state(node: Node) -> str:
-    return f"{node.state}: {node.drain_reason}" if node.drain_reason else str(node.state)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ from math import inf
 
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Needs, Node, Queue, same_gpu_type, whole
+from trainmaster.server.core.resources import Needs, Node, Queue, same_gpu_type
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.audit import Audit
-from trainmaster.server.scheduling.placement import fit
+from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.traces import BACKEND, Trace, TraceJob
 from trainmaster.server.scheduling.view import ClusterView
@@ -130,7 +131,7 @@ class MetricsCollector(Watcher):
         gpus = sum(len(node.gpus) for node in trace.nodes)
         cores = sum(node.cpu_cores for node in trace.nodes)
         unfinished = len(trace.jobs) - sum(self._ended.values())
-        possible = _Possible(trace.nodes)
+        possible = _possible(trace.nodes)
         scheduler_s = sum(self._passes)
         return Figures(
             trace=trace.name,
@@ -228,7 +229,7 @@ def makespan_bound(trace: Trace) -> float:
     The longest of: each job's arrival and its duration; and for the GPUs, the GPUs of each type that is asked for,
     the cores, and the quota of each queue: some arrival, and all the work from then on over what there is to do it.
     """
-    possible = _Possible(trace.nodes)
+    possible = _possible(trace.nodes)
     jobs = sorted((job for job in trace.jobs if possible(job.needs)), key=lambda job: job.arrival_s)
     if not jobs:
         return 0.0
@@ -272,19 +273,10 @@ def _runs_s(job: TraceJob) -> float:
     return job.duration_s if job.max_runtime_s is None else min(job.duration_s, job.max_runtime_s)
 
 
-class _Possible:
-    """Whether the empty cluster could hold a job; asked once for each shape."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = nodes
-        self._whole = {node.node_id: whole(node) for node in nodes}
-        self._known: dict[Needs, bool] = {}
-
-    def __call__(self, needs: Needs) -> bool:
-        known = self._known.get(needs)
-        if known is None:
-            known = self._known[needs] = fit(needs, self._nodes, self._whole) is not None
-        return known
+def _possible(nodes: Sequence[Node]) -> Callable[[Needs], bool]:
+    """Tells whether the empty cluster could hold a job."""
+    empty = Pool(ClusterView().with_nodes(nodes))
+    return functools.cache(lambda needs: empty.demand(BACKEND, needs).possible)
 
 
 def _gpus(job: Job) -> int:

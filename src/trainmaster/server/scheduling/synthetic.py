@@ -103,15 +103,16 @@ def _job(chance: random.Random, each: JobClass, largest: int, node_count: int) -
 
 
 GPUS_PER_NODE = 20
+"""Of the nodes for a trace of Kueue's."""
 
 
-def kueue_trace(document: object, *, name: str, gpus_per_node: int = GPUS_PER_NODE) -> Trace:
+def kueue_trace(document: object, *, name: str) -> Trace:
     """The trace of a document of Kueue's generator: a list of cohort classes, or an object that has it as `cohorts`.
 
     A document has classes of cohorts, each with sets of queues that have a nominal quota and a borrowing limit, each
     with sets of workloads that are created one every `creationIntervalMs`. It becomes a trace so:
 
-    - A unit of `request` is one GPU. Each cohort has nodes of its own, of `gpus_per_node` GPUs, that together have the
+    - A unit of `request` is one GPU. Each cohort has nodes of its own, of `GPUS_PER_NODE` GPUs, that together have the
       nominal quota of its queues; a capability keeps its jobs there, as Kueue lends quota only within a cohort.
     - A request that is larger than a node becomes a gang.
     - A queue's nominal quota is its weight, and nominal quota plus borrowing limit its quota.
@@ -124,7 +125,7 @@ def kueue_trace(document: object, *, name: str, gpus_per_node: int = GPUS_PER_NO
     """
     cohorts = document.get("cohorts") if isinstance(document, Mapping) else document
     try:
-        return _trace(_sequence(cohorts, "cohorts"), name, gpus_per_node)
+        return _trace(_sequence(cohorts, "cohorts"), name)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
@@ -132,7 +133,7 @@ def kueue_trace(document: object, *, name: str, gpus_per_node: int = GPUS_PER_NO
         raise TraceError(f"is not a generator's document: it {what}") from None
 
 
-def _trace(cohorts: Sequence[Any], name: str, gpus_per_node: int) -> Trace:
+def _trace(cohorts: Sequence[Any], name: str) -> Trace:
     priorities = _spread({workload["priority"] for workload in _workloads(cohorts)})
     jobs: list[TraceJob] = []
     nodes: list[Node] = []
@@ -146,9 +147,9 @@ def _trace(cohorts: Sequence[Any], name: str, gpus_per_node: int) -> Trace:
                     queues.append(queue)
                     quota += int(queue_class["nominalQuota"])
                     for workload_set in _sequence(queue_class["workloadsSets"], "workloadsSets"):
-                        jobs += _jobs(workload_set, queue.name, cohort, priorities, gpus_per_node)
+                        jobs += _jobs(workload_set, queue.name, cohort, priorities)
             nodes += uniform_nodes(
-                math.ceil(quota / gpus_per_node), gpus=gpus_per_node, capabilities=(cohort,), prefix=cohort
+                math.ceil(quota / GPUS_PER_NODE), gpus=GPUS_PER_NODE, capabilities=(cohort,), prefix=cohort
             )
     jobs.sort(key=lambda job: job.arrival_s)
     return Trace(name=name, jobs=jobs, nodes=nodes, queues=queues)
@@ -170,7 +171,7 @@ def _queue(name: str, queue_class: Mapping[str, Any]) -> Queue:
 
 
 def _jobs(
-    workload_set: Mapping[str, Any], queue: str, cohort: str, priorities: Mapping[Any, int], gpus_per_node: int
+    workload_set: Mapping[str, Any], queue: str, cohort: str, priorities: Mapping[Any, int]
 ) -> Iterator[TraceJob]:
     """One workload after the other, each an interval after the one before; the templates take turns."""
     interval_s = float(workload_set["creationIntervalMs"]) / 1000
@@ -178,9 +179,9 @@ def _jobs(
     for index in range(int(workload_set["count"]) * len(templates)):
         workload = templates[index % len(templates)]
         request, runtime_s = int(workload["request"]), float(workload["runtimeMs"]) / 1000
-        node_count = math.ceil(request / gpus_per_node)
+        node_count = math.ceil(request / GPUS_PER_NODE)
         if request % node_count:
-            raise TraceError(f"a request of {request} cannot be split over nodes of {gpus_per_node} GPUs")
+            raise TraceError(f"a request of {request} cannot be split over nodes of {GPUS_PER_NODE} GPUs")
         yield TraceJob(
             name=f"{queue}-{workload['className']}-{index}",
             arrival_s=index * interval_s,

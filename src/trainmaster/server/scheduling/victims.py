@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Free, Share
-from trainmaster.server.scheduling.placement import members
+from trainmaster.server.scheduling.placement import FreeAmounts, members, plus
 from trainmaster.server.scheduling.pool import Demand
 
 EXACT = 12
@@ -114,11 +113,6 @@ def with_gpus(chosen: Collection[Victim], others: Iterable[Victim], gpus: int) -
     return more
 
 
-FreeAmounts = tuple[int, int, int, int, int]
-"""GPUs that are good enough, cores, memory, disk, slots."""
-NOTHING: FreeAmounts = (0, 0, 0, 0, 0)
-
-
 class Site:
     """A node: what of it is within reach, and what each victim would add."""
 
@@ -166,17 +160,3 @@ def have_room(sites: Iterable[Site], count: int, gone: Collection[Victim]) -> bo
         if have >= count:
             return True
     return False
-
-
-def free_amounts(free: Free, good: frozenset[int]) -> FreeAmounts:
-    return len(good & free.gpus), free.cpu_cores, free.ram_mb, free.storage_mb, free.slots
-
-
-def given_amounts(share: Share, good: frozenset[int]) -> FreeAmounts:
-    return len(good.intersection(share.gpus)), share.cpu_cores, share.ram_mb, share.storage_mb, 1
-
-
-def plus(first: FreeAmounts, second: FreeAmounts) -> FreeAmounts:
-    a, b, c, d, e = first
-    f, g, h, i, j = second
-    return a + f, b + g, c + h, d + i, e + j

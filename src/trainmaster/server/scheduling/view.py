@@ -120,13 +120,12 @@ class Occupancy:
     stopping: Mapping[str, Job] = field(default_factory=dict)
     """Those that are being stopped, for whatever reason."""
 
-    def changed(self, pairs: Iterable[tuple[Job | None, Job | None]], nodes: Mapping[str, Node]) -> Occupancy:
-        """After these jobs changed: what each held before and holds now; None when it holds nothing."""
+    def changed(self, earlier: Mapping[str, Job], changed: Mapping[str, Job], nodes: Mapping[str, Node]) -> Occupancy:
+        """After some jobs changed; `earlier` are all jobs before."""
         touched: dict[str, list[Stay]] = {}
         usage = dict(self.usage)
-        preemptible = _Table(self.preemptible)
-        stopping = _Table(self.stopping)
-        for before, after in pairs:
+        for job_id, job in changed.items():
+            before, after = _holder(earlier.get(job_id)), _holder(job)
             if before is None and after is None:
                 continue
             if _fair(before) != _fair(after):
@@ -136,8 +135,6 @@ class Occupancy:
                 self._leave(touched, before)
                 for stay in stays_of(after) if after else ():
                     touched.setdefault(stay.share.node_id, self._here(stay.share.node_id)).append(stay)
-            preemptible.file(before, after, may_be_preempted)
-            stopping.file(before, after, is_stopping)
         stays, left = self.stays, self.left
         if touched:
             stays, left = dict(self.stays), dict(self.left)
@@ -152,8 +149,8 @@ class Occupancy:
             stays=stays,
             left=left,
             usage=usage,
-            preemptible=preemptible.jobs,
-            stopping=stopping.jobs,
+            preemptible=_filed(self.preemptible, changed, lambda job: job.status in ACTIVE and may_be_preempted(job)),
+            stopping=_filed(self.stopping, changed, lambda job: job.status in ACTIVE and job.live.stop is not None),
         )
 
     def on_nodes(self, nodes: Mapping[str, Node], known: Mapping[str, Node]) -> Occupancy:
@@ -196,8 +193,9 @@ def may_be_preempted(job: Job) -> bool:
     return job.preemptible and job.live.stop is None
 
 
-def is_stopping(job: Job) -> bool:
-    return job.live.stop is not None
+def _holder(job: Job | None) -> Job | None:
+    """The job, if it holds resources."""
+    return job if job is not None and job.status in ACTIVE else None
 
 
 def held_by(job: Job) -> Amounts:
@@ -223,27 +221,6 @@ def left_of(node: Node, stays: Sequence[Stay]) -> Free:
         storage_mb=max(0, everything.storage_mb - storage_mb),
         slots=max(0, everything.slots - len(stays)),
     )
-
-
-class _Table:
-    """Jobs by id, copied when the first one changes."""
-
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
-        self.jobs = jobs
-        self._own: dict[str, Job] | None = None
-
-    def file(self, before: Job | None, after: Job | None, belongs: Callable[[Job], bool]) -> None:
-        """Add a job that belongs, or remove one that did."""
-        job = after if after is not None and belongs(after) else None
-        gone = before if job is None and before is not None and belongs(before) else None
-        if job is None and gone is None:
-            return
-        if self._own is None:
-            self.jobs = self._own = dict(self.jobs)
-        if job is not None:
-            self._own[job.job_id] = job
-        elif gone is not None:
-            self._own.pop(gone.job_id, None)
 
 
 def _count(usage: dict[Line, Amounts], job: Job | None, times: int) -> None:
@@ -297,22 +274,14 @@ class ClusterView:
         latest = {job.job_id: job for job in changed}
         if not latest:
             return self
-        pairs = [(self.jobs.get(job.job_id), job) for job in latest.values()]
-        queued_before = [before for before, _ in pairs if before is not None and before.status is JobStatus.QUEUED]
-        queued = [job for job in latest.values() if job.status is JobStatus.QUEUED]
-        held = [
-            (before if before and before.status in ACTIVE else None, job if job.status in ACTIVE else None)
-            for before, job in pairs
-        ]
+        known = [before for job_id in latest if (before := self.jobs.get(job_id)) is not None]
         return replace(
             self,
-            jobs=_filed(self.jobs, latest, {job.job_id for job in latest.values() if job.status not in TERMINAL}),
-            pending=_filed(
-                self.pending, latest, {id_ for id_, job in latest.items() if job.status is JobStatus.PENDING}
-            ),
-            holding=_filed(self.holding, latest, {id_ for id_, job in latest.items() if job.status in ACTIVE}),
-            waiting=self.waiting.changed(queued_before, queued),
-            occupancy=self.occupancy.changed(held, self.nodes),
+            jobs=_filed(self.jobs, latest, lambda job: job.status not in TERMINAL),
+            pending=_filed(self.pending, latest, lambda job: job.status is JobStatus.PENDING),
+            holding=_filed(self.holding, latest, lambda job: job.status in ACTIVE),
+            waiting=self.waiting.changed(filter(_is_queued, known), filter(_is_queued, latest.values())),
+            occupancy=self.occupancy.changed(self.jobs, latest, self.nodes),
         )
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
@@ -334,14 +303,17 @@ class ClusterView:
         return dict(self.occupancy.left)
 
 
-def _filed(index: Mapping[str, Job], changed: Mapping[str, Job], belong: set[str]) -> Mapping[str, Job]:
+def _is_queued(job: Job) -> bool:
+    return job.status is JobStatus.QUEUED
+
+
+def _filed(index: Mapping[str, Job], changed: Mapping[str, Job], belongs: Callable[[Job], bool]) -> Mapping[str, Job]:
     """The index with those that belong into it, without the others; itself when nothing changes."""
-    if not belong and not any(job_id in index for job_id in changed):
+    belonging = {job_id: job for job_id, job in changed.items() if belongs(job)}
+    gone = [job_id for job_id in changed if job_id in index and job_id not in belonging]
+    if not belonging and not gone:
         return index
-    filed = dict(index)
-    for job_id, job in changed.items():
-        if job_id in belong:
-            filed[job_id] = job
-        else:
-            filed.pop(job_id, None)
+    filed = {**index, **belonging}
+    for job_id in gone:
+        del filed[job_id]
     return filed

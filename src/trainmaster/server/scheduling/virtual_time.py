@@ -19,7 +19,7 @@ from trainmaster.server.core.endings import may_requeue
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.nodes import drain
+from trainmaster.server.scheduling.preemption import drain
 from trainmaster.server.scheduling.schedule import Plan, schedule
 from trainmaster.server.scheduling.traces import NodeChange
 from trainmaster.server.scheduling.view import ClusterView
