@@ -246,7 +246,7 @@ def test_mistake_of_the_server_is_hidden_and_logged(
     with World.open(tmp_path) as world:
         key = {"X-API-Key": world.key("a")}
 
-        monkeypatch.setattr("trainmaster.server.http.routes.nodes.nodes.all", _explode)
+        monkeypatch.setattr("trainmaster.server.http.routes.cluster.nodes.all", _explode)
         with Served.serve(world.context()) as served:
             response = httpx.get(f"{served.url}/v1/nodes", headers=key)
     assert response.status_code == 500
@@ -264,7 +264,7 @@ def test_every_line_of_a_request_says_whose_it_is(
     ours = logging.getLogger("trainmaster.server.http")
     ours.addHandler(handler)
     caplog.set_level(logging.INFO, logger=ours.name)
-    monkeypatch.setattr("trainmaster.server.http.routes.nodes.nodes.all", _explode)
+    monkeypatch.setattr("trainmaster.server.http.routes.cluster.nodes.all", _explode)
     try:
         with Served.serve(world.context(access_level=logging.INFO)) as served:
             headers = {"X-API-Key": api.key, "Cookie": "of-somebody"}

@@ -22,7 +22,7 @@ from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.http.auth import AT_ONCE
-from trainmaster.server.http.routes.webhooks import AT_ONCE_OF_AN_ACCOUNT
+from trainmaster.server.http.routes.events import AT_ONCE_OF_AN_ACCOUNT
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.store import nodes, schema
 

@@ -13,7 +13,7 @@ SERVER = ("backends", "protocol", "server")
 MODULE = "protocol/account_files"
 
 CALLERS = {
-    "server/http/artifacts.py",
+    "server/http/routes/artifacts.py",
     "server/coordinator/base_models.py",
     "server/coordinator/data_checks.py",
     "server/coordinator/promotion.py",
@@ -54,7 +54,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {".iterdir", ".mkdir", ".chmod"},
     ),
     "server/coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
-    "server/http/artifacts.py": ("reads what account_files has opened", {"open"}),
+    "server/http/routes/artifacts.py": ("reads what account_files has opened", {"open"}),
     "server/coordinator/data_checks.py": (
         "beside the check's directory, where only the server can write",
         {"open", "os.open"},

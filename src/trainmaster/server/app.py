@@ -42,11 +42,8 @@ from trainmaster.server.http.routes import (
     logs,
     metrics,
     monitoring,
-    nodes,
     queues,
-    retention,
     submissions,
-    webhooks,
     worker,
 )
 
@@ -60,17 +57,17 @@ _RESOURCES = (
     logs.router,
     metrics.router,
     events.router,
-    nodes.router,
+    cluster.nodes_router,
     queues.router,
     cluster.router,
     artifacts.router,
     checkpoints.router,
-    cluster.usage_router,
-    retention.router,
+    queues.usage_router,
+    checkpoints.retention_router,
     blobs.router,
     data.router,
     cluster.runtimes_router,
-    webhooks.router,
+    events.webhooks_router,
     worker.router,
     accounts.router,
     accounts.keys_router,
@@ -103,7 +100,7 @@ def create_app(context: ApiContext) -> ServerApp:
     app.state.gateway = gateway.Gateway(context)
     app.state.submissions = submissions.Submissions(context)
     app.state.summaries = jobs.Summaries()
-    app.state.trial_deliveries = webhooks.TrialDeliveries(context.subscriptions)
+    app.state.trial_deliveries = events.TrialDeliveries(context.subscriptions)
     app.state.gate = Gate(context)
     trainers = Trainers(context)
     app.state.tinker = TinkerDoor(context, app.state.gate, trainers)

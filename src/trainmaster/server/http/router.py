@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 
@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 from trainmaster.server.core.errors import Problem, SpecError, nearest, shown
 from trainmaster.server.core.fields import Matches
 from trainmaster.server.core.spec.problems import MAX_PROBLEMS
-from trainmaster.server.http.envelope import ErrorEnvelope
+from trainmaster.server.http.envelope import ErrorEnvelope, Ok
 from trainmaster.server.http.followers import EVENT_STREAM
 from trainmaster.server.http.requests import ALIAS, PREFIX
 
@@ -37,7 +37,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 QuickHandler = Callable[[Request], Coroutine[Any, Any, Response | None]]
 """Answers a request, or returns None to leave it to the route."""
 
-_MEANINGS = {
+_MEANINGS: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "Well-formed, but refused.",
     HTTPStatus.UNAUTHORIZED: "No credentials, or wrong ones.",
     HTTPStatus.FORBIDDEN: "The key lacks a scope.",
@@ -58,6 +58,8 @@ _ALWAYS = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
+
+Responses = dict[int | str, dict[str, Any]]
 
 REQUEST_MODELS: dict[str, type[BaseModel]] = {}
 """The models of request bodies that routes read themselves, for the OpenAPI document."""
@@ -104,32 +106,6 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], prefixes: tuple[s
         raise SpecError(problems)
 
 
-def errors(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route, for its `responses`, with those that every route has."""
-    return {int(status): {"model": ErrorEnvelope, "description": _MEANINGS[status]} for status in (*statuses, *_ALWAYS)}
-
-
-def stream_too() -> dict[int | str, dict[str, Any]]:
-    """For the `responses` of a route that also answers with a stream of events."""
-    schema = {
-        "type": "object",
-        "description": "One event of a stream of server-sent events.",
-        "properties": {
-            "id": {"type": "string", "description": "The cursor after it, for `Last-Event-ID`."},
-            "event": {"type": "string", "description": "What it is; `end` is the last but one."},
-            "data": {"type": "string", "description": "A JSON document, or `[DONE]` at the very end."},
-        },
-    }
-    return {int(HTTPStatus.OK): {"content": {EVENT_STREAM: {"schema": schema}}}}
-
-
-def body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
-    """The request body of a route that reads it itself, for its `openapi_extra`."""
-    REQUEST_MODELS[model.__name__] = model
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
-
-
 IDEMPOTENCY_PARAMETER: dict[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -138,6 +114,69 @@ IDEMPOTENCY_PARAMETER: dict[str, Any] = {
     "`Idempotent-Replayed: true`.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[!-~]([ -~]*[!-~])?$"},
 }
+STREAM_TOO: Responses = {
+    int(HTTPStatus.OK): {
+        "content": {
+            EVENT_STREAM: {
+                "schema": {
+                    "type": "object",
+                    "description": "One event of a stream of server-sent events.",
+                    "properties": {
+                        "id": {"type": "string", "description": "The cursor after it, for `Last-Event-ID`."},
+                        "event": {"type": "string", "description": "What it is; `end` is the last but one."},
+                        "data": {"type": "string", "description": "A JSON document, or `[DONE]` at the very end."},
+                    },
+                }
+            }
+        }
+    }
+}
+"""For `also` of a route that answers with a stream of events, too."""
+
+
+def errors(*statuses: int) -> Responses:
+    """The error answers of a route: of these statuses, and those that every route has."""
+    return {int(each): {"model": ErrorEnvelope, "description": _MEANINGS[each]} for each in (*statuses, *_ALWAYS)}
+
+
+def answers(
+    data: Any,
+    *statuses: int,
+    body: type[BaseModel] | None = None,
+    required: bool = False,
+    raw_body: dict[str, Any] | None = None,
+    keyed: bool = False,
+    parameters: Sequence[dict[str, Any]] = (),
+    security: Sequence[dict[str, Any]] | None = None,
+    also: Responses | None = None,
+) -> dict[str, Any]:
+    """Keywords for the decorator of a route: what the OpenAPI document says of its answers and of its request.
+
+    Args:
+        data: the type of `data` in a good answer; None: the answer is not JSON, or not always.
+        statuses: of errors, beside those that every route may have.
+        body: the model of the JSON body, which the route reads itself.
+        required: whether an empty body is refused.
+        raw_body: the description of another body.
+        keyed: whether the route honours an idempotency key.
+        parameters: headers and query parameters that the route reads itself.
+        security: the credentials that it takes, if not an API key.
+        also: other answers.
+    """
+    extra: dict[str, Any] = {}
+    if body is not None:
+        REQUEST_MODELS[body.__name__] = body
+        statuses = (*statuses, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        raw_body = {"required": required, "content": {"application/json": {"schema": schema}}}
+    if raw_body is not None:
+        extra["requestBody"] = raw_body
+    if keyed or parameters:
+        extra["parameters"] = [*([IDEMPOTENCY_PARAMETER] if keyed else ()), *parameters]
+    if security is not None:
+        extra["security"] = security
+    answer = {"response_class": Response} if data is None else {"response_model": Ok[data]}
+    return {**answer, "responses": {**errors(*statuses), **(also or {})}, "openapi_extra": extra or None}
 
 
 DESCRIPTION = f"""Training jobs: submit, follow and control them.
@@ -147,14 +186,10 @@ a bad one `{{"status": "error", "error": {{"code", "message", ...}}, "meta": {{"
 Logs, metrics and events are pages of JSON, or server-sent events for `Accept: text/event-stream`.
 """
 
-BY_TOKEN: dict[str, Any] = {"security": [{"attemptToken": []}]}
-"""For `openapi_extra`: the route needs an attempt's token."""
-BY_RANK_TOKEN: dict[str, Any] = {"security": [{"rankToken": []}]}
-"""For `openapi_extra`: the route needs the token of an attempt's ranks."""
-BY_EITHER: dict[str, Any] = {"security": [{"bearer": []}, {"apiKey": []}, {"attemptToken": []}]}
-"""For `openapi_extra`: the route takes a key or a token."""
-OPEN: dict[str, Any] = {"security": []}
-"""For `openapi_extra`: the route is open to anybody."""
+_BY_KEY: list[dict[str, Any]] = [{"bearer": []}, {"apiKey": []}]
+BY_TOKEN: list[dict[str, Any]] = [{"attemptToken": []}]
+BY_RANK_TOKEN: list[dict[str, Any]] = [{"rankToken": []}]
+BY_KEY_OR_TOKEN = [*_BY_KEY, *BY_TOKEN]
 
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
@@ -176,7 +211,7 @@ def install_openapi(app: FastAPI, version: str) -> None:
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             components["securitySchemes"] = _SCHEMES
-            document["security"] = [{"bearer": []}, {"apiKey": []}]
+            document["security"] = _BY_KEY
             app.openapi_schema = document
         return app.openapi_schema
 

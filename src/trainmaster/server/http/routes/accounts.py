@@ -31,7 +31,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, instant, ok
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import read_model
-from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
+from trainmaster.server.http.router import PlainText, StrictRoute, answers, errors
 from trainmaster.server.store import accounts
 from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
@@ -102,10 +102,8 @@ async def list_accounts(
 @router.post(
     "/accounts",
     status_code=HTTPStatus.CREATED,
-    response_model=Ok[AccountResource],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=body(NewAccountBody, required=True),
     dependencies=ADMINS_ONLY,
+    **answers(AccountResource, 400, 409, body=NewAccountBody, required=True),
 )
 async def create_account(request: Request, context: Context) -> Response:
     """Make an account."""
@@ -116,7 +114,7 @@ async def create_account(request: Request, context: Context) -> Response:
     return ok(account_resource(account), HTTPStatus.CREATED)
 
 
-@router.get("/accounts/{account_id}", response_model=Ok[AccountResource], responses=errors(HTTPStatus.NOT_FOUND))
+@router.get("/accounts/{account_id}", **answers(AccountResource, 404))
 async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
     """Show an account."""
     found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
@@ -125,10 +123,8 @@ async def show_account(principal: Viewer, context: Context, account_id: AccountP
 
 @router.patch(
     "/accounts/{account_id}",
-    response_model=Ok[AccountResource],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=body(EditAccountBody, required=True),
     dependencies=ADMINS_ONLY,
+    **answers(AccountResource, 400, 404, body=EditAccountBody, required=True),
 )
 async def edit_account(request: Request, context: Context, account_id: AccountPath) -> Response:
     """Say as which of the system's users the jobs of an account run; null for none in particular."""
@@ -142,12 +138,7 @@ async def edit_account(request: Request, context: Context, account_id: AccountPa
     return ok(account_resource(await context.write(change)))
 
 
-@router.delete(
-    "/accounts/{account_id}",
-    response_model=Ok[AccountResource],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=ADMINS_ONLY,
-)
+@router.delete("/accounts/{account_id}", dependencies=ADMINS_ONLY, **answers(AccountResource, 404, 409))
 async def remove_account(context: Context, account_id: AccountPath) -> Response:
     """Remove an account that has neither jobs nor keys."""
 
@@ -187,27 +178,21 @@ def key_resource(key: ApiKey) -> KeyResource:
     )
 
 
-@keys_router.get("/keys", response_model=Ok[KeyList], responses=errors())
+@keys_router.get("/keys", **answers(KeyList))
 async def list_keys(principal: Viewer, context: Context) -> Response:
     """List keys, also revoked ones: those of your account, or of all accounts with `cluster_admin`."""
     found = await context.read(lambda connection: accounts.all_keys(connection, principal.reach))
     return ok(KeyList(keys=[key_resource(key) for key in found]))
 
 
-@keys_router.get("/keys/current", response_model=Ok[KeyResource], responses=errors())
+@keys_router.get("/keys/current", **answers(KeyResource))
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
     own = await context.read(lambda connection: accounts.get_key(connection, _EVERYTHING, principal.key_id))
     return ok(key_resource(own))
 
 
-@keys_router.post(
-    "/keys",
-    status_code=HTTPStatus.CREATED,
-    response_model=Ok[NewKey],
-    responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=body(NewKeyBody, required=True),
-)
+@keys_router.post("/keys", status_code=HTTPStatus.CREATED, **answers(NewKey, body=NewKeyBody, required=True))
 async def create_key(request: Request, principal: Admin, context: Context) -> Response:
     """Make a key. The answer has it, and nobody is ever shown it again."""
     wanted = await read_model(request, NewKeyBody)
@@ -237,9 +222,7 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
     return ok(created, HTTPStatus.CREATED)
 
 
-@keys_router.delete(
-    "/keys/{key_id}", response_model=Ok[KeyResource], responses=errors(HTTPStatus.NOT_FOUND), dependencies=ADMINS_ONLY
-)
+@keys_router.delete("/keys/{key_id}", dependencies=ADMINS_ONLY, **answers(KeyResource, 404))
 async def revoke_key(request: Request, context: Context, key_id: KeyId) -> Response:
     """Revoke a key, for good: at once on this server, within 5 s on the others."""
 

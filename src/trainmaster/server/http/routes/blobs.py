@@ -22,7 +22,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InvalidTokenError
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_EITHER, Sha256, StrictRoute, errors
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_KEY_OR_TOKEN, Sha256, StrictRoute, answers
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
@@ -42,12 +42,12 @@ _FILE: dict[int | str, dict[str, Any]] = {
 
 @router.put(
     "/blobs/{sha256}",
-    response_model=Ok[BlobResource],
-    responses={
-        **errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-        HTTPStatus.CREATED: {"model": Ok[BlobResource], "description": "It was not here before."},
-    },
-    openapi_extra={"requestBody": {"required": True, "content": BINARY_CONTENT}},
+    **answers(
+        BlobResource,
+        413,
+        raw_body={"required": True, "content": BINARY_CONTENT},
+        also={HTTPStatus.CREATED: {"model": Ok[BlobResource], "description": "It was not here before."}},
+    ),
 )
 async def put_blob(request: Request, principal: Manager, context: Context, sha256: Sha256) -> Response:
     """Ship a file. Shipping it again changes nothing; a file that no job uses is removed after a day."""
@@ -70,12 +70,7 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
     return ok(BlobResource(sha256=sha256, size_bytes=size), HTTPStatus.OK if known else HTTPStatus.CREATED)
 
 
-@router.get(
-    "/blobs/{sha256}",
-    response_class=Response,
-    responses={**errors(HTTPStatus.NOT_FOUND), **_FILE},
-    openapi_extra=BY_EITHER,
-)
+@router.get("/blobs/{sha256}", **answers(None, 404, security=BY_KEY_OR_TOKEN, also=_FILE))
 @guard
 async def get_blob(request: Request, context: Context, sha256: Sha256) -> Response:
     """Fetch a file. A worker's token is good for the files that its job names."""
@@ -84,9 +79,7 @@ async def get_blob(request: Request, context: Context, sha256: Sha256) -> Respon
 
 @router.head(
     "/blobs/{sha256}",
-    response_class=Response,
-    responses={**errors(HTTPStatus.NOT_FOUND), HTTPStatus.OK: {"description": "It is here."}},
-    openapi_extra=BY_EITHER,
+    **answers(None, 404, security=BY_KEY_OR_TOKEN, also={HTTPStatus.OK: {"description": "It is here."}}),
 )
 @guard
 async def head_blob(request: Request, context: Context, sha256: Sha256) -> Response:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from concurrent.futures import Future
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
-from trainmaster.schema.jobs import JobCheckpoints
+from trainmaster.schema.jobs import JobCheckpoints, TombstonePage, TombstoneResource
+from trainmaster.schema.reports import CollectedKind, Collection
 from trainmaster.server.coordinator import checkpoints as commands
 from trainmaster.server.coordinator.commands import CommandOutcome
+from trainmaster.server.coordinator.retention import FAILED, Collected, Collector, Tombstone, tombstones
 from trainmaster.server.core.job import Job
-from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.auth import ADMINS_ONLY, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Ok, instant, ok
+from trainmaster.server.http.envelope import instant, ok
 from trainmaster.server.http.job_json import checkpoint_resource
-from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, JobId, PlainText, StrictRoute, errors
+from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body, read_model
+from trainmaster.server.http.router import JobId, PlainText, StrictRoute, answers
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope
@@ -29,11 +34,9 @@ router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute,
 PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 CheckpointId = Annotated[str, Path(min_length=1, max_length=1024)]
-_PINNING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-_KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
 
 
-@router.get("", response_model=Ok[JobCheckpoints], responses=errors(HTTPStatus.NOT_FOUND))
+@router.get("", **answers(JobCheckpoints, 404))
 async def list_checkpoints(
     principal: Viewer,
     context: Context,
@@ -54,7 +57,7 @@ async def list_checkpoints(
     return ok(await context.read(find))
 
 
-@router.post("/{checkpoint_id}/pin", response_model=Ok[JobCheckpoints], responses=_PINNING, openapi_extra=_KEYED)
+@router.post("/{checkpoint_id}/pin", **answers(JobCheckpoints, 404, 409, 413, keyed=True))
 async def pin(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
@@ -62,7 +65,7 @@ async def pin(
     return await _pin(request, context, principal.scope, job_id, checkpoint_id, pinned=True)
 
 
-@router.post("/{checkpoint_id}/unpin", response_model=Ok[JobCheckpoints], responses=_PINNING, openapi_extra=_KEYED)
+@router.post("/{checkpoint_id}/unpin", **answers(JobCheckpoints, 404, 409, 413, keyed=True))
 async def unpin(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
@@ -70,12 +73,7 @@ async def unpin(
     return await _pin(request, context, principal.scope, job_id, checkpoint_id, pinned=False)
 
 
-@router.delete(
-    "/{checkpoint_id}",
-    response_model=Ok[JobCheckpoints],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    openapi_extra=_KEYED,
-)
+@router.delete("/{checkpoint_id}", **answers(JobCheckpoints, 404, 409, keyed=True))
 async def delete(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
@@ -123,3 +121,99 @@ def _shown(job: Job, page: CheckpointPage) -> JobCheckpoints:
         latest_checkpoint_id=job.latest_checkpoint_id,
         best_checkpoint_id=job.best_checkpoint_id,
     )
+
+
+# Retention: remove what the settings no longer keep, and list deleted jobs whose files remain.
+
+
+class CollectBody(BaseModel):
+    """What to collect."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dry_run: bool = Field(default=False, description="Only tell what would go.")
+    orphans: bool = Field(default=False, description="Also directories of jobs that nobody knows, after a day.")
+
+
+retention_router = APIRouter(route_class=StrictRoute)
+
+_log = logging.getLogger(__name__)
+_NAMES = 100
+
+
+@retention_router.post("/gc", tags=["retention"], dependencies=ADMINS_ONLY, **answers(Collection, body=CollectBody))
+async def collect(request: Request, context: Context) -> Response:
+    """Remove what the settings do not keep any longer, or tell what would go. The leader does so by itself."""
+    wanted = await read_model(request, CollectBody)
+    return ok(await run_in_threadpool(_collect, context, wanted))
+
+
+def _collect(context: ApiContext, wanted: CollectBody) -> Collection:
+    collector = context.collector
+    now = context.clock()
+    gone = list(collector.collect(now, dry_run=wanted.dry_run))
+    take_orphans = wanted.orphans and not wanted.dry_run
+    orphans = list(collector.orphans(now, dry_run=not take_orphans))
+    if not wanted.dry_run:
+        # Removing terabytes takes long, and the answer does not wait for it.
+        threading.Thread(target=_sweep, args=(collector,), name="sweep", daemon=True).start()
+    found = [each for each in gone if each.what != FAILED]
+    kinds = [_kind(what, found, not wanted.dry_run) for what in dict.fromkeys(each.what for each in found)]
+    kinds.append(_kind("orphan", orphans, take_orphans))
+    kinds.append(_kind(FAILED, [*gone, *orphans], removed=False))
+    return Collection(dry_run=wanted.dry_run, kinds=[kind for kind in kinds if kind["count"]])
+
+
+def _sweep(collector: Collector) -> None:
+    try:
+        collector.sweep()
+    except Exception:
+        _log.exception("what was collected is not all removed; the leader goes on with it")
+
+
+def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
+    same = [each for each in found if each.what == what]
+    return CollectedKind(
+        what=what,
+        count=len(same),
+        size_bytes=sum(each.size_bytes for each in same),
+        names=[each.name for each in same[:_NAMES]],
+        removed=removed,
+    )
+
+
+def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:
+    job = tombstone.job
+    return TombstoneResource(
+        job_id=job.job_id,
+        handle=job.handle,
+        name=job.name,
+        kind=job.workload_kind,
+        status=job.status,
+        deleted_at=instant(tombstone.deleted_at),
+        size_bytes=tombstone.size_bytes,
+    )
+
+
+@retention_router.get("/tombstones", tags=["jobs"], **answers(TombstonePage))
+async def list_tombstones(
+    principal: Viewer,
+    context: Context,
+    job: Annotated[PlainText | None, Query(description="Only those with this handle, or whose id begins so.")] = None,
+    page_size: Annotated[int, Query(ge=1, le=100)] = 20,
+    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+) -> Response:
+    """List deleted jobs whose files are still there, the last deleted first. A page may be short."""
+
+    def look() -> TombstonePage:
+        found, following = tombstones(
+            context.database,
+            context.roots,
+            principal.scope,
+            name=job or None,
+            page_size=page_size,
+            page_token=page_token or None,
+        )
+        return TombstonePage(tombstones=[tombstone_resource(each) for each in found], next_page_token=following)
+
+    return ok(await run_in_threadpool(look))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field, Strict, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
@@ -21,30 +19,34 @@ from trainmaster.schema.cluster import (
     BackendList,
     BackendResource,
     BackendSummary,
+    ClusterEventList,
+    ClusterEventResource,
     ClusterResource,
     EngineResource,
+    GpuResource,
     GpuTypeResource,
     LeaderResource,
+    NodeList,
+    NodeResource,
     RuntimeList,
     RuntimeProblem,
     RuntimeResource,
 )
-from trainmaster.schema.reports import Usage, UsageRow
 from trainmaster.server.coordinator.operator_files import RuntimeDocument
-from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.fields import Flag, Model, Names
 from trainmaster.server.core.reports import EngineFacts
-from trainmaster.server.core.resources import Free, Node, NodeState, whole
+from trainmaster.server.core.resources import ClusterEvent, Free, Node, NodeState, whole
+from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.auth import VIEWERS_ONLY, Viewer, require
+from trainmaster.server.http.auth import VIEWERS_ONLY, Admin, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, instant, ok
-from trainmaster.server.http.requests import not_a_time, parse_time
-from trainmaster.server.http.router import PlainText, StrictRoute, errors
-from trainmaster.server.store import attempts, leases, nodes, queues, usage
+from trainmaster.server.http.envelope import instant, ok
+from trainmaster.server.http.requests import read_model
+from trainmaster.server.http.router import NO_NUL, StrictRoute, answers
+from trainmaster.server.store import attempts, events, leases, nodes, queues
+from trainmaster.server.store.attempts import Allocation
 from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.usage import Used
 
 
 def cluster_resource(
@@ -98,7 +100,7 @@ def _leader(lease: Lease) -> LeaderResource:
 router = APIRouter(route_class=StrictRoute, tags=["cluster"])
 
 
-@router.get("/cluster", response_model=Ok[ClusterResource], responses=errors())
+@router.get("/cluster", **answers(ClusterResource))
 async def show_cluster(principal: Viewer, context: Context) -> Response:
     """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
     now = context.clock()
@@ -135,7 +137,7 @@ _looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts
 BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 
 
-@router.get("/backends", response_model=Ok[BackendList], responses=errors(), dependencies=VIEWERS_ONLY)
+@router.get("/backends", dependencies=VIEWERS_ONLY, **answers(BackendList))
 async def list_backends(context: Context) -> Response:
     """List where jobs can run."""
     default, known = context.commands.admission.default_backend, context.commands.admission.backends
@@ -149,12 +151,7 @@ async def list_backends(context: Context) -> Response:
     )
 
 
-@router.get(
-    "/backends/{name}",
-    response_model=Ok[BackendResource],
-    responses=errors(HTTPStatus.NOT_FOUND),
-    dependencies=VIEWERS_ONLY,
-)
+@router.get("/backends/{name}", dependencies=VIEWERS_ONLY, **answers(BackendResource, 404))
 async def show_backend(context: Context, name: BackendName) -> Response:
     """Show one backend, and the engine that runs its jobs, where there is one."""
     capable = context.commands.admission.backend(name)
@@ -207,7 +204,7 @@ runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependen
 RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
-@runtimes_router.get("/runtimes", response_model=Ok[RuntimeList], responses=errors())
+@runtimes_router.get("/runtimes", **answers(RuntimeList))
 async def list_runtimes(context: Context) -> Response:
     """List the runtimes of this server, for every account the same; built-in ones are the clients'."""
     found = await run_in_threadpool(context.runtimes)
@@ -219,77 +216,184 @@ async def list_runtimes(context: Context) -> Response:
     )
 
 
-@runtimes_router.get("/runtimes/{name}", response_model=Ok[RuntimeResource], responses=errors(HTTPStatus.NOT_FOUND))
+@runtimes_router.get("/runtimes/{name}", **answers(RuntimeResource, 404))
 async def show_runtime(context: Context, name: RuntimeName) -> Response:
     """Show one runtime."""
     return ok(runtime_resource((await run_in_threadpool(context.runtimes)).get(name)))
 
 
-# Usage: what jobs held, and for how long
+# Nodes: the machines that jobs run on, their resources, and draining.
+
+MAX_GRACE_S = 86400.0
 
 
-def usage_row(used: Used) -> UsageRow:
-    return UsageRow(
-        key=used.key,
-        jobs=used.jobs,
-        attempts=used.attempts,
-        gpu_seconds=used.gpu_seconds,
-        cpu_seconds=used.cpu_seconds,
-        wall_seconds=used.wall_seconds,
+class DrainBody(Model):
+    """How to drain a node."""
+
+    reason: Annotated[str, StringConstraints(max_length=1024), NO_NUL] = Field(
+        default="", description="Shown to everybody who asks why a job waits."
+    )
+    force: Flag = Field(default=False, description="Preempt what runs there, instead of waiting for it.")
+    grace_seconds: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
+        default=None, description="With force: how long those get to save; null: as for any preemption."
     )
 
 
-usage_router = APIRouter(route_class=StrictRoute, tags=["usage"])
-
-_GROUP = re.compile(rf"{'|'.join(usage.GROUPS)}|{usage.LABEL}[A-Za-z0-9._/-]{{1,63}}")
-_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+class EnableBody(Model):
+    """How to enable a node: there is nothing to say."""
 
 
-@usage_router.get("/usage", response_model=Ok[Usage], responses=errors(HTTPStatus.FORBIDDEN))
-async def show_usage(
-    request: Request,
-    principal: Viewer,
-    context: Context,
-    since: Annotated[
-        PlainText | None, Query(alias="from", description="ISO 8601, or seconds since 1970; default: all time.")
-    ] = None,
-    until: Annotated[PlainText | None, Query(alias="to", description="The same; default: now.")] = None,
-    group_by: Annotated[
-        PlainText, Query(description="`job`, `attempt`, `queue`, `account`, `day` (of UTC) or `label:KEY`.")
-    ] = "queue",
-    all_accounts: Annotated[bool, Query(description="Of every account; needs `cluster_admin`.")] = False,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="The most groups.")] = 1000,
-) -> Response:
-    """Add up what attempts used: those that ended, as far as they lie in the interval; those that run, up to now."""
-    if not _GROUP.fullmatch(group_by):
-        known = ", ".join(usage.GROUPS)
-        raise SpecError([Problem(field="group_by", message=f"must be one of {known}, or {usage.LABEL}KEY")])
-    scope = principal.scope
-    if all_accounts:
-        require(request, KeyScope.CLUSTER_ADMIN)
-        scope = Scope.everything()
-    now = context.clock()
-    begin = _parse_bound("from", since) if since else 0.0
-    end = _parse_bound("to", until) if until else now
-    if end < begin:
-        raise SpecError([Problem(field="to", message="must not be before `from`")])
+class NodeBody(Model):
+    """What to change about a node; what is left out stays."""
 
-    def find(connection: Connection) -> Usage:
-        rows = usage.by_group(connection, scope, group_by, since=begin, until=end, now=now, limit=limit + 1)
-        return {
-            "from": instant(begin) if since else None,
-            "to": instant(end),
-            "group_by": group_by,
-            "rows": [usage_row(used) for used in rows[:limit]],
-            "total": usage_row(usage.total(connection, scope, since=begin, until=end, now=now)),
-            "truncated": len(rows) > limit,
-        }
+    labels: NodeLabels | None = Field(default=None, description="Replaces all labels that operators gave it.")
+    capabilities: Names | None = Field(default=None, description="Replaces all capabilities that operators gave it.")
+
+
+def cluster_event(event: ClusterEvent) -> ClusterEventResource:
+    return ClusterEventResource(ts=instant(event.at), type=event.type, message=event.message, data=dict(event.data))
+
+
+def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -> NodeResource:
+    """A node and its allocations as an account sees them: without the names of others' jobs."""
+    free = whole(node)
+    holders: dict[int, str | None] = {}
+    jobs: dict[str, None] = {}
+    for held in allocations:
+        free = free.without(held.share)
+        mine = held.job_id if scope.admits(held.account_id) else None
+        holders.update(dict.fromkeys(held.share.gpus, mine))
+        if mine is not None:
+            jobs[mine] = None
+    return NodeResource(
+        id=node.node_id,
+        hostname=node.hostname,
+        backend=node.backend,
+        state=node.state,
+        drain_reason=node.drain_reason or None,
+        drain_force=node.drain_force,
+        labels=sorted(node.marks),
+        capabilities=sorted(node.tags),
+        given_labels=list(node.given_labels),
+        given_capabilities=list(node.given_capabilities),
+        gpus=[
+            GpuResource(
+                index=gpu.index,
+                type=gpu.type,
+                memory_mb=gpu.memory_mb,
+                healthy=gpu.healthy,
+                problem=None if gpu.healthy else gpu.problem or "unhealthy",
+                free=gpu.index in free.gpus,
+                job_id=holders.get(gpu.index),
+            )
+            for gpu in node.gpus
+        ],
+        cpu_cores=Amount(total=node.cpu_cores, free=free.cpu_cores),
+        ram_mb=Amount(total=node.ram_mb, free=free.ram_mb),
+        storage_mb=Amount(total=node.storage_mb, free=free.storage_mb),
+        slots=Amount(total=node.slots, free=free.slots),
+        jobs=list(jobs),
+        last_heartbeat=instant(node.last_seen_at),
+    )
+
+
+nodes_router = APIRouter(route_class=StrictRoute, tags=["nodes"])
+
+NodeId = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+
+_EVERYTHING = Scope.everything()
+
+
+@nodes_router.get("/nodes", **answers(NodeList))
+async def list_nodes(principal: Viewer, context: Context) -> Response:
+    """List all nodes with what is free on them."""
+
+    def find(connection: Connection) -> NodeList:
+        held = _held(connection)
+        found = nodes.all(connection, principal.scope)
+        return NodeList(nodes=[node_resource(node, held[node.node_id], principal.scope) for node in found])
 
     return ok(await context.read(find))
 
 
-def _parse_bound(field: str, text: str) -> float:
-    seconds = parse_time(field, text)
-    if not 0 <= seconds <= _LATEST:
-        raise not_a_time(field)
-    return seconds
+@nodes_router.get("/nodes/{node_id}", **answers(NodeResource, 404))
+async def show_node(principal: Viewer, context: Context, node_id: NodeId) -> Response:
+    """Show one node."""
+    return ok(await context.read(lambda connection: _node(connection, principal.scope, node_id)))
+
+
+@nodes_router.get("/nodes/{node_id}/events", **answers(ClusterEventList, 404))
+async def node_events(
+    principal: Viewer,
+    context: Context,
+    node_id: NodeId,
+    limit: Annotated[int, Query(ge=1, le=1000, description="The newest so many.")] = 100,
+) -> Response:
+    """Read what happened to a node: drains, GPUs that left the pool, changed labels."""
+
+    def find(connection: Connection) -> ClusterEventList:
+        node = nodes.get(connection, principal.scope, node_id)
+        found = events.of_subject(connection, principal.scope, f"node/{node.node_id}", limit)
+        return ClusterEventList(events=[cluster_event(event) for event in found])
+
+    return ok(await context.read(find))
+
+
+@nodes_router.post("/nodes/{node_id}/drain", **answers(NodeResource, 404, body=DrainBody))
+async def drain_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
+    """Give a node no more work. It is DRAINED when nothing runs there; with `force`, what runs is preempted."""
+    wanted = await read_model(request, DrainBody)
+    now = context.clock()
+
+    def change(connection: Connection) -> NodeResource:
+        nodes.drain(
+            connection,
+            _EVERYTHING,
+            node_id,
+            now,
+            reason=wanted.reason,
+            force=wanted.force,
+            grace_s=wanted.grace_seconds,
+        )
+        return _node(connection, principal.scope, node_id)
+
+    return ok(await context.change_cluster(change))
+
+
+@nodes_router.post("/nodes/{node_id}/enable", **answers(NodeResource, 404, body=EnableBody))
+async def enable_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
+    """Give a node work again."""
+    await read_model(request, EnableBody)
+    now = context.clock()
+
+    def change(connection: Connection) -> NodeResource:
+        nodes.enable(connection, _EVERYTHING, node_id, now)
+        return _node(connection, principal.scope, node_id)
+
+    return ok(await context.change_cluster(change))
+
+
+@nodes_router.patch("/nodes/{node_id}", **answers(NodeResource, 404, body=NodeBody))
+async def change_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
+    """Set the labels or capabilities that a node has beside those that its backend reports."""
+    wanted = await read_model(request, NodeBody)
+    now = context.clock()
+
+    def change(connection: Connection) -> NodeResource:
+        nodes.give(connection, _EVERYTHING, node_id, now, labels=wanted.labels, capabilities=wanted.capabilities)
+        return _node(connection, principal.scope, node_id)
+
+    return ok(await context.change_cluster(change))
+
+
+def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:
+    node = nodes.get(connection, scope, node_id)
+    return node_resource(node, _held(connection)[node_id], scope)
+
+
+def _held(connection: Connection) -> defaultdict[str, list[Allocation]]:
+    # Of all accounts: what others hold is not free either.
+    held: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for allocation in attempts.all_allocations(connection, _EVERYTHING):
+        held[allocation.share.node_id].append(allocation)
+    return held

@@ -15,19 +15,14 @@ from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok
 from trainmaster.server.http.job_json import controlled_json
 from trainmaster.server.http.requests import parse_json, read_body, read_command
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, NO_NUL, JobId, StrictRoute, body, errors
+from trainmaster.server.http.router import NO_NUL, JobId, StrictRoute, answers
 from trainmaster.server.http.routes.jobs import answer
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, new_seed, submissions_of
 from trainmaster.server.store import jobs
 
 router = APIRouter(route_class=StrictRoute, tags=["controls"])
-
-_ERRORS = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-_KEYED = {"parameters": [IDEMPOTENCY_PARAMETER]}
-_FORWARDING = {"parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS]}
 
 
 RestartPoint = Annotated[str, StringConstraints(max_length=512), NO_NUL]
@@ -64,12 +59,7 @@ class RetryBody(Model):
     handle: Handle | None = Field(default=None, description="Of the new job; it has none otherwise.")
 
 
-@router.post(
-    "/jobs/{job_id}/cancel",
-    response_model=Ok[JobResource],
-    responses=_ERRORS,
-    openapi_extra={**body(CancelBody), **_KEYED},
-)
+@router.post("/jobs/{job_id}/cancel", **answers(JobResource, 404, 409, body=CancelBody, keyed=True))
 async def cancel(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """End a job for good. One that runs is CANCELLED once it has stopped; until then `cancel_requested` is true."""
     wanted, idempotency = await read_command(request, CancelBody)
@@ -77,12 +67,7 @@ async def cancel(request: Request, principal: Manager, context: Context, job_id:
     return await answer(context, principal.scope, command)
 
 
-@router.post(
-    "/jobs/{job_id}/pause",
-    response_model=Ok[ControlledJob],
-    responses=_ERRORS,
-    openapi_extra={**body(PauseBody), **_KEYED},
-)
+@router.post("/jobs/{job_id}/pause", **answers(ControlledJob, 404, 409, body=PauseBody, keyed=True))
 async def pause(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Park a running job: it saves, stops, gives back what it holds, and is PAUSED then."""
     wanted, idempotency = await read_command(request, PauseBody)
@@ -92,9 +77,7 @@ async def pause(request: Request, principal: Manager, context: Context, job_id: 
 
 @router.post(
     "/jobs/{job_id}/resume",
-    response_model=Ok[ControlledJob],
-    responses=_ERRORS,
-    openapi_extra={**body(ResumeBody), **_FORWARDING},
+    **answers(ControlledJob, 404, 409, body=ResumeBody, keyed=True, parameters=FORWARDING_PARAMETERS),
 )
 async def resume(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Queue a paused job again; a service also after its end."""
@@ -109,9 +92,7 @@ async def resume(request: Request, principal: Manager, context: Context, job_id:
 @router.post(
     "/jobs/{job_id}/retry",
     status_code=HTTPStatus.CREATED,
-    response_model=Ok[ControlledJob],
-    responses=_ERRORS,
-    openapi_extra={**body(RetryBody), **_FORWARDING},
+    **answers(ControlledJob, 404, 409, body=RetryBody, keyed=True, parameters=FORWARDING_PARAMETERS),
 )
 async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
@@ -134,11 +115,7 @@ async def retry(request: Request, principal: Manager, context: Context, job_id: 
 @router.post(
     "/jobs/{job_id}/clone",
     status_code=HTTPStatus.CREATED,
-    response_model=Ok[SubmittedJob],
-    responses=errors(
-        HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    ),
-    openapi_extra={**body(SubmitJobRequest), **_FORWARDING},
+    **answers(SubmittedJob, 400, 404, 409, body=SubmitJobRequest, keyed=True, parameters=FORWARDING_PARAMETERS),
 )
 async def clone(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Submit a job again, from the start, as a new job. It may be in any state.

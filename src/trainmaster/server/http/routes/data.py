@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -28,7 +27,7 @@ from trainmaster.server.http.auth import Manager, Principal
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import read_model
-from trainmaster.server.http.router import StrictRoute, body, errors
+from trainmaster.server.http.router import StrictRoute, answers
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import accounts, job_inputs
@@ -85,11 +84,7 @@ router = APIRouter(route_class=StrictRoute, tags=["data"])
 
 @router.post(
     "/data/validate",
-    response_model=Ok[CheckedData],
-    responses=errors(
-        HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    ),
-    openapi_extra={**body(ValidateDataBody, required=True), "parameters": FORWARDING_PARAMETERS},
+    **answers(CheckedData, 400, 404, 409, body=ValidateDataBody, required=True, parameters=FORWARDING_PARAMETERS),
 )
 async def validate_data(request: Request, principal: Manager, context: Context) -> Response:
     """Read real rows, and show what a model will see of them or what is wrong with which."""

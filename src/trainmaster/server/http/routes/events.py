@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import StringConstraints
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import Field, StringConstraints
 from sqlalchemy import Connection
 
+from trainmaster.schema.accounts import CreatedWebhook, Trial, WebhookList, WebhookResource
 from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, FeedPage
+from trainmaster.server.coordinator.webhook_delivery import (
+    MAX_URL_LENGTH,
+    TIMEOUT_S,
+    DeliveryError,
+    Message,
+    headers_of,
+    trial,
+)
+from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
+from trainmaster.server.core.fields import Model
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.http.auth import Viewer
+from trainmaster.server.http.auth import ConcurrencyLimit, Manager, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, clean, encoded, instant, ok
+from trainmaster.server.http.envelope import Nothing, Ok, clean, encoded, instant, ok
+from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
-from trainmaster.server.http.router import MAX_OFFSET, JobId, StrictRoute, errors, stream_too
-from trainmaster.server.store import events, jobs
+from trainmaster.server.http.requests import read_model
+from trainmaster.server.http.router import MAX_OFFSET, STREAM_TOO, JobId, StrictRoute, answers
+from trainmaster.server.store import events, jobs, webhooks
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.webhooks import Webhook
 
 
 def event_resource(event: Event) -> EventResource:
@@ -53,9 +70,7 @@ LastEventId = Annotated[
 ]
 
 
-@router.get(
-    "/jobs/{job_id}/events", response_model=Ok[EventPage], responses={**errors(HTTPStatus.NOT_FOUND), **stream_too()}
-)
+@router.get("/jobs/{job_id}/events", **answers(EventPage, 404, also=STREAM_TOO))
 async def job_events(
     request: Request,
     principal: Viewer,
@@ -78,7 +93,7 @@ async def job_events(
     return ok(EventPage(events=[event_resource(event) for event in found], next_cursor=last))
 
 
-@router.get("/events", response_model=Ok[FeedPage], responses={**errors(), **stream_too()})
+@router.get("/events", **answers(FeedPage, also=STREAM_TOO))
 async def feed(
     request: Request,
     principal: Viewer,
@@ -169,3 +184,138 @@ class FeedSource:
         data = b"".join(sse_event("event", encoded(feed_event(id_, event)).decode(), id_) for id_, event in found)
         # Skip the events of other accounts for good.
         return StreamPiece(data=data, cursor=str(found[-1][0] if found else sight.last))
+
+
+# Webhooks: subscriptions of an account to the events of its jobs, and test deliveries.
+
+AT_ONCE_OF_AN_ACCOUNT = 4
+"""Limits test deliveries that wait for slow receivers."""
+
+
+class TrialDeliveries:
+    """Sends test deliveries. Belongs to one event loop."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._poster = subscriptions.poster()
+        self._limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
+
+    async def post(self, account_id: str, url: str, message: Message, headers: Mapping[str, str]) -> int:
+        """Send a message and return the status of the answer, a success.
+
+        Raises:
+            DeliveryError: the message did not arrive, or the receiver refused it.
+            RateLimitedError: too many tests of the account are under way.
+        """
+        message_of_limit = "other tests of your account's webhooks are under way; wait for them"
+        with self._limit.count(account_id, RateLimitedError(message_of_limit, TIMEOUT_S)):
+            return await self._poster.post(url, message, headers)
+
+
+Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
+Secret = Annotated[str, StringConstraints(min_length=SHORTEST_SECRET, max_length=LONGEST_SECRET)]
+Statuses = Annotated[tuple[JobStatus, ...], Field(max_length=len(JobStatus))]
+
+
+class CreateWebhookBody(Model):
+    """A new webhook."""
+
+    url: Url = Field(description="Where events are sent, by POST; http or https.")
+    statuses: Statuses = Field(default=(), description="Of which statuses it tells; empty means all.")
+    secret: Secret | None = Field(default=None, description="What deliveries are signed with; made when left out.")
+
+
+class ChangeWebhookBody(Model):
+    """What to change about a webhook; what is left out stays."""
+
+    url: Url | None = None
+    statuses: Statuses | None = None
+    secret: Secret | None = None
+
+
+def webhook_resource(webhook: Webhook) -> WebhookResource:
+    return WebhookResource(
+        webhook_id=webhook.webhook_id,
+        url=webhook.url,
+        statuses=list(webhook.statuses),
+        created_at=instant(webhook.created_at),
+        cursor=webhook.cursor,
+        failures=webhook.failures,
+        next_try_at=instant(webhook.not_before) if webhook.failures else None,
+        delivered_at=instant(webhook.delivered_at),
+        problem=webhook.problem,
+        given_up=webhook.given_up,
+    )
+
+
+webhooks_router = APIRouter(route_class=StrictRoute, tags=["webhooks"])
+
+WebhookId = Annotated[str, Path(description="The webhook's id.", min_length=1, max_length=256)]
+
+
+@webhooks_router.get("/webhooks", **answers(WebhookList))
+async def list_webhooks(principal: Manager, context: Context) -> Response:
+    """List the account's webhooks, and how each of them does."""
+    found = await context.read(lambda connection: webhooks.all(connection, principal.scope))
+    return ok(WebhookList(webhooks=[webhook_resource(webhook) for webhook in found]))
+
+
+@webhooks_router.post(
+    "/webhooks",
+    status_code=HTTPStatus.CREATED,
+    **answers(
+        CreatedWebhook,
+        409,
+        body=CreateWebhookBody,
+        required=True,
+        also={int(HTTPStatus.OK): {"model": Ok[CreatedWebhook], "description": "There was the very same one already."}},
+    ),
+)
+async def create_webhook(request: Request, principal: Manager, context: Context) -> Response:
+    """Make a webhook. It is told of what happens from now on; its secret is shown this once."""
+    wanted = await read_model(request, CreateWebhookBody)
+    made = await asyncio.wrap_future(
+        context.subscriptions.create(principal.scope, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret)
+    )
+    status = HTTPStatus.CREATED if made.made else HTTPStatus.OK
+    created: CreatedWebhook = {**webhook_resource(made.webhook), "secret": made.secret}
+    return ok(created, status)
+
+
+@webhooks_router.get("/webhooks/{webhook_id}", **answers(WebhookResource, 404))
+async def show_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
+    """Show one webhook."""
+    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
+    return ok(webhook_resource(found))
+
+
+@webhooks_router.patch("/webhooks/{webhook_id}", **answers(WebhookResource, 404, body=ChangeWebhookBody))
+async def change_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
+    """Change a webhook; it goes on with the event that is next, at once."""
+    wanted = await read_model(request, ChangeWebhookBody)
+    changed = context.subscriptions.change(
+        principal.scope, webhook_id, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret
+    )
+    return ok(webhook_resource(await asyncio.wrap_future(changed)))
+
+
+@webhooks_router.delete("/webhooks/{webhook_id}", **answers(Nothing, 404))
+async def remove_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
+    """Take a webhook away."""
+    await asyncio.wrap_future(context.subscriptions.remove(principal.scope, webhook_id))
+    return ok(Nothing())
+
+
+@webhooks_router.post("/webhooks/{webhook_id}/test", **answers(Trial, 404))
+async def try_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
+    """Send a webhook an event of the type `test`, once, and say how that went."""
+    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
+    now = context.clock()
+    message = trial(f"test-{secrets.token_hex(6)}", principal.account_id, now)
+    headers = headers_of(message, context.subscriptions.secret_of(found), now)
+    deliveries: TrialDeliveries = request.app.state.trial_deliveries
+    status, problem = None, ""
+    try:
+        status = await deliveries.post(principal.account_id, found.url, message, headers)
+    except DeliveryError as error:
+        problem = str(error)
+    return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))

@@ -25,21 +25,13 @@ from trainmaster.server.core.spec.configs import Priority
 from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds
-from trainmaster.server.http.artifacts import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
-from trainmaster.server.http.envelope import Ok, encoded, ok_json
+from trainmaster.server.http.envelope import encoded, ok_json
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
-from trainmaster.server.http.router import (
-    IDEMPOTENCY_PARAMETER,
-    MAX_JOB_ID,
-    JobId,
-    PlainText,
-    StrictRoute,
-    body,
-    errors,
-)
+from trainmaster.server.http.router import MAX_JOB_ID, JobId, PlainText, StrictRoute, answers
+from trainmaster.server.http.routes.artifacts import has_output
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope
@@ -150,7 +142,7 @@ listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
 router = APIRouter(route_class=StrictRoute, tags=["jobs"])
 
 
-@listing.get("/jobs", response_model=Ok[JobList], responses=errors(), openapi_extra={"parameters": [_LABELS_PARAMETER]})
+@listing.get("/jobs", **answers(JobList, parameters=[_LABELS_PARAMETER]))
 async def list_jobs(
     request: Request,
     principal: Viewer,
@@ -191,7 +183,7 @@ async def _listed(request: Request, principal: Principal, context: ApiContext, q
     return ok_json(await context.read(lambda connection: summaries.page(connection, scope, query, now)))
 
 
-@router.get("/jobs/{job_id}", response_model=Ok[JobResource], responses=errors(HTTPStatus.NOT_FOUND))
+@router.get("/jobs/{job_id}", **answers(JobResource, 404))
 async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
     """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
 
@@ -211,12 +203,7 @@ async def show_quickly(request: Request) -> Response | None:
     return await show_job(require(request, KeyScope.VIEW), context_of(request), job_id)
 
 
-@router.patch(
-    "/jobs/{job_id}",
-    response_model=Ok[JobResource],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={**body(EditBody), "parameters": [IDEMPOTENCY_PARAMETER]},
-)
+@router.patch("/jobs/{job_id}", **answers(JobResource, 404, 409, body=EditBody, keyed=True))
 async def edit_job(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
     """Change priority, queue or labels of a job that has not ended."""
     wanted, idempotency = await read_command(request, EditBody)
@@ -231,12 +218,7 @@ async def edit_job(request: Request, principal: Manager, context: Context, job_i
     return await answer(context, principal.scope, edit)
 
 
-@router.delete(
-    "/jobs/{job_id}",
-    response_model=Ok[JobResource],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    openapi_extra={"parameters": [IDEMPOTENCY_PARAMETER]},
-)
+@router.delete("/jobs/{job_id}", **answers(JobResource, 404, 409, keyed=True))
 async def delete_job(
     request: Request,
     principal: Manager,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from json.encoder import encode_basestring
 from typing import Annotated, Literal
 
@@ -18,11 +17,11 @@ from trainmaster.schema.reports import LogPage
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, ok_json, reported_at
+from trainmaster.server.http.envelope import ok_json, reported_at
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.log_reader import Cursor, LogEntry, LogFilter, LogReader, LogSight, Page
 from trainmaster.server.http.requests import parse_time
-from trainmaster.server.http.router import JobId, PlainText, StrictRoute, errors, stream_too
+from trainmaster.server.http.router import STREAM_TOO, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
@@ -81,9 +80,7 @@ NEXT_CURSOR, AT_END = "X-Next-Cursor", "X-Log-End"
 AttemptChoice = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]{0,8}|all)$")]
 
 
-@router.get(
-    "/jobs/{job_id}/logs", response_model=Ok[LogPage], responses={**errors(HTTPStatus.NOT_FOUND), **stream_too()}
-)
+@router.get("/jobs/{job_id}/logs", **answers(LogPage, 404, also=STREAM_TOO))
 async def logs(
     request: Request,
     principal: Viewer,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -20,11 +19,11 @@ from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Ok, clean, encoded, number, numbers, ok, reported_at
+from trainmaster.server.http.envelope import clean, encoded, number, numbers, ok, reported_at
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
-from trainmaster.server.http.router import MAX_OFFSET, JobId, PlainText, StrictRoute, errors, stream_too
+from trainmaster.server.http.router import MAX_OFFSET, STREAM_TOO, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import Roots, run_directory
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
@@ -39,7 +38,7 @@ Names = Annotated[list[PlainText] | None, Query(description="Only these metrics;
 SinceStep = Annotated[int | None, Query(ge=0, le=MAX_OFFSET, description="Only from this step on.")]
 
 
-@router.get("/jobs/{job_id}/metrics", response_model=Ok[JobMetrics], responses=errors(HTTPStatus.NOT_FOUND))
+@router.get("/jobs/{job_id}/metrics", **answers(JobMetrics, 404))
 async def metrics(
     principal: Viewer,
     context: Context,
@@ -73,11 +72,7 @@ async def metrics(
     )
 
 
-@router.get(
-    "/jobs/{job_id}/metrics/stream",
-    responses={**errors(HTTPStatus.NOT_FOUND), **stream_too()},
-    response_class=Response,
-)
+@router.get("/jobs/{job_id}/metrics/stream", **answers(None, 404, also=STREAM_TOO))
 async def stream(
     request: Request,
     principal: Viewer,

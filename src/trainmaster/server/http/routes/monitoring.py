@@ -28,7 +28,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import ErrorEnvelope, Ok, ok
 from trainmaster.server.http.errors import UnhealthyError
 from trainmaster.server.http.requests import METRICS_PATH
-from trainmaster.server.http.router import OPEN, StrictRoute, errors
+from trainmaster.server.http.router import StrictRoute, answers
 from trainmaster.server.settings.telemetry import METERS, Histogram, Meters
 from trainmaster.server.store import attempts, nodes, queues
 from trainmaster.server.store.scope import Scope
@@ -174,7 +174,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 _LAG_SAMPLE_S = 0.02
 
 
-@router.get(METRICS_PATH, response_class=Response, responses={**errors(), **_TEXT})
+@router.get(METRICS_PATH, **answers(None, also=_TEXT))
 @guard
 async def show_metrics(request: Request, context: Context) -> Response:
     """Show the server's numbers, in the text format of Prometheus."""
@@ -217,13 +217,14 @@ class Ready(TypedDict):
 
 
 health_router = APIRouter(tags=["health"])
+_OPEN: dict[str, Any] = {"security": []}
 
 _log = logging.getLogger(__name__)
 
 PROBE_PATIENCE_S = 10.0
 
 
-@health_router.get("/healthz", response_model=Ok[Alive], openapi_extra=OPEN)
+@health_router.get("/healthz", response_model=Ok[Alive], openapi_extra=_OPEN)
 async def alive(context: Context) -> Response:
     """Whether the server answers at all."""
     return ok(Alive(alive=True, version=context.version))
@@ -232,7 +233,7 @@ async def alive(context: Context) -> Response:
 @health_router.get(
     "/readyz",
     response_model=Ok[Ready],
-    openapi_extra=OPEN,
+    openapi_extra=_OPEN,
     responses={
         HTTPStatus.SERVICE_UNAVAILABLE: {
             "model": ErrorEnvelope,

@@ -1,9 +1,10 @@
-"""Queues: weights, quotas, and the jobs that wait in them."""
+"""Queues: weights, quotas, and the jobs that wait in them. Usage: what jobs held, and for how long."""
 
 from __future__ import annotations
 
 import base64
-from http import HTTPStatus
+import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -12,20 +13,24 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.schema.cluster import EntryResource, QueueList, QueuePage, QueueResource
+from trainmaster.schema.reports import Usage, UsageRow
 from trainmaster.server.coordinator.explain import QueueEntry
+from trainmaster.server.core.accounts import KeyScope
+from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Matches, Model, Natural
 from trainmaster.server.core.resources import Queue
-from trainmaster.server.http.auth import ADMINS_ONLY, Viewer
+from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, Ok, ok
-from trainmaster.server.http.requests import read_model
-from trainmaster.server.http.router import PlainText, StrictRoute, body, errors
+from trainmaster.server.http.envelope import Nothing, instant, ok
+from trainmaster.server.http.requests import not_a_time, parse_time, read_model
+from trainmaster.server.http.router import PlainText, StrictRoute, answers
 from trainmaster.server.scheduling.obstacles import gpus_of
 from trainmaster.server.settings.encryption import Sealer, SealError
-from trainmaster.server.store import queues
+from trainmaster.server.store import queues, usage
 from trainmaster.server.store.page_tokens import bad_token
 from trainmaster.server.store.queues import QueueCounts
 from trainmaster.server.store.scope import Scope
+from trainmaster.server.store.usage import Used
 
 
 class QueueBody(Model):
@@ -83,7 +88,7 @@ QueueName = Annotated[
 _EVERYTHING = Scope.everything()
 
 
-@router.get("/queues", response_model=Ok[QueueList], responses=errors())
+@router.get("/queues", **answers(QueueList))
 async def list_queues(principal: Viewer, context: Context) -> Response:
     """List all queues, with what is in them over all accounts."""
     now = context.clock()
@@ -96,13 +101,7 @@ async def list_queues(principal: Viewer, context: Context) -> Response:
     return ok(await context.read(find))
 
 
-@router.put(
-    "/queues/{name}",
-    response_model=Ok[QueueResource],
-    responses=errors(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra=body(QueueBody),
-    dependencies=ADMINS_ONLY,
-)
+@router.put("/queues/{name}", dependencies=ADMINS_ONLY, **answers(QueueResource, body=QueueBody))
 async def put_queue(request: Request, context: Context, name: QueueName) -> Response:
     """Make a queue, or set its weight and quota."""
     wanted = await read_model(request, QueueBody)
@@ -116,12 +115,7 @@ async def put_queue(request: Request, context: Context, name: QueueName) -> Resp
     return ok(await context.change_cluster(change))
 
 
-@router.delete(
-    "/queues/{name}",
-    response_model=Ok[Nothing],
-    responses=errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-    dependencies=ADMINS_ONLY,
-)
+@router.delete("/queues/{name}", dependencies=ADMINS_ONLY, **answers(Nothing, 404, 409))
 async def delete_queue(context: Context, name: QueueName) -> Response:
     """Remove a queue in which no job waits or runs."""
     now = context.clock()
@@ -129,7 +123,7 @@ async def delete_queue(context: Context, name: QueueName) -> Response:
     return ok(Nothing())
 
 
-@router.get("/queue", response_model=Ok[QueuePage], responses=errors(HTTPStatus.NOT_FOUND))
+@router.get("/queue", **answers(QueuePage, 404))
 async def show_queue(
     principal: Viewer,
     context: Context,
@@ -176,3 +170,70 @@ class _Tokens:
             return self._sealer.open(sealed, about=self._about)
         except (ValueError, SealError):
             raise bad_token() from None
+
+
+def usage_row(used: Used) -> UsageRow:
+    return UsageRow(
+        key=used.key,
+        jobs=used.jobs,
+        attempts=used.attempts,
+        gpu_seconds=used.gpu_seconds,
+        cpu_seconds=used.cpu_seconds,
+        wall_seconds=used.wall_seconds,
+    )
+
+
+usage_router = APIRouter(route_class=StrictRoute, tags=["usage"])
+
+_GROUP = re.compile(rf"{'|'.join(usage.GROUPS)}|{usage.LABEL}[A-Za-z0-9._/-]{{1,63}}")
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+
+
+@usage_router.get("/usage", **answers(Usage, 403))
+async def show_usage(
+    request: Request,
+    principal: Viewer,
+    context: Context,
+    since: Annotated[
+        PlainText | None, Query(alias="from", description="ISO 8601, or seconds since 1970; default: all time.")
+    ] = None,
+    until: Annotated[PlainText | None, Query(alias="to", description="The same; default: now.")] = None,
+    group_by: Annotated[
+        PlainText, Query(description="`job`, `attempt`, `queue`, `account`, `day` (of UTC) or `label:KEY`.")
+    ] = "queue",
+    all_accounts: Annotated[bool, Query(description="Of every account; needs `cluster_admin`.")] = False,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The most groups.")] = 1000,
+) -> Response:
+    """Add up what attempts used: those that ended, as far as they lie in the interval; those that run, up to now."""
+    if not _GROUP.fullmatch(group_by):
+        known = ", ".join(usage.GROUPS)
+        raise SpecError([Problem(field="group_by", message=f"must be one of {known}, or {usage.LABEL}KEY")])
+    scope = principal.scope
+    if all_accounts:
+        require(request, KeyScope.CLUSTER_ADMIN)
+        scope = Scope.everything()
+    now = context.clock()
+    begin = _parse_bound("from", since) if since else 0.0
+    end = _parse_bound("to", until) if until else now
+    if end < begin:
+        raise SpecError([Problem(field="to", message="must not be before `from`")])
+
+    def find(connection: Connection) -> Usage:
+        rows = usage.by_group(connection, scope, group_by, since=begin, until=end, now=now, limit=limit + 1)
+        return {
+            "from": instant(begin) if since else None,
+            "to": instant(end),
+            "group_by": group_by,
+            "rows": [usage_row(used) for used in rows[:limit]],
+            "total": usage_row(usage.total(connection, scope, since=begin, until=end, now=now)),
+            "truncated": len(rows) > limit,
+        }
+
+    return ok(await context.read(find))
+
+
+def _parse_bound(field: str, text: str) -> float:
+    seconds = parse_time(field, text)
+    if not 0 <= seconds <= _LATEST:
+        raise not_a_time(field)
+    return seconds

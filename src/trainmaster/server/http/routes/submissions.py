@@ -25,9 +25,9 @@ from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, context_of
-from trainmaster.server.http.envelope import Ok, ok
+from trainmaster.server.http.envelope import ok
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body
-from trainmaster.server.http.router import IDEMPOTENCY_PARAMETER, RawRoute, body, errors
+from trainmaster.server.http.router import RawRoute, answers
 from trainmaster.server.http.routes.blobs import blob_file
 from trainmaster.server.http.token_exchange import MAX_TOKEN_LENGTH
 from trainmaster.server.store import job_inputs
@@ -148,12 +148,9 @@ router = APIRouter(route_class=RawRoute, tags=["jobs"])
 @router.post(
     "/jobs",
     status_code=HTTPStatus.CREATED,
-    response_model=Ok[SubmittedJob],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={
-        **body(SubmitJobRequest, required=True),
-        "parameters": [IDEMPOTENCY_PARAMETER, *FORWARDING_PARAMETERS],
-    },
+    **answers(
+        SubmittedJob, 400, 409, body=SubmitJobRequest, required=True, keyed=True, parameters=FORWARDING_PARAMETERS
+    ),
 )
 @guard
 async def submit(request: Request) -> Response:
@@ -170,9 +167,7 @@ async def submit(request: Request) -> Response:
 
 @router.post(
     "/jobs/validate",
-    response_model=Ok[CheckedJob],
-    responses=errors(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    openapi_extra={**body(SubmitJobRequest, required=True), "parameters": FORWARDING_PARAMETERS},
+    **answers(CheckedJob, 400, 409, body=SubmitJobRequest, required=True, parameters=FORWARDING_PARAMETERS),
 )
 @guard
 async def validate(request: Request) -> Response:

@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -33,7 +32,7 @@ from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import Nothing, Ok, ok, ok_document
+from trainmaster.server.http.envelope import Nothing, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
@@ -44,8 +43,7 @@ from trainmaster.server.http.router import (
     MAX_OFFSET,
     AttemptId,
     StrictRoute,
-    body,
-    errors,
+    answers,
 )
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
@@ -144,8 +142,6 @@ NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
 """For answers that no proxy may store."""
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
-_READING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-_WRITING = errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
 
 NodeNumber = Annotated[int, Path(ge=0, le=999_999)]
@@ -230,7 +226,7 @@ Rank = Annotated[Attempt, Depends(_rank)]
 """The attempt of an authenticated rank, ended or not."""
 
 
-@router.get("/request", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
+@router.get("/request", **answers(Document, 404, 410, security=BY_TOKEN))
 async def get_request(worker: Worker) -> Response:
     """Fetch what the attempt is asked to do."""
     # The server's own document, as large as the job's parameters and its list of files make it.
@@ -240,7 +236,7 @@ async def get_request(worker: Worker) -> Response:
     return ok_document(document)
 
 
-@router.get("/secrets", response_model=Ok[SecretValues], responses=_READING, openapi_extra=BY_TOKEN)
+@router.get("/secrets", **answers(SecretValues, 404, 410, security=BY_TOKEN))
 async def get_secrets(worker: Worker, context: Context) -> Response:
     """Fetch the values of the job's secrets, to be kept in memory alone. Good for as long as the attempt lives."""
 
@@ -251,12 +247,7 @@ async def get_secrets(worker: Worker, context: Context) -> Response:
     return ok((await context.read(find)).to_json(), headers=NOT_TO_BE_KEPT)
 
 
-@router.post(
-    "/claims/{node}",
-    response_model=Ok[Granted],
-    responses=_WRITING,
-    openapi_extra={**BY_TOKEN, **body(Claimant, required=True)},
-)
+@router.post("/claims/{node}", **answers(Granted, 404, 409, 410, body=Claimant, required=True, security=BY_TOKEN))
 async def claim(request: Request, worker: Worker, node: NodeNumber) -> Response:
     """Claim a node of the attempt, before anything of it runs. Only one claimant ever gets it."""
     claimant = await read_model(request, Claimant)
@@ -268,9 +259,7 @@ async def claim(request: Request, worker: Worker, node: NodeNumber) -> Response:
 
 @router.post(
     "/streams/{stream:path}",
-    response_model=Ok[NextOffset],
-    responses=_WRITING,
-    openapi_extra={**BY_TOKEN, "requestBody": {"content": BINARY_CONTENT}},
+    **answers(NextOffset, 404, 409, 410, 413, raw_body={"content": BINARY_CONTENT}, security=BY_TOKEN),
 )
 async def append(
     request: Request, worker: Worker, stream: FilePath, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)]
@@ -291,10 +280,7 @@ async def append(
 
 
 @router.put(
-    "/documents/{document:path}",
-    response_model=Ok[Nothing],
-    responses=_WRITING,
-    openapi_extra={**BY_TOKEN, "requestBody": _DOCUMENT_BODY},
+    "/documents/{document:path}", **answers(Nothing, 404, 409, 410, 413, raw_body=_DOCUMENT_BODY, security=BY_TOKEN)
 )
 async def put_document(request: Request, worker: Worker, document: FilePath) -> Response:
     """Replace a document."""
@@ -315,7 +301,7 @@ async def put_document(request: Request, worker: Worker, document: FilePath) -> 
     return ok(Nothing())
 
 
-@router.get("/documents/{document:path}", response_model=Ok[Document], responses=_READING, openapi_extra=BY_TOKEN)
+@router.get("/documents/{document:path}", **answers(Document, 404, 410, security=BY_TOKEN))
 async def get_document(worker: Worker, document: FilePath) -> Response:
     """Fetch what another node wrote: where the ranks meet."""
     found = await run_in_threadpool(worker.directory.document, RENDEZVOUS) if document == RENDEZVOUS else None
@@ -324,7 +310,7 @@ async def get_document(worker: Worker, document: FilePath) -> Response:
     return ok_document(found)
 
 
-@router.get("/control", response_model=Ok[Document | None], responses=_READING, openapi_extra=BY_TOKEN)
+@router.get("/control", **answers(Document | None, 404, 410, security=BY_TOKEN))
 async def control(
     request: Request,
     worker: Worker,
@@ -349,7 +335,7 @@ async def control(
                 continue
 
 
-@router.get("/owner", response_model=Ok[Ownership], responses=errors(HTTPStatus.NOT_FOUND), openapi_extra=BY_RANK_TOKEN)
+@router.get("/owner", **answers(Ownership, 404, security=BY_RANK_TOKEN))
 async def owner(rank: Rank, context: Context, attempt_id: AttemptId) -> Response:
     """Ask whether this attempt may commit checkpoints of its job: only the current one may. Its ranks' token is due."""
 

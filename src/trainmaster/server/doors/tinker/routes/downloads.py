@@ -28,10 +28,18 @@ from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.wire import instant
-from trainmaster.server.http.artifacts import MANIFEST, Artifact, ArtifactPlace, checkpoint_place, files, open_file
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
-from trainmaster.server.http.routes.artifacts import FileStream, part_of
+from trainmaster.server.http.routes.artifacts import (
+    MANIFEST,
+    Artifact,
+    ArtifactPlace,
+    FileStream,
+    checkpoint_place,
+    files,
+    open_file,
+    part_of,
+)
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import checkpoints, jobs
