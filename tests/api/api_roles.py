@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from trainmaster.server.app import at_root, routers_of
-from trainmaster.server.http.context import API, GATEWAY
+from trainmaster.server.settings.settings import Role
 
 
 class Who(StrEnum):
@@ -183,7 +183,8 @@ ROUTES = (
 def served() -> Iterator[str]:
     """Every route that a server has."""
     yield "GET /openapi.json"
-    for prefixes, routers in ((("",), at_root({API, GATEWAY})), (PREFIXES, routers_of({API, GATEWAY}))):
+    roles = {Role.API, Role.GATEWAY}
+    for prefixes, routers in ((("",), at_root(roles)), (PREFIXES, routers_of(roles))):
         for router in routers:
             for route in router.routes:
                 yield from (f"{method} {prefix}{route.path}" for prefix in prefixes for method in route.methods)

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainmaster.protocol.run_directory import RunDirectory, log_stream, metrics
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import Vault, attempt_request, compiled_launch
 from trainmaster.server.coordinator.retention import Collector
@@ -39,6 +40,7 @@ from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, run_directory
 from trainmaster.server.store import accounts, jobs, nodes
 from trainmaster.server.store.accounts import ApiKey
@@ -113,8 +115,13 @@ class World:
             database.close()
 
     def context(self, **changes: Any) -> ApiContext:
+        """A context with changes to its own fields and to the settings'."""
+        given = {each.name: changes.pop(each.name) for each in fields(Settings) if each.name in changes}
+        settings = Settings(**{"data_dir": self.roots.path(RUNS, "").parent, **given})
         return ApiContext(
             **{
+                "settings": settings,
+                "data_checks": DataChecks(settings),
                 "database": self.database,
                 "commands": self.commands,
                 "explainer": Explainer(self.database),

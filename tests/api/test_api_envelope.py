@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 
 from trainmaster.server.app import create_app
 from trainmaster.server.core.accounts import KeyScope, key_id_of
+from trainmaster.server.settings.settings import LogFormat
 from trainmaster.server.settings.telemetry import JsonLines
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
@@ -266,7 +267,7 @@ def test_every_line_of_a_request_says_whose_it_is(
     caplog.set_level(logging.INFO, logger=ours.name)
     monkeypatch.setattr("trainmaster.server.http.routes.cluster.nodes.all", _explode)
     try:
-        with Served.serve(world.context(access_level=logging.INFO)) as served:
+        with Served.serve(world.context(log_format=LogFormat.JSON)) as served:
             headers = {"X-API-Key": api.key, "Cookie": "of-somebody"}
             answer = httpx.get(f"{served.url}/v1/nodes", headers=headers)
             wait_for(lambda: "/v1/nodes 500" in lines.getvalue())

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 
 from trainmaster.server.app import ROOT, routers_of
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.http.context import API
+from trainmaster.server.settings.settings import Role
 
 EXAMPLES = 12
 """For each operation; more find more, and take longer."""
@@ -32,7 +32,7 @@ EXAMPLES_OF_A_SCOPE = 3
 TAGS = sorted(
     {
         str(tag)
-        for router in (*ROOT, *routers_of({API}))
+        for router in (*ROOT, *routers_of({Role.API}))
         for route in router.routes
         if isinstance(route, APIRoute)
         for tag in route.tags

@@ -21,6 +21,7 @@ from trainmaster.server.app import create_app
 from trainmaster.server.assembly import ensure_key
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import Vault
 from trainmaster.server.coordinator.retention import Collector
@@ -31,6 +32,7 @@ from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import TrainingType
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store.database import Database
 
@@ -181,7 +183,10 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
         sealer = Sealer(bytes(32))
         vault = Vault(sealer)
         roots = Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)})
+        settings = Settings(data_dir=tmp_path)
         context = ApiContext(
+            settings=settings,
+            data_checks=DataChecks(settings),
             database=database,
             commands=Commands(
                 database,

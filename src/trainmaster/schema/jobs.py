@@ -147,8 +147,8 @@ class Output(TypedDict):
     hub_url: str | None
 
 
-class JobSummary(TypedDict):
-    """A job, as lists show it."""
+class JobHead(TypedDict):
+    """The part of a summary that changes only with the job."""
 
     job_id: str
     handle: str | None
@@ -184,6 +184,11 @@ class JobSummary(TypedDict):
     finished_at: Timestamp | None
     paused_at: Timestamp | None
     updated_at: Timestamp
+
+
+class JobSummary(JobHead):
+    """A job, as lists show it."""
+
     runtime_seconds: Annotated[float, Doc("Over all attempts, including the current one.")]
     gpu_seconds: float
     version: Annotated[int, Doc("Rises with every change.")]

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from trainmaster import __version__
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks
 from trainmaster.server.doors.errors import failure_at
@@ -22,7 +23,7 @@ from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.http import gateway
 from trainmaster.server.http.auth import Gate, refuse_unguarded
-from trainmaster.server.http.context import API, GATEWAY, ApiContext
+from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.envelope import request_id_of
 from trainmaster.server.http.errors import InternalError, WrongMethodError
 from trainmaster.server.http.followers import Followers
@@ -46,6 +47,7 @@ from trainmaster.server.http.routes import (
     submissions,
     worker,
 )
+from trainmaster.server.settings.settings import Role
 
 ROOT = (monitoring.health_router, monitoring.router)
 """Routers at the root, on servers of any role."""
@@ -78,22 +80,24 @@ BUILD_ROUTES_AFTER_S = 2.0
 """After the first requests of clients that waited for the start."""
 
 
-def routers_of(roles: Collection[str]) -> list[APIRouter]:
+def routers_of(roles: Collection[Role]) -> list[APIRouter]:
     """The routers that are included below each prefix."""
-    return [*(_RESOURCES if API in roles else ()), *((gateway.router,) if GATEWAY in roles else ())]
+    return [*(_RESOURCES if Role.API in roles else ()), *((gateway.router,) if Role.GATEWAY in roles else ())]
 
 
-def at_root(roles: Collection[str]) -> list[APIRouter]:
+def at_root(roles: Collection[Role]) -> list[APIRouter]:
     """The routers with prefixes of their own, or none."""
-    return [
-        *ROOT,
-        *((tinker_routes.router(), tinker_routes.downloads.router, fireworks.TRAINERS) if GATEWAY in roles else ()),
-        *(fireworks.RESOURCES if API in roles else ()),
-    ]
+    found = [*ROOT]
+    if Role.GATEWAY in roles:
+        found += [tinker_routes.router(), tinker_routes.downloads.router, fireworks.TRAINERS]
+    if Role.API in roles:
+        found += fireworks.RESOURCES
+    return found
 
 
 def create_app(context: ApiContext) -> ServerApp:
     """The application of one server, with the routes of its roles."""
+    roles = context.settings.roles
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url="/openapi.json", redirect_slashes=False)
     app.state.context = context
     app.state.followers = Followers(context.database)
@@ -105,10 +109,10 @@ def create_app(context: ApiContext) -> ServerApp:
     trainers = Trainers(context)
     app.state.tinker = TinkerDoor(context, app.state.gate, trainers)
     app.state.fireworks = FireworksDoor(context, trainers)
-    for router in at_root(context.roles):
+    for router in at_root(roles):
         refuse_unguarded(router)
         app.include_router(router)
-    routers = routers_of(context.roles)
+    routers = routers_of(roles)
     for router in routers:
         refuse_unguarded(router)
         app.include_router(router, prefix=PREFIX)
@@ -118,16 +122,16 @@ def create_app(context: ApiContext) -> ServerApp:
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _fail)
-    install_openapi(app, context.version)
+    install_openapi(app, __version__)
     # Routes that are asked for a thousand times a second: there even the router is a cost.
     shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
-    if API in context.roles:
+    if Role.API in roles:
         submit = RawRoute("/jobs", submissions.submit, methods=["POST"]).get_route_handler()
         for prefix in (PREFIX, PREFIX + ALIAS):
             shortcuts["POST", f"{prefix}/jobs"] = submit
             shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
             shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
-    if GATEWAY in context.roles:
+    if Role.GATEWAY in roles:
         shortcuts |= tinker_routes.shortcuts()
     return ServerApp(
         app,
@@ -135,7 +139,7 @@ def create_app(context: ApiContext) -> ServerApp:
         app.state.gate,
         shortcuts,
         render_error=failure_at,
-        on_open=(*((app.state.tinker.open,) if GATEWAY in context.roles else ()), lambda: _build_routes_soon(app)),
+        on_open=(*((app.state.tinker.open,) if Role.GATEWAY in roles else ()), lambda: _build_routes_soon(app)),
         on_close=(app.state.followers.close, app.state.tinker.close, trainers.close),
     )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-import trainmaster
 from trainmaster.backends import capabilities_of, names_from
 from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
@@ -35,7 +34,6 @@ from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.token_exchange import TokenExchange
-from trainmaster.server.settings import telemetry
 from trainmaster.server.settings.declared import Declared
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Role, Settings
@@ -114,17 +112,14 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         commands = Commands(database, admission=admission, vault=vault, hint=hint)
         yield create_app(
             ApiContext(
+                settings=settings,
                 database=database,
                 commands=commands,
                 explainer=Explainer(database),
                 vault=vault,
                 subscriptions=subscriptions,
                 roots=roots,
-                roles=settings.roles,
                 hint=hint,
-                clock=time.time,
-                version=trainmaster.__version__,
-                max_blob_bytes=settings.max_blob_bytes,
                 collector=collector,
                 check_account=check_uid,
                 healthy=role.problem if role else lambda: None,
@@ -136,18 +131,9 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 engine=role.engine if role else lambda _: None,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),
-                allow_trust_remote_code=settings.allow_trust_remote_code,
-                rate_limit_per_s=settings.rate_limit,
-                rate_burst=settings.rate_burst,
-                behind_proxy=settings.behind_proxy,
-                open_metrics=settings.open_metrics,
-                access_level=telemetry.access_level(settings),
                 models=models,
                 shapes=load_shapes(settings.shapes),
                 runtimes=functools.partial(load_runtimes, settings.runtimes),
-                tinker_shape=settings.tinker_shape,
-                tinker_tempered_logprobs=settings.tinker_tempered_logprobs,
-                tinker_silent_s=settings.tinker_silent_s,
             )
         )
 

@@ -29,7 +29,6 @@ from trainmaster.server.http.errors import (
 )
 from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
 from trainmaster.server.store import accounts
-from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
 FAILURES_PER_S = 1.0
@@ -137,12 +136,12 @@ class Principal:
 class Gate:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._open = OPEN_PATHS | {METRICS_PATH} if context.open_metrics else OPEN_PATHS
+        self._open = OPEN_PATHS | {METRICS_PATH} if context.settings.open_metrics else OPEN_PATHS
         self._known: dict[str, tuple[float, Principal]] = {}
         self._strangers: dict[str, float] = {}
         self._revocations = 0
-        limited = context.rate_limit_per_s > 0
-        self._rates = Buckets(context.rate_limit_per_s, context.rate_burst) if limited else None
+        limited = context.settings.rate_limit > 0
+        self._rates = Buckets(context.settings.rate_limit, context.settings.rate_burst) if limited else None
         self._mistakes = Buckets(FAILURES_PER_S, FAILURES_AT_ONCE) if limited else None
         self._concurrency = ConcurrencyLimit(AT_ONCE) if limited else None
 
@@ -161,7 +160,8 @@ class Gate:
         state = scope["state"]
         state["credential"] = credential
         by_token = path.startswith(TOKEN_PATHS)
-        principal = await self._principal(key_digest(credential), None if by_token else _peer(scope))
+        peer = str((scope.get("client") or ("",))[0])
+        principal = await self._principal(key_digest(credential), None if by_token else peer)
         if principal is not None:
             state["principal"] = principal
             if self._rates is not None and (wait_s := self._rates.take(principal.key_id)):
@@ -196,11 +196,11 @@ class Gate:
         now = time.monotonic()
         expires, principal = self._known.get(digest, (0.0, None))
         if now < expires or now < self._strangers.get(digest, 0.0):
-            if principal is None and peer is not None:
-                self._mistaken(peer)
+            if principal is None:
+                self._limit_guesses(peer, wrong=True)
             return principal
-        if principal is None and peer is not None:
-            self._refuse_guesses(peer)
+        if principal is None:
+            self._limit_guesses(peer)
         revocations = self._revocations
         try:
             key = await self._context.read(lambda connection: accounts.find_key(connection, Scope.everything(), digest))
@@ -211,20 +211,18 @@ class Gate:
         if key is None:
             self._known.pop(digest, None)
             _remember(self._strangers, digest, now + _REMEMBER_S)
-            if peer is not None:
-                self._mistaken(peer)
+            self._limit_guesses(peer, wrong=True)
             return None
-        principal = _principal(key)
+        principal = Principal(account_id=key.account_id, key_id=key.key_id, name=key.name, scopes=frozenset(key.scopes))
         if revocations == self._revocations:  # else it may be this very key that was revoked while it was read
             _remember(self._known, digest, (now + _REMEMBER_S, principal))
         return principal
 
-    def _refuse_guesses(self, peer: str) -> None:
-        if self._mistakes is not None and (wait_s := self._mistakes.wait_s(peer)):
-            raise RateLimitedError("too many wrong credentials came from your address", wait_s)
-
-    def _mistaken(self, peer: str) -> None:
-        if self._mistakes is not None and (wait_s := self._mistakes.take(peer)):
+    def _limit_guesses(self, peer: str | None, *, wrong: bool = False) -> None:
+        """Refuse a request from an address that sent too many wrong keys; count one that was `wrong`."""
+        if self._mistakes is None or peer is None:
+            return
+        if wait_s := self._mistakes.take(peer) if wrong else self._mistakes.wait_s(peer):
             raise RateLimitedError("too many wrong credentials came from your address", wait_s)
 
 
@@ -232,15 +230,6 @@ def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
     if len(memory) >= _REMEMBER_MOST:
         memory.clear()
     memory[digest] = what
-
-
-def _peer(scope: Any) -> str:
-    client = scope.get("client")
-    return str(client[0]) if client else ""
-
-
-def _principal(key: ApiKey) -> Principal:
-    return Principal(account_id=key.account_id, key_id=key.key_id, name=key.name, scopes=frozenset(key.scopes))
 
 
 def require(request: Request, scope: KeyScope) -> Principal:
@@ -300,25 +289,19 @@ def _calls(dependant: Dependant) -> Iterator[Any]:
         yield from _calls(needed)
 
 
-@guard
-async def _viewer(request: Request) -> Principal:
-    return require(request, KeyScope.VIEW)
+def _needs(scope: KeyScope) -> Any:
+    @guard
+    async def principal(request: Request) -> Principal:
+        return require(request, scope)
+
+    return Depends(principal)
 
 
-@guard
-async def _manager(request: Request) -> Principal:
-    return require(request, KeyScope.MANAGE)
-
-
-@guard
-async def _admin(request: Request) -> Principal:
-    return require(request, KeyScope.CLUSTER_ADMIN)
-
-
-VIEWERS_ONLY = [Depends(_viewer)]
+_viewer, _manager, _admin = map(_needs, (KeyScope.VIEW, KeyScope.MANAGE, KeyScope.CLUSTER_ADMIN))
+VIEWERS_ONLY = [_viewer]
 """For `dependencies` of a route that does not care which viewer asks."""
-ADMINS_ONLY = [Depends(_admin)]
+ADMINS_ONLY = [_admin]
 """For `dependencies` of a route that does not care which administrator asks."""
-Viewer = Annotated[Principal, Depends(_viewer)]
-Manager = Annotated[Principal, Depends(_manager)]
-Admin = Annotated[Principal, Depends(_admin)]
+Viewer = Annotated[Principal, _viewer]
+Manager = Annotated[Principal, _manager]
+Admin = Annotated[Principal, _admin]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from fastapi import Depends, Request
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster import __version__
 from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
@@ -28,11 +26,9 @@ from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.shapes import Shapes
 from trainmaster.server.http.token_exchange import TokenExchange
+from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import Roots
 from trainmaster.server.store.database import Database
-
-API = "api"
-GATEWAY = "gateway"
 
 T = TypeVar("T")
 
@@ -41,6 +37,7 @@ T = TypeVar("T")
 class ApiContext:
     """Handed to `create_app`; the same for every request."""
 
+    settings: Settings
     database: Database
     commands: Commands
     explainer: Explainer
@@ -48,8 +45,7 @@ class ApiContext:
     subscriptions: Subscriptions
     collector: Collector
     roots: Roots
-    roles: frozenset[str] = frozenset({API, GATEWAY})
-    """`api`: all routes but the gateway's; `gateway`: those."""
+    data_checks: DataChecks
     hint: Callable[[str], None] = lambda _: None
     """Called with an attempt's id after its worker reported something."""
     healthy: Callable[[], str | None] = lambda: None
@@ -57,38 +53,17 @@ class ApiContext:
     disks: Mapping[str, Path] = field(default_factory=dict)
     """Directories whose disks the server needs, by what they hold."""
     clock: Callable[[], float] = time.time
-    version: str = __version__
-    max_blob_bytes: int = 2 << 30
     check_account: Callable[[Account], None] = lambda _: None
     """Raises when the jobs of an account cannot run as its user."""
     token_exchange: TokenExchange | None = None
     """Gets the tokens that a request does not forward; None: jobs go without."""
-    data_checks: DataChecks | None = None
-    """Reads training data; None: this server does not."""
-    allow_trust_remote_code: bool = False
-    """Whether jobs may run code that comes with a model."""
     leads: Callable[[], bool] = lambda: False
     engine: Callable[[str], EngineFacts | None] = lambda _: None
     """The engine that runs the jobs of a backend, asked now; None: the server itself, or another server knows."""
-    rate_limit_per_s: float = 0.0
-    """Average requests of one key in a second; 0 means no limit."""
-    rate_burst: int = 1000
-    behind_proxy: bool = False
-    """Whether to believe the forwarded headers of a proxy in front."""
-    open_metrics: bool = False
-    """Whether `/metrics` needs no key."""
-    access_level: int = logging.DEBUG
-    """The log level of the line for each request."""
     models: BaseModels = field(default_factory=BaseModels)
     shapes: Shapes = field(default_factory=Shapes)
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles
     """Reads the files of training runtimes."""
-    tinker_shape: str = ""
-    """The shape of trainers for plain Tinker clients; empty: the smallest that is good enough."""
-    tinker_tempered_logprobs: bool = False
-    """Whether those trainers return log-probabilities of the sampled distribution instead of the model's own."""
-    tinker_silent_s: float = 1800.0
-    """How long a plain Tinker client may be silent before it counts as dead."""
 
     @property
     def promotions(self) -> Promotions:

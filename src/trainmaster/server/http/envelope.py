@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -63,6 +63,24 @@ def clean(value: Any) -> Any:
             return [clean(item) for item in value]
         case _:
             return value
+
+
+ResourceT = TypeVar("ResourceT")
+
+
+def resource(kind: Callable[..., ResourceT], source: object, /, **others: object) -> ResourceT:
+    """A resource of the schema: each field is one of `others`, or the attribute of `source` with the same name.
+
+    Attributes that are times, with names that end in `_at`, become ISO 8601.
+    """
+
+    def value(name: str) -> object:
+        if name in others:
+            return others[name]
+        found = getattr(source, name)
+        return instant(found) if name.endswith("_at") else found
+
+    return kind(**{name: value(name) for name in kind.__annotations__})
 
 
 JSON = "application/json"

@@ -1,27 +1,4 @@
-"""Errors of the API, and the HTTP status of every error class.
-
-Errors of the API itself, below the tree of `trainmaster.server.core.errors`:
-
-    TrainmasterError
-    ├── UnauthenticatedError         401: no credentials
-    │   └── InvalidTokenError        401: wrong ones
-    ├── InsufficientScopeError       403: the key may not do that
-    ├── CredentialsRefusedError      403: the token exchange refuses the key (`trainmaster.server.http.token_exchange`)
-    ├── UnknownRouteError            404
-    ├── WrongMethodError             405
-    ├── StalledError                 408: the rest of the body does not come
-    ├── StreamGapConflictError       409: a worker sent bytes beyond the end of a stream
-    ├── AttemptEndedError            410: a worker reported after its attempt's end
-    ├── SessionEndedError            410: the client of a session has finished it
-    ├── TooLargeError                413
-    ├── UnsatisfiableRangeError      416: a part of a file was asked for that lies beyond its end
-    ├── RateLimitedError             429: too many requests
-    ├── InternalError                500: our fault; the log says more
-    ├── BadGatewayError              502: the service broke off
-    ├── UnhealthyError               503: a part of the server does not work
-    ├── ExchangeUnavailableError     503: the token exchange does not answer
-    └── ServiceNotReadyError         503: there is nothing (yet) that could answer
-"""
+"""Errors of the API itself, and the HTTP status of every error class."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import Future
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
@@ -44,6 +45,8 @@ from trainmaster.server.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["gateway"])
+
+T = TypeVar("T")
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -105,19 +108,12 @@ class Gateway:
     async def _exchange(self, request: Request, job: Job, address: str, uid: int | None) -> ServiceResponse | None:
         """The head of the service's response; None when the client left before."""
         sent_all = asyncio.Event()
-        sending = asyncio.ensure_future(self._send(request, job, address, uid, sent_all))
-        leaving = asyncio.ensure_future(_departure(request, sent_all))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return await sending if sending.done() else None
+            return await _unless(_departure(request, sent_all), self._send(request, job, address, uid, sent_all))
         except ClientDisconnect:
             return None
         except BrokenOffError as error:
             raise BadGatewayError(f"job {job.job_id}: {error}") from None
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
 
     async def _send(
         self, request: Request, job: Job, address: str, uid: int | None, sent_all: asyncio.Event
@@ -201,18 +197,11 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as every response
         """Send it. Where the service breaks off in the middle, so does this: half a response must not look whole."""
-        passing = asyncio.ensure_future(self._pass_on(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                await passing
+            await _unless(disconnected(receive), self._pass_on(send))
         except BrokenOffError as error:
             _log.info("the service of job %s broke off in the middle of a response: %s", self._job_id, error)
         finally:
-            for task in (passing, leaving):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
             self._response.close()
             self._use.close()
 
@@ -222,6 +211,18 @@ class StreamedResponse(Response):
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _unless(leaves: Awaitable[None], work: Awaitable[T]) -> T | None:
+    """The result of `work`; None when the client `leaves` before. Both have ended afterwards."""
+    leaving, working = asyncio.ensure_future(leaves), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({leaving, working}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (leaving, working):
+            task.cancel()
+        await asyncio.gather(leaving, working, return_exceptions=True)
 
 
 async def disconnected(receive: Receive) -> None:

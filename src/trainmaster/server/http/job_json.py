@@ -11,9 +11,11 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.schema.jobs import (
     MOST_BLOCKERS,
     AttemptResource,
+    BestNodeResource,
     BlockerResource,
     CheckpointResource,
     FailureResource,
+    JobHead,
     PendingResource,
     Placement,
 )
@@ -23,64 +25,43 @@ from trainmaster.server.core.spec.documents import load_stored, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import CONSEQUENCES, Desired, Fault, JobStatus
 from trainmaster.server.core.workloads import trainer
-from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers, reported_at
+from trainmaster.server.http.envelope import clean, encoded, instant, number, numbers, reported_at, resource
 from trainmaster.server.http.requests import PREFIX
-from trainmaster.server.scheduling.explain import Blocker, Explanation
+from trainmaster.server.scheduling.explain import Explanation
 from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
 
 
 def pending_resource(explanation: Explanation) -> PendingResource:
     best = explanation.best_node
-    return {
-        "code": explanation.code,
-        "message": explanation.message,
-        "needs": explanation.needs,
-        "best_node": None
-        if best is None
-        else {
-            "id": best.node_id,
-            "gpus_free": best.gpus_free,
-            "cpu_cores_free": best.cpu_cores_free,
-            "ram_mb_free": best.ram_mb_free,
-            "storage_mb_free": best.storage_mb_free,
-            "slots_free": best.slots_free,
-        },
-        "blockers": [_blocker(blocker) for blocker in explanation.blockers[:MOST_BLOCKERS]],
-        "blocker_count": len(explanation.blockers),
-        "would_start_if": explanation.would_start_if,
-        "max_runtime_seconds": explanation.runtime_s,
-    }
-
-
-def _blocker(blocker: Blocker) -> BlockerResource:
-    ends_in_s = blocker.ends_in_s
-    return {
-        "job_id": blocker.job_id,
-        "queued": blocker.queued,
-        "gpus": blocker.gpus,
-        "ends_in_seconds": None if ends_in_s is None else round(ends_in_s, 3),
-    }
+    return resource(
+        PendingResource,
+        explanation,
+        best_node=None if best is None else resource(BestNodeResource, best, id=best.node_id),
+        blockers=[
+            resource(
+                BlockerResource, each, ends_in_seconds=None if each.ends_in_s is None else round(each.ends_in_s, 3)
+            )
+            for each in explanation.blockers[:MOST_BLOCKERS]
+        ],
+        blocker_count=len(explanation.blockers),
+        max_runtime_seconds=explanation.runtime_s,
+    )
 
 
 def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
-    return {
-        "checkpoint_id": clean(checkpoint.checkpoint_id),
-        "step": checkpoint.step,
-        "epoch": number(checkpoint.epoch),
-        "attempt": checkpoint.attempt,
-        "created_at": instant(checkpoint.created_at),
-        "metrics": numbers(dict(checkpoint.metrics)),
-        "is_best": checkpoint.checkpoint_id == job.best_checkpoint_id,
-        "is_latest": checkpoint.checkpoint_id == job.latest_checkpoint_id,
-        "pinned": checkpoint.pinned,
-        "kind": checkpoint.kind,
-        "name": clean(checkpoint.name),
-        "expires_at": reported_at(checkpoint.expires_at),
-        "size_bytes": checkpoint.size_bytes,
-        "uri": clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
-        "status": checkpoint.status,
-    }
+    return resource(
+        CheckpointResource,
+        checkpoint,
+        checkpoint_id=clean(checkpoint.checkpoint_id),
+        epoch=number(checkpoint.epoch),
+        metrics=numbers(dict(checkpoint.metrics)),
+        is_best=checkpoint.checkpoint_id == job.best_checkpoint_id,
+        is_latest=checkpoint.checkpoint_id == job.latest_checkpoint_id,
+        name=clean(checkpoint.name),
+        expires_at=reported_at(checkpoint.expires_at),
+        uri=clean(Location(root=checkpoint.root, path=checkpoint.path).uri),
+    )
 
 
 def placement_of(attempt: Attempt) -> Placement:
@@ -92,18 +73,14 @@ def placement_of(attempt: Attempt) -> Placement:
 
 
 def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
-    return {
-        "number": attempt.number,
-        "placement": placement_of(attempt),
-        "resume_checkpoint_id": attempt.resume_checkpoint_id,
-        "created_at": instant(attempt.created_at),
-        "started_at": instant(attempt.started_at),
-        "ended_at": instant(attempt.ended_at),
-        "stopping": attempt.stop,
-        "reason": attempt.reason,
-        "message": clean(attempt.message),
-        "error": _failure(attempt.reason, attempt.message, attempt.evidence, service=service),
-    }
+    return resource(
+        AttemptResource,
+        attempt,
+        placement=placement_of(attempt),
+        stopping=attempt.stop,
+        message=clean(attempt.message),
+        error=_failure(attempt.reason, attempt.message, attempt.evidence, service=service),
+    )
 
 
 def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
@@ -193,48 +170,30 @@ def summary_of(job: Job) -> Summary:
     attempt = job.attempt
     progress = job.progress
     own = f"{PREFIX}/jobs/{job.job_id}"
-    head = {
-        "job_id": job.job_id,
-        "handle": job.handle,
-        "name": job.name,
-        "labels": dict(job.labels),
-        "kind": job.workload_kind,
-        "parent_job_id": job.parent_job_id,
-        "root_job_id": job.root_job_id,
-        "created_at": instant(job.created_at),
-        "created_by": job.created_by,
-        "status": job.status,
-        "status_reason": job.reason,
-        "status_message": clean(job.message),
-        "error_type": job.reason if failed else None,
-        "error_message": clean(job.message) if failed else None,
-        "desired": job.desired,
-        "cancel_requested": job.desired is Desired.STOP,
-        "stalled": job.stalled_at is not None,
-        "backend": job.backend,
-        "queue": job.queue,
-        "priority": job.priority,
-        "attempt": job.attempt_count,
-        "max_retries": job.max_retries,
-        "node_count": job.needs.node_count,
-        "placement": placement_of(attempt) if attempt else None,
-        "progress": {
+    head = resource(
+        JobHead,
+        job,
+        labels=dict(job.labels),
+        kind=job.workload_kind,
+        status_reason=job.reason,
+        status_message=clean(job.message),
+        error_type=job.reason if failed else None,
+        error_message=clean(job.message) if failed else None,
+        cancel_requested=job.desired is Desired.STOP,
+        stalled=job.stalled_at is not None,
+        attempt=job.attempt_count,
+        node_count=job.needs.node_count,
+        placement=placement_of(attempt) if attempt else None,
+        progress={
             "step": progress.step,
             "total_steps": progress.total_steps,
             "epoch": number(progress.epoch),
             "percent": number(progress.percent),
             "eta_seconds": number(progress.remaining_s if attempt else progress.eta_s),
         },
-        "metrics": numbers(dict(progress.metrics)),
-        "latest_checkpoint_id": job.latest_checkpoint_id,
-        "best_checkpoint_id": job.best_checkpoint_id,
-        "endpoint": {"address": job.endpoint, "path": f"{own}/proxy/"} if job.endpoint else None,
-        "queued_at": instant(job.queued_at),
-        "started_at": instant(job.started_at),
-        "finished_at": instant(job.finished_at),
-        "paused_at": instant(job.paused_at),
-        "updated_at": instant(job.updated_at),
-    }
+        metrics=numbers(dict(progress.metrics)),
+        endpoint={"address": job.endpoint, "path": f"{own}/proxy/"} if job.endpoint else None,
+    )
     links = {"self": own, "logs": f"{own}/logs", "metrics": f"{own}/metrics", "events": f"{own}/events"}
     return Summary(
         head=encoded(head)[1:-1],
@@ -301,7 +260,10 @@ def _kept_request(version: int, text: str) -> _Request:
 def _shown(request: SubmitJobRequest) -> _Request:
     shown = redacted(request)
     document = {name: shown[name] for name in ("workload", *CONFIGS)}
-    document["effective_batch_size"] = _effective_batch_size(request)
+    data = request.data_config
+    document["effective_batch_size"] = (
+        None if data is None else data.batch_size * data.gradient_accumulation_steps * request.world_size
+    )
     return _Request(members=encoded(document)[1:-1], result_uri=trainer.result_uri(request.output_config))
 
 
@@ -314,10 +276,3 @@ def _model_uri(job: Job, request: _Request, *, has_output: bool) -> Any:
         below = f"/{trainer.RESULT}" if is_training else ""
         named = Location(root=ARTIFACTS, path=f"{job.job_id}/output{below}").uri
     return clean(named)
-
-
-def _effective_batch_size(request: SubmitJobRequest) -> int | None:
-    data = request.data_config
-    if data is None:
-        return None
-    return data.batch_size * data.gradient_accumulation_steps * request.world_size

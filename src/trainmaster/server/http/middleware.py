@@ -66,8 +66,8 @@ class ServerApp:
             parent, _, last = route.rpartition("/")
             if last.endswith("}"):
                 self._shortcuts_below[method, parent] = (route, last[1:-1], handler)
-        self._behind_proxy = context.behind_proxy
-        self._access_level = context.access_level
+        self._behind_proxy = context.settings.behind_proxy
+        self._access_level = telemetry.access_level(context.settings)
 
     def open(self) -> None:
         """Start background work. Called in the event loop."""
@@ -132,7 +132,9 @@ class ServerApp:
                 await self._render_error(scope["path"], InternalError(), request_id)(scope, receive, answer)
         finally:
             if telemetry.ACCESS.isEnabledFor(self._access_level):
-                self._note(scope, status, time.perf_counter() - began)
+                method, path, took_ms = scope["method"], scope["path"], round((time.perf_counter() - began) * 1000, 2)
+                fields = {"method": method, "path": path, "status": status, "ms": took_ms}
+                telemetry.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
 
     def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
         """The shortcut of a request, if any, and the name of its route."""
@@ -145,11 +147,6 @@ class ServerApp:
             scope["path_params"] = {parameter: last}
             return handler, route
         return None, ""
-
-    def _note(self, scope: Scope, status: int, took_s: float) -> None:
-        method, path = scope["method"], scope["path"]
-        fields = {"method": method, "path": path, "status": status, "ms": round(took_s * 1000, 2)}
-        telemetry.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

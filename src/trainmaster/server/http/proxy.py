@@ -52,8 +52,6 @@ class BrokenOffError(ConnectionError):
 
 @dataclass(slots=True)
 class ServiceConnection:
-    """A connection to a service."""
-
     key: Hashable
     """A connection is kept for other requests with the same key; None: it is not kept."""
     token: bytes
@@ -175,12 +173,7 @@ class ServiceResponse:
             self.close()
 
     async def body(self) -> bytes:
-        try:
-            while not self._parsed.is_complete:
-                await self._read_more()
-        finally:
-            self.close()
-        return b"".join(self._parsed.pieces)
+        return b"".join([piece async for piece in self.pieces()])
 
     def close(self) -> None:
         """Keep the connection where the response was read to its end, or else give it up. May be repeated."""

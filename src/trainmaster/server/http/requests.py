@@ -57,7 +57,7 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     return b"".join([piece async for piece in bounded_pieces(request, limit)])
 
 
-def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+async def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body of a request, piece by piece.
 
     Raises:
@@ -65,17 +65,15 @@ def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         StalledError: the rest of it does not come.
     """
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
-        raise _too_large(limit)
-    return _counted(request, limit)
-
-
-async def _counted(request: Request, limit: int) -> AsyncIterator[bytes]:
+    size = int(declared[:18]) if declared.isdecimal() else 0
+    too_large = TooLargeError(f"the body may have at most {limit} bytes")
+    if size > limit:
+        raise too_large
     size = 0
     async for piece in pieces_of(request):
         size += len(piece)
         if size > limit:
-            raise _too_large(limit)
+            raise too_large
         yield piece
 
 
@@ -208,10 +206,6 @@ def _holds_at_most(document: object, most: int) -> bool:
             return False
         waiting.extend(inner)
     return True
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"the body may have at most {limit} bytes")
 
 
 def _no_constant(name: str) -> object:

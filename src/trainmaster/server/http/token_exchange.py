@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import re
 import ssl
@@ -14,6 +13,7 @@ import httpx
 
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
+from trainmaster.server.settings.settings import is_loopback
 
 TIMEOUT_S = 5.0
 """Short, as a client waits for its submission."""
@@ -102,16 +102,9 @@ def _checked(url: str) -> str:
         raise RefusedError("token_exchange must not hold a user name or a password")
     if not parts.hostname or parts.scheme not in ("http", "https"):
         raise RefusedError(f"token_exchange is no address of the form https://host/path: {url!r}")
-    if parts.scheme == "http" and not _is_loopback(parts.hostname):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise RefusedError(f"token_exchange must be https, because credentials are sent there: {url!r}")
     return url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _body(answer: httpx.Response) -> bytes:

@@ -7,7 +7,6 @@ and a `secret` is never shown.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 from dataclasses import dataclass, field
@@ -281,11 +280,7 @@ class Settings:
     @property
     def is_private(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.behind_proxy:
-            return False
-        with contextlib.suppress(ValueError):
-            return ipaddress.ip_address(self.host).is_loopback
-        return self.host == "localhost"
+        return not self.behind_proxy and is_loopback(self.host)
 
     @property
     def private_webhooks(self) -> bool:
@@ -308,6 +303,13 @@ class Settings:
     def blobs(self) -> Path:
         """The directory of uploaded files; servers that share the artifacts share it too."""
         return self.artifacts_root / "blobs" if self.artifacts_root else self.data_dir / "blobs"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def default_data_dir() -> Path:

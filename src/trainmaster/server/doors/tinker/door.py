@@ -51,8 +51,8 @@ class TinkerDoor:
             context.models,
             context.shapes,
             context.explainer,
-            shape=context.tinker_shape,
-            tempered_logprobs=context.tinker_tempered_logprobs,
+            shape=context.settings.tinker_shape,
+            tempered_logprobs=context.settings.tinker_tempered_logprobs,
             clock=context.clock,
         )
         self.trainers = trainers

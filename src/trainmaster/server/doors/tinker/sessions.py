@@ -123,7 +123,7 @@ class Heartbeats:
         """`end_session` is called for each finished session, maybe more than once."""
         self._context = context
         self._end_session = end_session
-        self._silent_s = context.tinker_silent_s
+        self._silent_s = context.settings.tinker_silent_s
         self._sessions: dict[str, float] = {}
         self._runs: dict[str, float] = {}
         self._ending: set[str] = set()

@@ -28,7 +28,7 @@ from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
 from trainmaster.server.core.fields import Model
 from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import JSON, Ok, instant, ok
+from trainmaster.server.http.envelope import JSON, Ok, ok, resource
 from trainmaster.server.http.errors import InsufficientScopeError
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, answers, errors
@@ -70,10 +70,6 @@ class AccountsAnswer(Ok[AccountList]):
     accounts: list[NamedAccount] = Field(description="The account of your key, and no other.")
 
 
-def account_resource(account: Account) -> AccountResource:
-    return AccountResource(account_id=account.account_id, uid=account.uid, created_at=instant(account.created_at))
-
-
 router = APIRouter(route_class=StrictRoute, tags=["accounts"])
 
 AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
@@ -93,7 +89,7 @@ async def list_accounts(
     """
     found = await context.read(lambda connection: accounts.all(connection, principal.reach))
     whole = AccountsAnswer(
-        data=AccountList(accounts=[account_resource(account) for account in found]),
+        data=AccountList(accounts=[resource(AccountResource, account) for account in found]),
         accounts=[NamedAccount(name=f"accounts/{principal.account_id}", displayName=principal.account_id)],
     )
     return Response(whole.model_dump_json(), media_type=JSON)
@@ -111,14 +107,14 @@ async def create_account(request: Request, context: Context) -> Response:
     account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
     context.check_account(account)
     await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
-    return ok(account_resource(account), HTTPStatus.CREATED)
+    return ok(resource(AccountResource, account), HTTPStatus.CREATED)
 
 
 @router.get("/accounts/{account_id}", **answers(AccountResource, 404))
 async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
     """Show an account."""
     found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
-    return ok(account_resource(found))
+    return ok(resource(AccountResource, found))
 
 
 @router.patch(
@@ -135,7 +131,7 @@ async def edit_account(request: Request, context: Context, account_id: AccountPa
         accounts.set_uid(connection, _EVERYTHING, account_id, wanted.uid)
         return accounts.get(connection, _EVERYTHING, account_id)
 
-    return ok(account_resource(await context.write(change)))
+    return ok(resource(AccountResource, await context.write(change)))
 
 
 @router.delete("/accounts/{account_id}", dependencies=ADMINS_ONLY, **answers(AccountResource, 404, 409))
@@ -147,7 +143,7 @@ async def remove_account(context: Context, account_id: AccountPath) -> Response:
         accounts.remove(connection, _EVERYTHING, account_id)
         return account
 
-    return ok(account_resource(await context.write(remove)))
+    return ok(resource(AccountResource, await context.write(remove)))
 
 
 keys_router = APIRouter(route_class=StrictRoute, tags=["keys"])
@@ -166,30 +162,18 @@ class NewKeyBody(Model):
     ] = DEFAULT_PREFIX
 
 
-def key_resource(key: ApiKey) -> KeyResource:
-    return KeyResource(
-        key_id=key.key_id,
-        account_id=key.account_id,
-        name=key.name,
-        scopes=[KeyScope(scope) for scope in key.scopes],
-        created_at=instant(key.created_at),
-        created_by=key.created_by,
-        revoked_at=instant(key.revoked_at),
-    )
-
-
 @keys_router.get("/keys", **answers(KeyList))
 async def list_keys(principal: Viewer, context: Context) -> Response:
     """List keys, also revoked ones: those of your account, or of all accounts with `cluster_admin`."""
     found = await context.read(lambda connection: accounts.all_keys(connection, principal.reach))
-    return ok(KeyList(keys=[key_resource(key) for key in found]))
+    return ok(KeyList(keys=[resource(KeyResource, key) for key in found]))
 
 
 @keys_router.get("/keys/current", **answers(KeyResource))
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
     own = await context.read(lambda connection: accounts.get_key(connection, _EVERYTHING, principal.key_id))
-    return ok(key_resource(own))
+    return ok(resource(KeyResource, own))
 
 
 @keys_router.post("/keys", status_code=HTTPStatus.CREATED, **answers(NewKey, body=NewKeyBody, required=True))
@@ -218,8 +202,7 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
         accounts.create_key(connection, _EVERYTHING, stored)
 
     await context.write(create)
-    created: NewKey = {**key_resource(stored), "key": key}
-    return ok(created, HTTPStatus.CREATED)
+    return ok(resource(NewKey, stored, key=key), HTTPStatus.CREATED)
 
 
 @keys_router.delete("/keys/{key_id}", dependencies=ADMINS_ONLY, **answers(KeyResource, 404))
@@ -233,4 +216,4 @@ async def revoke_key(request: Request, context: Context, key_id: KeyId) -> Respo
     revoked = await context.write(revoke)
     gate: Gate = request.app.state.gate
     gate.forget(key_id)
-    return ok(key_resource(revoked))
+    return ok(resource(KeyResource, revoked))

@@ -29,7 +29,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import MAX_ID
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import instant, ok
+from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.errors import UnsatisfiableRangeError
 from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import ARTIFACTS, Roots
@@ -382,12 +382,7 @@ def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
 
 
 def _resource(artifact: Artifact) -> ArtifactResource:
-    return ArtifactResource(
-        path=artifact.path,
-        kind=artifact.place.kind,
-        checkpoint_id=artifact.place.checkpoint_id,
-        size_bytes=artifact.size,
-        modified_at=instant(artifact.modified_at),
-        etag=artifact.etag,
-        sha256=artifact.sha256,
+    place = artifact.place
+    return resource(
+        ArtifactResource, artifact, kind=place.kind, checkpoint_id=place.checkpoint_id, size_bytes=artifact.size
     )

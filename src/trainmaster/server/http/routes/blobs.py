@@ -54,7 +54,7 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
     target = blob_file(context, principal.account_id, sha256)
     temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
     try:
-        size = await _take(request, temporary, sha256, context.max_blob_bytes)
+        size = await _take(request, temporary, sha256, context.settings.max_blob_bytes)
         await run_in_threadpool(os.replace, temporary, target)
     finally:
         await run_in_threadpool(temporary.unlink, missing_ok=True)

@@ -21,7 +21,7 @@ from trainmaster.server.coordinator.retention import FAILED, Collected, Collecto
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import ADMINS_ONLY, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import instant, ok
+from trainmaster.server.http.envelope import instant, ok, resource
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body, read_model
 from trainmaster.server.http.router import JobId, PlainText, StrictRoute, answers
@@ -183,13 +183,10 @@ def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
 
 
 def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:
-    job = tombstone.job
-    return TombstoneResource(
-        job_id=job.job_id,
-        handle=job.handle,
-        name=job.name,
-        kind=job.workload_kind,
-        status=job.status,
+    return resource(
+        TombstoneResource,
+        tombstone.job,
+        kind=tombstone.job.workload_kind,
         deleted_at=instant(tombstone.deleted_at),
         size_bytes=tombstone.size_bytes,
     )

@@ -1,11 +1,12 @@
-"""The cluster: its resources and their present and past use, the leader, backends and training runtimes."""
+"""The cluster: its resources and their use, the leader, backends, nodes and training runtimes."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from pydantic import Field, Strict, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster import __version__
 from trainmaster.schema.cluster import (
     Amount,
     BackendList,
@@ -32,50 +34,53 @@ from trainmaster.schema.cluster import (
     RuntimeProblem,
     RuntimeResource,
 )
-from trainmaster.server.coordinator.operator_files import RuntimeDocument
 from trainmaster.server.core.fields import Flag, Model, Names
 from trainmaster.server.core.reports import EngineFacts
-from trainmaster.server.core.resources import ClusterEvent, Free, Node, NodeState, whole
+from trainmaster.server.core.resources import Free, Node, NodeState, whole
 from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.http.auth import VIEWERS_ONLY, Admin, Viewer
-from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import instant, ok
+from trainmaster.server.http.auth import VIEWERS_ONLY, Admin, Principal, Viewer
+from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.envelope import instant, ok, resource
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import NO_NUL, StrictRoute, answers
 from trainmaster.server.store import attempts, events, leases, nodes, queues
 from trainmaster.server.store.attempts import Allocation
-from trainmaster.server.store.leases import Lease
 from trainmaster.server.store.scope import Scope
 
+router = APIRouter(route_class=StrictRoute, tags=["cluster"])
 
-def cluster_resource(
-    nodes: Iterable[Node],
-    free: Mapping[str, Free],
-    jobs: Mapping[JobStatus, int],
-    lease: Lease | None,
-    *,
-    version: str,
-    now: float,
-) -> ClusterResource:
-    """The cluster from its parts; nodes that are offline do not count."""
-    every = list(nodes)
+_EVERYTHING = Scope.everything()
+
+
+@router.get("/cluster", **answers(ClusterResource))
+async def show_cluster(principal: Viewer, context: Context) -> Response:
+    """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
+    now = context.clock()
+    return ok(await context.read(lambda connection: _cluster(connection, principal.scope, now)))
+
+
+def _cluster(connection: Connection, scope: Scope, now: float) -> ClusterResource:
+    """The cluster over all accounts; nodes that are offline do not count."""
+    held = _held(connection)
+    every = nodes.all(connection, scope)
     present = [node for node in every if node.state is not NodeState.OFFLINE]
-    total: Counter[str] = Counter(gpu.type for node in present for gpu in node.gpus)
-    unhealthy: Counter[str] = Counter(gpu.type for node in present for gpu in node.gpus if not gpu.healthy)
-    held = sum(gpu.healthy and gpu.index not in free[node.node_id].gpus for node in present for gpu in node.gpus)
-    idle: Counter[str] = Counter(
-        gpu.type
-        for node in present
-        for gpu in node.gpus
-        if node.state is NodeState.READY and gpu.index in free[node.node_id].gpus
-    )
+    free = {node.node_id: _free(node, held[node.node_id]) for node in present}
+    ready = [node for node in present if node.state is NodeState.READY]
+    total = Counter(gpu.type for node in present for gpu in node.gpus)
+    unhealthy = Counter(gpu.type for node in present for gpu in node.gpus if not gpu.healthy)
+    idle = Counter(gpu.type for node in ready for gpu in node.gpus if gpu.index in free[node.node_id].gpus)
+    gpus_held = sum(gpu.healthy and gpu.index not in free[node.node_id].gpus for node in present for gpu in node.gpus)
     cores = sum(node.cpu_cores for node in present)
     cores_held = sum(node.cpu_cores - free[node.node_id].cpu_cores for node in present)
-    ready = [node for node in present if node.state is NodeState.READY]
+    jobs = queues.by_status(connection, _EVERYTHING)
+    lease = leases.current(connection, scope)
+    leader = None
+    if lease is not None and lease.expires_at > now:
+        leader = resource(LeaderResource, lease, id=lease.holder, since=instant(lease.since))
     return ClusterResource(
-        version=version,
-        leader=_leader(lease) if lease is not None and lease.expires_at > now else None,
+        version=__version__,
+        leader=leader,
         backends=sorted({node.backend for node in every}),
         nodes=dict(Counter(node.state for node in every)),
         gpus=[
@@ -86,48 +91,11 @@ def cluster_resource(
         ram_mb=Amount(
             total=sum(node.ram_mb for node in present), free=sum(free[node.node_id].ram_mb for node in ready)
         ),
-        gpu_utilisation=round(held / total.total(), 4) if total else None,
+        gpu_utilisation=round(gpus_held / total.total(), 4) if total else None,
         cpu_utilisation=round(cores_held / cores, 4) if cores else None,
         jobs={str(status): count for status, count in jobs.items()},
         queue_depth=jobs.get(JobStatus.QUEUED, 0),
     )
-
-
-def _leader(lease: Lease) -> LeaderResource:
-    return LeaderResource(id=lease.holder, url=lease.url, epoch=lease.epoch, since=instant(lease.since))
-
-
-router = APIRouter(route_class=StrictRoute, tags=["cluster"])
-
-
-@router.get("/cluster", **answers(ClusterResource))
-async def show_cluster(principal: Viewer, context: Context) -> Response:
-    """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
-    now = context.clock()
-
-    def find(connection: Connection) -> ClusterResource:
-        # Amounts are those of all accounts: what others hold is not free either.
-        found = nodes.all(connection, principal.scope)
-        free = {node.node_id: whole(node) for node in found}
-        for held in attempts.all_allocations(connection, Scope.everything()):
-            if held.share.node_id in free:
-                free[held.share.node_id] = free[held.share.node_id].without(held.share)
-        return cluster_resource(
-            found,
-            free,
-            queues.by_status(connection, Scope.everything()),
-            leases.current(connection, principal.scope),
-            version=context.version,
-            now=now,
-        )
-
-    return ok(await context.read(find))
-
-
-def engine_resource(facts: EngineFacts | None) -> EngineResource | None:
-    if facts is None:
-        return None
-    return EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
 
 
 _PATIENCE_S = 8.0
@@ -155,14 +123,12 @@ async def list_backends(context: Context) -> Response:
 async def show_backend(context: Context, name: BackendName) -> Response:
     """Show one backend, and the engine that runs its jobs, where there is one."""
     capable = context.commands.admission.backend(name)
-    return ok(
-        BackendResource(
-            name=name,
-            default=name == context.commands.admission.default_backend,
-            images=capable.images,
-            engine=engine_resource(await _looked_at(context.engine, name)),
-        )
-    )
+    facts = await _looked_at(context.engine, name)
+    engine = None
+    if facts is not None:
+        engine = EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
+    default = name == context.commands.admission.default_backend
+    return ok(BackendResource(name=name, default=default, images=capable.images, engine=engine))
 
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
@@ -195,10 +161,6 @@ def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | N
 # Training runtimes: files of the server that clients read
 
 
-def runtime_resource(runtime: RuntimeDocument) -> RuntimeResource:
-    return RuntimeResource(name=runtime.name, kind=runtime.kind, file=runtime.file, document=dict(runtime.document))
-
-
 runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependencies=VIEWERS_ONLY)
 
 RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
@@ -210,8 +172,8 @@ async def list_runtimes(context: Context) -> Response:
     found = await run_in_threadpool(context.runtimes)
     return ok(
         RuntimeList(
-            runtimes=[runtime_resource(runtime) for runtime in found.runtimes],
-            problems=[RuntimeProblem(file=each.file, message=each.message) for each in found.broken],
+            runtimes=[resource(RuntimeResource, runtime) for runtime in found.runtimes],
+            problems=[resource(RuntimeProblem, each) for each in found.broken],
         )
     )
 
@@ -219,7 +181,7 @@ async def list_runtimes(context: Context) -> Response:
 @runtimes_router.get("/runtimes/{name}", **answers(RuntimeResource, 404))
 async def show_runtime(context: Context, name: RuntimeName) -> Response:
     """Show one runtime."""
-    return ok(runtime_resource((await run_in_threadpool(context.runtimes)).get(name)))
+    return ok(resource(RuntimeResource, (await run_in_threadpool(context.runtimes)).get(name)))
 
 
 # Nodes: the machines that jobs run on, their resources, and draining.
@@ -250,38 +212,22 @@ class NodeBody(Model):
     capabilities: Names | None = Field(default=None, description="Replaces all capabilities that operators gave it.")
 
 
-def cluster_event(event: ClusterEvent) -> ClusterEventResource:
-    return ClusterEventResource(ts=instant(event.at), type=event.type, message=event.message, data=dict(event.data))
-
-
-def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -> NodeResource:
+def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -> NodeResource:
     """A node and its allocations as an account sees them: without the names of others' jobs."""
-    free = whole(node)
-    holders: dict[int, str | None] = {}
-    jobs: dict[str, None] = {}
-    for held in allocations:
-        free = free.without(held.share)
-        mine = held.job_id if scope.admits(held.account_id) else None
-        holders.update(dict.fromkeys(held.share.gpus, mine))
-        if mine is not None:
-            jobs[mine] = None
-    return NodeResource(
+    free = _free(node, allocations)
+    mine = [held for held in allocations if scope.admits(held.account_id)]
+    holders = {gpu: held.job_id for held in mine for gpu in held.share.gpus}
+    return resource(
+        NodeResource,
+        node,
         id=node.node_id,
-        hostname=node.hostname,
-        backend=node.backend,
-        state=node.state,
         drain_reason=node.drain_reason or None,
-        drain_force=node.drain_force,
         labels=sorted(node.marks),
         capabilities=sorted(node.tags),
-        given_labels=list(node.given_labels),
-        given_capabilities=list(node.given_capabilities),
         gpus=[
-            GpuResource(
-                index=gpu.index,
-                type=gpu.type,
-                memory_mb=gpu.memory_mb,
-                healthy=gpu.healthy,
+            resource(
+                GpuResource,
+                gpu,
                 problem=None if gpu.healthy else gpu.problem or "unhealthy",
                 free=gpu.index in free.gpus,
                 job_id=holders.get(gpu.index),
@@ -292,16 +238,21 @@ def node_resource(node: Node, allocations: Iterable[Allocation], scope: Scope) -
         ram_mb=Amount(total=node.ram_mb, free=free.ram_mb),
         storage_mb=Amount(total=node.storage_mb, free=free.storage_mb),
         slots=Amount(total=node.slots, free=free.slots),
-        jobs=list(jobs),
+        jobs=list(dict.fromkeys(held.job_id for held in mine)),
         last_heartbeat=instant(node.last_seen_at),
     )
+
+
+def _free(node: Node, allocations: Iterable[Allocation]) -> Free:
+    free = whole(node)
+    for held in allocations:
+        free = free.without(held.share)
+    return free
 
 
 nodes_router = APIRouter(route_class=StrictRoute, tags=["nodes"])
 
 NodeId = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
-
-_EVERYTHING = Scope.everything()
 
 
 @nodes_router.get("/nodes", **answers(NodeList))
@@ -334,7 +285,7 @@ async def node_events(
     def find(connection: Connection) -> ClusterEventList:
         node = nodes.get(connection, principal.scope, node_id)
         found = events.of_subject(connection, principal.scope, f"node/{node.node_id}", limit)
-        return ClusterEventList(events=[cluster_event(event) for event in found])
+        return ClusterEventList(events=[resource(ClusterEventResource, event, ts=instant(event.at)) for event in found])
 
     return ok(await context.read(find))
 
@@ -343,47 +294,36 @@ async def node_events(
 async def drain_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node no more work. It is DRAINED when nothing runs there; with `force`, what runs is preempted."""
     wanted = await read_model(request, DrainBody)
-    now = context.clock()
-
-    def change(connection: Connection) -> NodeResource:
-        nodes.drain(
-            connection,
-            _EVERYTHING,
-            node_id,
-            now,
-            reason=wanted.reason,
-            force=wanted.force,
-            grace_s=wanted.grace_seconds,
-        )
-        return _node(connection, principal.scope, node_id)
-
-    return ok(await context.change_cluster(change))
+    drain = functools.partial(nodes.drain, reason=wanted.reason, force=wanted.force, grace_s=wanted.grace_seconds)
+    return await _changed(context, principal, node_id, drain)
 
 
 @nodes_router.post("/nodes/{node_id}/enable", **answers(NodeResource, 404, body=EnableBody))
 async def enable_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node work again."""
     await read_model(request, EnableBody)
-    now = context.clock()
-
-    def change(connection: Connection) -> NodeResource:
-        nodes.enable(connection, _EVERYTHING, node_id, now)
-        return _node(connection, principal.scope, node_id)
-
-    return ok(await context.change_cluster(change))
+    return await _changed(context, principal, node_id, nodes.enable)
 
 
 @nodes_router.patch("/nodes/{node_id}", **answers(NodeResource, 404, body=NodeBody))
 async def change_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Set the labels or capabilities that a node has beside those that its backend reports."""
     wanted = await read_model(request, NodeBody)
+    given = functools.partial(nodes.give, labels=wanted.labels, capabilities=wanted.capabilities)
+    return await _changed(context, principal, node_id, given)
+
+
+async def _changed(
+    context: ApiContext, principal: Principal, node_id: str, change: Callable[[Connection, Scope, str, float], object]
+) -> Response:
+    """Change a node, and show it."""
     now = context.clock()
 
-    def change(connection: Connection) -> NodeResource:
-        nodes.give(connection, _EVERYTHING, node_id, now, labels=wanted.labels, capabilities=wanted.capabilities)
+    def work(connection: Connection) -> NodeResource:
+        change(connection, _EVERYTHING, node_id, now)
         return _node(connection, principal.scope, node_id)
 
-    return ok(await context.change_cluster(change))
+    return ok(await context.change_cluster(work))
 
 
 def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:

@@ -89,9 +89,8 @@ router = APIRouter(route_class=StrictRoute, tags=["data"])
 async def validate_data(request: Request, principal: Manager, context: Context) -> Response:
     """Read real rows, and show what a model will see of them or what is wrong with which."""
     wanted = await read_model(request, ValidateDataBody)
-    if context.data_checks is None:
-        raise RefusedError("this server does not look at data")
-    if wanted.base_model is not None and wanted.base_model.trust_remote_code and not context.allow_trust_remote_code:
+    runs_code = wanted.base_model is not None and wanted.base_model.trust_remote_code
+    if runs_code and not context.settings.allow_trust_remote_code:
         raise RefusedError(
             "base_model.trust_remote_code: this server does not run code that comes with a model; its operator can "
             "allow that with the setting allow_trust_remote_code"

@@ -29,7 +29,7 @@ from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import ConcurrencyLimit, Manager, Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, Ok, clean, encoded, instant, ok
+from trainmaster.server.http.envelope import Nothing, Ok, clean, encoded, instant, ok, resource
 from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.requests import read_model
@@ -233,18 +233,7 @@ class ChangeWebhookBody(Model):
 
 
 def webhook_resource(webhook: Webhook) -> WebhookResource:
-    return WebhookResource(
-        webhook_id=webhook.webhook_id,
-        url=webhook.url,
-        statuses=list(webhook.statuses),
-        created_at=instant(webhook.created_at),
-        cursor=webhook.cursor,
-        failures=webhook.failures,
-        next_try_at=instant(webhook.not_before) if webhook.failures else None,
-        delivered_at=instant(webhook.delivered_at),
-        problem=webhook.problem,
-        given_up=webhook.given_up,
-    )
+    return resource(WebhookResource, webhook, next_try_at=instant(webhook.not_before) if webhook.failures else None)
 
 
 webhooks_router = APIRouter(route_class=StrictRoute, tags=["webhooks"])

@@ -114,7 +114,8 @@ async def logs(
     With `Accept: text/plain` a page is the lines alone, some megabytes of them; the header `X-Next-Cursor` has the
     cursor after it, and `X-Log-End: true` says that there is no more now.
     """
-    number, whole = _attempt(attempt)
+    whole = attempt == "all"
+    number = None if attempt is None or whole else int(attempt)
     chosen = LogFilter(attempt=number, node=node, rank=rank, stream=stream, step=step)
     given = last_event_id or cursor
     position = Cursor.decode(given) if given else None
@@ -142,11 +143,6 @@ async def logs(
         return Response(page_text(page, ranks=ranks, times=times), headers=headers, media_type=PLAIN)
 
     return await run_in_threadpool(read)
-
-
-def _attempt(text: str | None) -> tuple[int | None, bool]:
-    """The number of one attempt, and whether all are asked for."""
-    return (None, text == "all") if text is None or text == "all" else (int(text), False)
 
 
 PIECE_LINES = 1000

@@ -21,7 +21,7 @@ from trainmaster.server.core.fields import Matches, Model, Natural
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import Nothing, instant, ok
+from trainmaster.server.http.envelope import Nothing, instant, ok, resource
 from trainmaster.server.http.requests import not_a_time, parse_time, read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, answers
 from trainmaster.server.scheduling.obstacles import gpus_of
@@ -30,7 +30,6 @@ from trainmaster.server.store import queues, usage
 from trainmaster.server.store.page_tokens import bad_token
 from trainmaster.server.store.queues import QueueCounts
 from trainmaster.server.store.scope import Scope
-from trainmaster.server.store.usage import Used
 
 
 class QueueBody(Model):
@@ -46,14 +45,12 @@ class QueueBody(Model):
 
 def queue_resource(queue: Queue, counts: QueueCounts, now: float) -> QueueResource:
     oldest = counts.oldest_queued_at
-    return QueueResource(
+    return resource(
+        QueueResource,
+        counts,
         name=queue.name,
         weight=queue.weight,
         quota_gpus=queue.quota_gpus,
-        depth=counts.depth,
-        running=counts.running,
-        paused=counts.paused,
-        gpus_held=counts.gpus_held,
         oldest_wait_seconds=None if oldest is None else round(max(0.0, now - oldest), 3),
     )
 
@@ -172,17 +169,6 @@ class _Tokens:
             raise bad_token() from None
 
 
-def usage_row(used: Used) -> UsageRow:
-    return UsageRow(
-        key=used.key,
-        jobs=used.jobs,
-        attempts=used.attempts,
-        gpu_seconds=used.gpu_seconds,
-        cpu_seconds=used.cpu_seconds,
-        wall_seconds=used.wall_seconds,
-    )
-
-
 usage_router = APIRouter(route_class=StrictRoute, tags=["usage"])
 
 _GROUP = re.compile(rf"{'|'.join(usage.GROUPS)}|{usage.LABEL}[A-Za-z0-9._/-]{{1,63}}")
@@ -224,8 +210,8 @@ async def show_usage(
             "from": instant(begin) if since else None,
             "to": instant(end),
             "group_by": group_by,
-            "rows": [usage_row(used) for used in rows[:limit]],
-            "total": usage_row(usage.total(connection, scope, since=begin, until=end, now=now)),
+            "rows": [resource(UsageRow, used) for used in rows[:limit]],
+            "total": resource(UsageRow, usage.total(connection, scope, since=begin, until=end, now=now)),
             "truncated": len(rows) > limit,
         }
 

@@ -20,12 +20,11 @@ from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 from trainmaster.schema.jobs import CheckedJob, SubmittedJob
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.auth import Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, context_of
-from trainmaster.server.http.envelope import ok
+from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body
 from trainmaster.server.http.router import RawRoute, answers
 from trainmaster.server.http.routes.blobs import blob_file
@@ -75,18 +74,6 @@ AT_ONCE = 2
 """Threads with large requests: they compete with the event loop for the interpreter."""
 
 
-def submitted_job(job: Job) -> SubmittedJob:
-    return SubmittedJob(
-        job_id=job.job_id,
-        handle=job.handle,
-        name=job.name,
-        status=job.status,
-        message=f"job {job.handle or job.job_id} was accepted",
-        estimated_wait_seconds=None,
-        checkpoint_id=job.resume_checkpoint_id,
-    )
-
-
 class Submissions:
     """Reads, checks and submits requests for new jobs. Belongs to one event loop."""
 
@@ -125,7 +112,15 @@ class Submissions:
             large=large,
         )
         outcome = await asyncio.wrap_future(submission)
-        return ok(submitted_job(outcome.job), HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
+        job = outcome.job
+        submitted = resource(
+            SubmittedJob,
+            job,
+            message=f"job {job.handle or job.job_id} was accepted",
+            estimated_wait_seconds=None,
+            checkpoint_id=job.resume_checkpoint_id,
+        )
+        return ok(submitted, HTTPStatus.CREATED, REPLAYED if outcome.replayed else None)
 
 
 def new_seed() -> int:
