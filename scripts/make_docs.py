@@ -25,7 +25,7 @@ from trainmaster.server.core.states import (
     Trigger,
     allowed_from,
 )
-from trainmaster.server.settings.reference import settings
+from trainmaster.server.settings.resolution import settings
 from trainmaster.server.settings.values import toml_of
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -116,7 +116,8 @@ class World:
 
     def context(self, **changes: Any) -> ApiContext:
         """A context with changes to its own fields and to the settings'."""
-        given = {each.name: changes.pop(each.name) for each in fields(Settings) if each.name in changes}
+        settable = {each.name for each in fields(Settings)} - {each.name for each in fields(ApiContext)}
+        given = {name: changes.pop(name) for name in settable & changes.keys()}
         settings = Settings(**{"data_dir": self.roots.path(RUNS, "").parent, **given})
         return ApiContext(
             **{

@@ -1,4 +1,4 @@
-"""What a launch hands over: the secrets that were sealed with the job, whoever launches it, and when."""
+"""What a launch hands over: the secrets that were stored with the job, whoever launches it, and when."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.token_exchange import TokenExchange
 from trainmaster.server.settings.declared import Declared
-from trainmaster.server.settings.encryption import Sealer
+from trainmaster.server.settings.encryption import Sealer, private_text
 from trainmaster.server.settings.settings import Role, Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots
 from trainmaster.server.store import accounts, job_inputs, jobs
@@ -155,21 +154,21 @@ def _mark_at_rest(settings: Settings, database: Database) -> None:
 
 
 def load_sealer(settings: Settings) -> Sealer:
-    """The sealer of secrets. The first start makes its key; a later start never does, as it would open nothing.
+    """The sealer of secrets. The first start makes its key; a later start never does, as it could decrypt nothing.
 
     Raises:
         SealError: there is no usable key; the message says what to do.
     """
 
-    def nothing_is_sealed() -> bool:
+    def nothing_is_encrypted() -> bool:
         with (
             contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as database,
             database.read() as connection,
         ):
             return not job_inputs.secrets_exist(connection, Scope.everything())
 
-    sealer = Sealer.load(settings, may_make_key=nothing_is_sealed)
-    _log.info("secrets are sealed with the key %s", sealer.key_id)
+    sealer = Sealer.load(settings, may_make_key=nothing_is_encrypted)
+    _log.info("secrets are encrypted with the key %s", sealer.key_id)
     return sealer
 
 
@@ -195,18 +194,7 @@ def ensure_key(database: Database, path: Path) -> None:
 
     A revoked key stays revoked; removing the file has another key made at the next start.
     """
-    if path.exists():
-        key = path.read_text().strip()
-    else:
-        key = new_key()
-        # Renamed only when it is complete: the next start would take half a key for a key.
-        draft = path.with_name(f".{path.name}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(key + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+    key = private_text(path, new_key).strip()
 
     def work(connection: Connection) -> None:
         accounts.ensure(connection, Scope.everything(), DEFAULT_ACCOUNT, time.time())

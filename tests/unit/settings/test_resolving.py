@@ -10,8 +10,18 @@ import pytest
 import typer
 
 from trainmaster.cli.commands import server
-from trainmaster.server.settings.reference import example, meanings, settings, shown, shown_tables
-from trainmaster.server.settings.resolution import Resolved, SettingsError, SettingSource, line_of, resolve
+from trainmaster.server.settings.resolution import (
+    Resolved,
+    SettingsError,
+    SettingSource,
+    example,
+    line_of,
+    meanings,
+    resolve,
+    settings,
+    shown,
+    shown_tables,
+)
 from trainmaster.server.settings.settings import NamedPath, Role, Settings, TransportKind
 from trainmaster.server.settings.values import HIDDEN, kinds_of, read_text, read_toml, toml_of
 

@@ -185,11 +185,11 @@ def config(
     as_json: JsonOption = False,
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
-    from trainmaster.server.settings import reference
+    from trainmaster.server.settings import resolution
     from trainmaster.server.settings.resolution import SettingsError, resolve
 
     if example:
-        typer.echo(reference.example(), nl=False)
+        typer.echo(resolution.example(), nl=False)
         return
     try:
         resolved = resolve({"data_dir": data_dir}, config=config)
@@ -220,25 +220,25 @@ def _problems(resolved: Resolved) -> list[str]:
 
 
 def _document(resolved: Resolved) -> dict[str, object]:
-    from trainmaster.server.settings import reference
+    from trainmaster.server.settings import resolution
 
     return {
         "file": str(resolved.file) if resolved.file else None,
         "problems": [],
         "settings": {
             each.name: {"value": _plain(value), "source": origin.source, "place": origin.place, "meaning": each.meaning}
-            for each, value, origin in reference.shown(resolved)
+            for each, value, origin in resolution.shown(resolved)
         },
         **{
             name: {entry: {key: _plain(value) for key, value in said.items()} for entry, said in entries.items()}
-            for name, entries in reference.shown_tables(resolved).items()
+            for name, entries in resolution.shown_tables(resolved).items()
         },
     }
 
 
 def _draw(resolved: Resolved) -> None:
 
-    from trainmaster.server.settings import reference
+    from trainmaster.server.settings import resolution
     from trainmaster.server.settings.resolution import SettingSource
 
     typer.echo(f"File: {resolved.file or 'none'}\n")
@@ -249,10 +249,10 @@ def _draw(resolved: Resolved) -> None:
             styled(origin.place or origin.source, "dim"),
             styled(each.meaning, "dim"),
         )
-        for each, value, origin in reference.shown(resolved)
+        for each, value, origin in resolution.shown(resolved)
     ]
     draw(table(("SETTING", "VALUE", "FROM", "MEANING"), rows, wrap=("VALUE", "FROM", "MEANING"), spare=("MEANING",)))
-    for name, entries in reference.shown_tables(resolved).items():
+    for name, entries in resolution.shown_tables(resolved).items():
         for entry, said in entries.items():
             typer.echo(f"\n[{name}.{entry}]")
             for key, value in said.items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from trainmaster.server.core.errors import (
     ConflictError,
@@ -22,123 +22,109 @@ from trainmaster.server.core.errors import (
     StoreUnavailableError,
     TrainmasterError,
 )
-from trainmaster.server.http.token_exchange import CredentialsRefusedError, ExchangeUnavailableError
 from trainmaster.server.settings.encryption import SealError
 
 RETRY_AFTER_S = 1
 """For errors of the server that pass soon."""
 
 
-class UnauthenticatedError(TrainmasterError):
+class ApiError(TrainmasterError):
+    """An error that only the API raises."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def __init_subclass__(cls, *, status: HTTPStatus | None = None, code: str | None = None) -> None:
+        cls.status, cls.code = status or cls.status, code or cls.code
+
+
+class UnauthenticatedError(ApiError, status=HTTPStatus.UNAUTHORIZED, code="AUTH_TOKEN_MISSING"):
     """Send your API key as `Authorization: Bearer ...` or `X-API-Key: ...`."""
 
-    code = "AUTH_TOKEN_MISSING"
 
-
-class InvalidTokenError(UnauthenticatedError):
+class InvalidTokenError(UnauthenticatedError, code="AUTH_TOKEN_INVALID"):
     """This key is not valid (any more)."""
 
-    code = "AUTH_TOKEN_INVALID"
 
-
-class InsufficientScopeError(TrainmasterError):
+class InsufficientScopeError(ApiError, status=HTTPStatus.FORBIDDEN, code="AUTH_INSUFFICIENT_SCOPE"):
     """This key may not do that."""
 
-    code = "AUTH_INSUFFICIENT_SCOPE"
+
+class CredentialsRefusedError(ApiError, status=HTTPStatus.FORBIDDEN, code="CREDENTIALS_REFUSED"):
+    """Your credential was not accepted in exchange for the tokens that the job needs."""
 
 
-class UnknownRouteError(TrainmasterError):
+class UnknownRouteError(ApiError, status=HTTPStatus.NOT_FOUND, code="ROUTE_NOT_FOUND"):
     """There is nothing at this address."""
 
-    code = "ROUTE_NOT_FOUND"
 
-
-class WrongMethodError(TrainmasterError):
+class WrongMethodError(ApiError, status=HTTPStatus.METHOD_NOT_ALLOWED, code="METHOD_NOT_ALLOWED"):
     """This address does not take that method."""
 
-    code = "METHOD_NOT_ALLOWED"
 
-
-class StalledError(TrainmasterError):
+class StalledError(ApiError, status=HTTPStatus.REQUEST_TIMEOUT, code="REQUEST_TIMEOUT"):
     """The rest of the body did not come."""
 
-    code = "REQUEST_TIMEOUT"
 
-
-class StreamGapConflictError(TrainmasterError):
+class StreamGapConflictError(ApiError, status=HTTPStatus.CONFLICT, code="STREAM_GAP"):
     """Bytes were sent beyond the end of the stream."""
 
-    code = "STREAM_GAP"
-
     def __init__(self, next_offset: int) -> None:
-        super().__init__(
-            f"the stream ends at {next_offset}; go on from there",
-            [Problem(field="offset", message=str(next_offset))],
-        )
+        problem = Problem(field="offset", message=str(next_offset))
+        super().__init__(f"the stream ends at {next_offset}; continue there", [problem])
         self.next_offset = next_offset
 
 
-class AttemptEndedError(TrainmasterError):
+class AttemptEndedError(ApiError, status=HTTPStatus.GONE, code="ATTEMPT_ENDED"):
     """This attempt has ended: nothing more is taken for it."""
 
-    code = "ATTEMPT_ENDED"
 
-
-class SessionEndedError(TrainmasterError):
+class SessionEndedError(ApiError, status=HTTPStatus.GONE, code="SESSION_ENDED"):
     """This session is finished."""
 
-    code = "SESSION_ENDED"
 
-
-class TooLargeError(TrainmasterError):
+class TooLargeError(ApiError, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="PAYLOAD_TOO_LARGE"):
     """The body is too large."""
 
-    code = "PAYLOAD_TOO_LARGE"
 
-
-class UnsatisfiableRangeError(TrainmasterError):
+class UnsatisfiableRangeError(
+    ApiError, status=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, code="RANGE_NOT_SATISFIABLE"
+):
     """The file ends before that range."""
 
-    code = "RANGE_NOT_SATISFIABLE"
 
-
-class RateLimitedError(TrainmasterError):
+class RateLimitedError(ApiError, status=HTTPStatus.TOO_MANY_REQUESTS, code="RATE_LIMITED"):
     """Too many requests came; slow down."""
-
-    code = "RATE_LIMITED"
 
     def __init__(self, message: str, wait_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = max(1, math.ceil(wait_s))
 
 
-class InternalError(TrainmasterError):
+class InternalError(ApiError):
     """The server made a mistake; its log has the request under this id."""
 
 
-class BadGatewayError(TrainmasterError):
+class BadGatewayError(ApiError, status=HTTPStatus.BAD_GATEWAY, code="SERVICE_UNREACHABLE"):
     """The service broke the connection off."""
 
-    code = "SERVICE_UNREACHABLE"
 
-
-class UnhealthyError(TrainmasterError):
+class UnhealthyError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="UNHEALTHY"):
     """The server answers, but cannot do its work."""
 
-    code = "UNHEALTHY"
+
+class ExchangeUnavailableError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="TOKEN_EXCHANGE_UNAVAILABLE"):
+    """The token exchange does not answer; try again."""
 
 
-class ServiceNotReadyError(TrainmasterError):
+class ServiceNotReadyError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="SERVICE_NOT_READY"):
     """The service does not answer now."""
-
-    code = "SERVICE_NOT_READY"
 
     def __init__(self, message: str, *, retry_after_s: int | None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
+_STATUS_OF_CORE: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
     {
         SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
         RefusedError: HTTPStatus.BAD_REQUEST,
@@ -149,23 +135,7 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
         NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
         StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
         NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
-        UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
-        InsufficientScopeError: HTTPStatus.FORBIDDEN,
-        CredentialsRefusedError: HTTPStatus.FORBIDDEN,
-        UnknownRouteError: HTTPStatus.NOT_FOUND,
-        WrongMethodError: HTTPStatus.METHOD_NOT_ALLOWED,
-        StalledError: HTTPStatus.REQUEST_TIMEOUT,
-        StreamGapConflictError: HTTPStatus.CONFLICT,
-        AttemptEndedError: HTTPStatus.GONE,
-        SessionEndedError: HTTPStatus.GONE,
-        TooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        UnsatisfiableRangeError: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-        RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
-        BadGatewayError: HTTPStatus.BAD_GATEWAY,
-        UnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
-        ExchangeUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
         SealError: HTTPStatus.SERVICE_UNAVAILABLE,
-        ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
         TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
     }
 )
@@ -173,7 +143,9 @@ STATUS_OF_ERROR: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
 
 
 def status_of(error: TrainmasterError) -> HTTPStatus:
-    return next(STATUS_OF_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_OF_ERROR)
+    if isinstance(error, ApiError):
+        return error.status
+    return next(_STATUS_OF_CORE[kind] for kind in type(error).__mro__ if kind in _STATUS_OF_CORE)
 
 
 def retry_after_s(error: TrainmasterError) -> int | None:

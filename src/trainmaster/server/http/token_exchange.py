@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
-from trainmaster.server.core.errors import RefusedError, TrainmasterError
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.http.errors import CredentialsRefusedError, ExchangeUnavailableError
 from trainmaster.server.settings.settings import is_loopback
 
 TIMEOUT_S = 5.0
@@ -24,18 +25,6 @@ _MAX_ANSWER_BYTES = 256 << 10
 _AUDIENCES = {SCAIDRIVE_TOKEN: "scaidrive", SCAIATLAS_TOKEN: "scaiatlas"}
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 _MAX_REASON = 200
-
-
-class CredentialsRefusedError(TrainmasterError):
-    """Your credential was not accepted in exchange for the tokens that the job needs."""
-
-    code = "CREDENTIALS_REFUSED"
-
-
-class ExchangeUnavailableError(TrainmasterError):
-    """The token exchange does not answer; try again."""
-
-    code = "TOKEN_EXCHANGE_UNAVAILABLE"
 
 
 class TokenExchange:

@@ -1,8 +1,8 @@
 """Encryption of stored secrets, each bound to the row that holds it.
 
-A sealed value is `v1.<key id>.<base64 of nonce and ciphertext>`: AES-256-GCM, with the row's identity as associated
-data, so that a value that is copied into another row does not open there. One key seals new values; old keys only
-open, so that a key can be replaced.
+An encrypted value is `v1.<key id>.<base64 of nonce and ciphertext>`: AES-256-GCM, with the row's identity as associated
+data, so that a value that is copied into another row cannot be decrypted there. One key encrypts new values; old keys
+only decrypt, so that a key can be replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONCE_BYTES = 12
 
 
 class SealError(TrainmasterError):
-    """A secret cannot be sealed or opened with the keys that this server has."""
+    """A secret cannot be encrypted or decrypted with the keys that this server has."""
 
     code = "SECRET_KEY"
 
@@ -58,19 +58,21 @@ def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
 
 
 class Sealer:
-    """Seals and opens with the keys of one server. Thread-safe."""
+    """Encrypts and decrypts with the keys of one server. Thread-safe."""
 
     def __init__(self, key: bytes, old_keys: Sequence[bytes] = ()) -> None:
         self.key_id = key_id_of(key)
         self._keys = {key_id_of(each): each for each in (*old_keys, key)}
-        self._signing_keys = [hmac.digest(each, b"trainmaster signature", "sha256") for each in (key, *old_keys)]
-        self._fingerprint_keys = [hmac.digest(each, b"trainmaster fingerprint", "sha256") for each in (key, *old_keys)]
+        self._signing_keys, self._fingerprint_keys = (
+            [hmac.digest(each, purpose, "sha256") for each in (key, *old_keys)]
+            for purpose in (b"trainmaster signature", b"trainmaster fingerprint")
+        )
 
     @classmethod
     def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
         """The sealer with the key of the settings, or with the key in a file, which the first start makes.
 
-        `may_make_key` is asked when there is no file: whether nothing is sealed yet that a new key could not open.
+        `may_make_key` is asked when there is no file: whether nothing is encrypted with an older key yet.
 
         Raises:
             SealError: a key is malformed or missing, or none is set where several servers need the same.
@@ -81,10 +83,11 @@ class Sealer:
         path = key_file(settings)
         if not path.exists() and not may_make_key():
             raise SealError(
-                f"{path} is missing, and the database holds secrets that were sealed with it; put it back. "
+                f"{path} is missing, and the database holds secrets that are encrypted with it; put it back. "
                 f"If it is lost, so are they: {HOW_TO_MAKE_A_KEY}, write it there, and submit the jobs anew"
             )
-        return cls(parse_key(_key_in(path), str(path)), old)
+        text = private_text(path, lambda: base64.b64encode(os.urandom(KEY_BYTES)).decode())
+        return cls(parse_key(text, str(path)), old)
 
     def seal(self, value: str, *, about: str) -> str:
         """Encrypt a value for the row that `about` names."""
@@ -96,7 +99,7 @@ class Sealer:
         """Decrypt the value of the row that `about` names.
 
         Raises:
-            SealError: another key or another row's name sealed it, or it was changed.
+            SealError: it was encrypted with another key or for another row, or it was changed.
         """
         form, _, rest = sealed.partition(".")
         key_id, _, body = rest.partition(".")
@@ -105,7 +108,7 @@ class Sealer:
         key = self._keys.get(key_id)
         if key is None:
             raise SealError(
-                f"the secret of {about} was sealed with the key {key_id}, which this server does not have; "
+                f"the secret of {about} was encrypted with the key {key_id}, which this server does not have; "
                 f"add that key to old_secret_keys, or put the {KEY_FILE} file back that lay beside the database"
             )
         from cryptography.exceptions import InvalidTag
@@ -114,7 +117,8 @@ class Sealer:
             data = base64.b64decode(body, validate=True)
             value = _cipher(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], about.encode())
         except (InvalidTag, ValueError):
-            raise SealError(f"the secret of {about} does not open: it belongs to another row, or was changed") from None
+            message = f"the secret of {about} cannot be decrypted: it belongs to another row, or was changed"
+            raise SealError(message) from None
         return value.decode("utf-8", "surrogatepass")
 
     def sign(self, text: str) -> str:
@@ -162,18 +166,18 @@ def key_file(settings: Settings) -> Path:
     return (beside.parent if beside else settings.data_dir) / KEY_FILE
 
 
-def _key_in(path: Path) -> str:
-    """The key in a file, which is made when it is missing."""
+def private_text(path: Path, make: Callable[[], str]) -> str:
+    """The text of a file that only the server's user can read; a missing file is created with what `make` returns."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 600
     try:
         with open(descriptor, "w") as file:
-            file.write(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+            file.write(make() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        # Under its name only when it is whole, and once: of two servers that start together, one makes the key.
+        # Under its name only when it is whole, and once: of two servers that start together, one creates the file.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:

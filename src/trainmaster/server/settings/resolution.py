@@ -1,6 +1,6 @@
-"""Resolution of settings from their sources: defaults, file, environment variables and flags.
+"""Settings from their sources: defaults, file, environment variables and flags; and how settings are shown.
 
-pydantic-settings 2.16 would replace `_read_variables` and the parsing of TOML, 25 of these 275 lines. It ignores
+pydantic-settings 2.16 would replace `_read_variables` and the parsing of TOML, 25 lines. It ignores
 unknown variables, validates only the source that wins, does not say which source or line a value or a problem comes
 from, reads the text '7071' in a file as a number, and leaves relative paths alone. The code for all of that would stay,
 as sources and validators of its kind.
@@ -8,10 +8,13 @@ as sources and validators of its kind.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import os
+import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,10 +25,13 @@ from trainmaster.server import failpoints
 from trainmaster.server.settings.declared import TABLES, Declared, read_declared
 from trainmaster.server.settings.settings import HOME_VARIABLE, Settings, default_data_dir
 from trainmaster.server.settings.values import (
+    HIDDEN,
+    in_words,
     kinds_of,
     read_table,
     read_text,
     read_toml,
+    toml_of,
     unknown,
     without_password,
 )
@@ -230,12 +236,11 @@ class _Resolver:
                 continue
             flag = _FIELDS[name].metadata["flag"]
             try:
-                if isinstance(given, str):
-                    value = read_text(_FIELDS[name], _KINDS[name], given, Path.cwd())
-                else:
-                    raw = [str(each) for each in given] if isinstance(given, list) else given
-                    raw = str(raw) if isinstance(raw, Path) else raw
+                if isinstance(given, list):
+                    raw = [str(each) for each in given]
                     value = read_toml(_FIELDS[name], _KINDS[name], raw, Path.cwd())
+                else:
+                    value = read_text(_FIELDS[name], _KINDS[name], str(given), Path.cwd())
                 if isinstance(value, str) and without_password(value) != value:
                     raise ValueError(
                         "must hold no password: everybody on this machine can read it in the list of processes; "
@@ -275,3 +280,107 @@ class _Resolver:
         for key, value in values.items():
             self._by_file[key] = (value, SettingOrigin(source=SettingSource.FILE, place=place((key,))))
         return read_declared(document, file.parent, complain)
+
+
+# Descriptions of all settings, for `trainmaster config`, the example file and the documentation
+
+_HEAD = """\
+# Settings of a Trainmaster server. Every line that is commented out shows a default.
+# Pass the file with --config, name it in TRAINMASTER_CONFIG, or save it as config.toml in the data directory.
+# Variables (TRAINMASTER_PORT=8080) win over this file, and flags over both. Paths may begin with ~ and are
+# relative to this file.
+"""
+
+_TABLES = """\
+
+# The cluster. What follows is applied at every start, and wins over what was set before for the same names.
+
+#[queues.research]
+#weight = 2.0
+#quota_gpus = 8
+
+#[nodes."gpu-box-1"]
+#labels = ["rack-3"]
+#capabilities = ["infiniband"]
+
+#[accounts.vision]
+#uid = 1500
+
+#[webhooks.chat]
+#account = "default"
+#url = "https://hooks.example.com/trainmaster"
+#statuses = ["COMPLETED", "FAILED"]
+#secret = "at least sixteen characters"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDescription:
+    name: str
+    type: str
+    default: object
+    meaning: str
+    variable: str
+    flag: str
+    secret: bool
+
+
+def settings() -> Iterator[SettingDescription]:
+    words = meanings(Settings)
+    for each in _FIELDS.values():
+        default = "~/.trainmaster" if each.name == "data_dir" else each.default
+        yield SettingDescription(
+            name=each.name,
+            type=in_words(_KINDS[each.name]),
+            default=default,
+            meaning=words[each.name],
+            variable=variable_of(each.name),
+            flag=each.metadata.get("flag", ""),
+            secret=each.metadata.get("secret", False),
+        )
+
+
+def shown(resolved: Resolved) -> Iterator[tuple[SettingDescription, object, SettingOrigin]]:
+    """Every setting with its value, secrets hidden, and where the value comes from."""
+    for each in settings():
+        value = getattr(resolved.settings, each.name)
+        if each.secret:
+            value = value and HIDDEN
+        elif isinstance(value, str):
+            value = without_password(value)
+        yield each, value, resolved.origins[each.name]
+
+
+def shown_tables(resolved: Resolved) -> dict[str, dict[str, Mapping[str, object]]]:
+    """The file's tables of the cluster, secrets hidden."""
+    return {
+        table: {
+            name: {
+                each.name: HIDDEN if each.metadata.get("secret") else getattr(entry, each.name)
+                for each in dataclasses.fields(entry)
+            }
+            for name, entry in getattr(resolved.declared, table).items()
+        }
+        for table in TABLES
+    }
+
+
+def example() -> str:
+    """A settings file with every setting at its default, commented out."""
+    lines = [_HEAD]
+    for each in settings():
+        lines += textwrap.wrap(each.meaning, width=110, initial_indent="# ", subsequent_indent="# ")
+        lines += [f"#{each.name} = {toml_of(each.default)}", ""]
+    return "\n".join(lines) + _TABLES
+
+
+def meanings(model: type[Any]) -> Mapping[str, str]:
+    """The docstring below each field of a dataclass."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for before, after in zip(definition.body, definition.body[1:], strict=False):
+        match before, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                found[name] = " ".join(text.split())
+    return found

@@ -71,7 +71,6 @@ DEFAULT_RATE_LIMIT_PER_S = 500.0
 """The default where others can reach the server: enough for a training loop that drives a service, and half of what a
 small machine answers, so that a runaway loop leaves the rest to others."""
 HOME_VARIABLE = "TRAINMASTER_HOME"
-SIMULATED_GPUS_VARIABLE = "TRAINMASTER_SIMULATED_GPUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import types
@@ -114,21 +115,12 @@ def in_words(kind: Any) -> str:
 
 
 def toml_of(value: object) -> str:
-    """A value as TOML; None, for which TOML has no word, is an empty text."""
-    match value:
-        case None:
-            return '""'
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case tuple() | list():
-            return "[" + ", ".join(toml_of(each) for each in value) + "]"
-        case frozenset():
-            return toml_of(sorted(value))
-        case _:
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'
+    """A value as TOML, which writes values as JSON does; None, for which TOML has no word, is an empty text."""
+
+    def plain(each: object) -> object:
+        return sorted(each) if isinstance(each, frozenset) else str(each)
+
+    return json.dumps("" if value is None else value, ensure_ascii=False, default=plain)
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:

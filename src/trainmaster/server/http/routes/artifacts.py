@@ -124,19 +124,16 @@ def has_output(roots: Roots, job: Job) -> bool:
 def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
     """The files of a place, sorted by name, after a position if it is in this place."""
     rest = after[2:] if place.position == after[:2] else ()
-    with _opened(place) as directory:
-        if directory is None:
-            return
+    # A job that moves directories meanwhile shortens its own list.
+    with contextlib.suppress(OSError), directory_below(place.top, place.directory) as directory:
         manifest = _manifest(place, directory)
         missed = 0
-        # A job that moves directories meanwhile shortens its own list.
-        with contextlib.suppress(OSError):
-            for names in files_in_order(directory, rest):
-                if (opened := _open(directory, "/".join(names))) is not None:
-                    os.close(opened[0])
-                    yield _artifact(place, "/".join(names), opened[1], manifest, (*place.position, *names))
-                elif (missed := missed + 1) >= MAX_MISSED:
-                    return
+        for names in files_in_order(directory, rest):
+            if (opened := _open(directory, "/".join(names))) is not None:
+                os.close(opened[0])
+                yield _artifact(place, "/".join(names), opened[1], manifest, (*place.position, *names))
+            elif (missed := missed + 1) >= MAX_MISSED:
+                return
 
 
 def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
@@ -149,9 +146,8 @@ def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
         name = path.removeprefix(place.prefix)
         if name == path or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
             continue
-        with _opened(place) as directory:
-            opened = None if directory is None else _open(directory, name)
-            if directory is not None and opened is not None:
+        with contextlib.suppress(FileNotFoundError), directory_below(place.top, place.directory) as directory:
+            if (opened := _open(directory, name)) is not None:
                 position = (*place.position, *name.split("/"))
                 manifest = _manifest(place, directory)
                 return OpenArtifact(opened[0], _artifact(place, name, opened[1], manifest, position))
@@ -169,18 +165,6 @@ def position_of_token(token: str) -> Position:
         if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):
             return tuple(position)
     raise bad_token()
-
-
-@contextlib.contextmanager
-def _opened(place: ArtifactPlace) -> Iterator[int | None]:
-    """A descriptor of the directory; None where it does not exist."""
-    with contextlib.ExitStack() as stack:
-        try:
-            directory = stack.enter_context(directory_below(place.top, place.directory))
-        except FileNotFoundError:
-            yield None
-            return
-        yield directory
 
 
 def _open(directory: int, name: str) -> tuple[int, os.stat_result] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated
@@ -19,7 +18,6 @@ from trainmaster.server.coordinator.webhook_delivery import (
     MAX_URL_LENGTH,
     TIMEOUT_S,
     DeliveryError,
-    Message,
     headers_of,
     trial,
 )
@@ -28,7 +26,7 @@ from trainmaster.server.core.fields import Model
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import ConcurrencyLimit, Manager, Viewer
-from trainmaster.server.http.context import Context
+from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, Ok, clean, encoded, instant, ok, resource
 from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
@@ -56,8 +54,17 @@ def event_resource(event: Event) -> EventResource:
     }
 
 
-def feed_event(cursor: int, event: Event) -> FeedEvent:
-    return {**event_resource(event), "id": cursor}
+def numbered_events(
+    connection: Connection, scope: Scope, job_id: str | None, after: int, limit: int
+) -> list[tuple[int, EventResource]]:
+    """Events after a cursor: of a job, by their `seq`, or of all jobs, by their `id` in the feed."""
+    if job_id is not None:
+        found = events.page(connection, scope, job_id, after_seq=after, limit=limit)
+        return [(event.seq, event_resource(event)) for event in found]
+    return [
+        (number, FeedEvent(**event_resource(event), id=number))
+        for number, event in events.feed(connection, scope, after, limit)
+    ]
 
 
 router = APIRouter(route_class=StrictRoute, tags=["events"])
@@ -81,16 +88,9 @@ async def job_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     """Read what happened to a job, or follow it with `Accept: text/event-stream`; the cursor is `seq`."""
-    start = _cursor(last_event_id, after)
     job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
-    if wants_events(request):
-        source = JobEventSource(job_id=job.job_id, database=context.database)
-        return EventStream(followers_of(request).follow(source, str(start or 0)))
-    found = await context.read(
-        lambda connection: events.page(connection, principal.scope, job.job_id, after_seq=start or 0, limit=limit)
-    )
-    last = found[-1].seq if found else start or 0
-    return ok(EventPage(events=[event_resource(event) for event in found], next_cursor=last))
+    start = int(last_event_id or after or 0)
+    return await _events(request, principal.scope, context, job.job_id, start, limit)
 
 
 @router.get("/events", **answers(FeedPage, also=STREAM_TOO))
@@ -106,25 +106,21 @@ async def feed(
 
     Pages begin with the first event there is; a stream without a cursor begins now.
     """
-    start = _cursor(last_event_id, after)
+    start = int(last_event_id) if last_event_id else after
+    if start is None and wants_events(request):
+        start = await context.read(lambda connection: events.last_id(connection, principal.scope))
+    return await _events(request, principal.scope, context, None, start or 0, limit)
+
+
+async def _events(
+    request: Request, scope: Scope, context: ApiContext, job_id: str | None, start: int, limit: int
+) -> Response:
     if wants_events(request):
-        if start is None:
-            start = await context.read(lambda connection: events.last_id(connection, principal.scope))
-        source = FeedSource(scope=principal.scope, database=context.database)
+        source = EventSource(scope=scope, job_id=job_id, database=context.database)
         return EventStream(followers_of(request).follow(source, str(start)))
-
-    def find(connection: Connection) -> FeedPage:
-        found = events.feed(connection, principal.scope, start or 0, limit)
-        return FeedPage(
-            events=[feed_event(cursor, event) for cursor, event in found],
-            next_cursor=found[-1][0] if found else start or 0,
-        )
-
-    return ok(await context.read(find))
-
-
-def _cursor(last_event_id: str | None, after: int | None) -> int | None:
-    return int(last_event_id) if last_event_id else after
+    found = await context.read(lambda connection: numbered_events(connection, scope, job_id, start, limit))
+    last = found[-1][0] if found else start
+    return ok({"events": [event for _, event in found], "next_cursor": last})
 
 
 PIECE_EVENTS = 500
@@ -137,16 +133,22 @@ class _EventSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEventSource:
-    """The events of one job, until it has ended. The cursor is the `seq` of the last one."""
+class EventSource:
+    """The events of one job, until it has ended, or of all jobs of an account, which never end.
 
-    job_id: str
+    The cursor is the number of the last one: its `seq` in its job, or its `id` in the feed.
+    """
+
+    scope: Scope
+    job_id: str | None = None
     database: Database = field(compare=False, repr=False)
 
     def look(self, connection: Connection, before: _EventSight | None, *, changed: bool) -> _EventSight:
         if before is not None and not changed:
             return before
-        job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
+        if self.job_id is None:
+            return _EventSight(last=events.last_id(connection, self.scope))
+        job = jobs.get(connection, self.scope, self.job_id, deleted=True)
         return _EventSight(last=job.event_count, status=job.status)
 
     def read(self, sight: _EventSight, cursor: str) -> StreamPiece:
@@ -154,36 +156,14 @@ class JobEventSource:
         pieces: list[bytes] = []
         if after < sight.last:
             with self.database.read() as connection:
-                found = events.page(connection, Scope.everything(), self.job_id, after_seq=after, limit=PIECE_EVENTS)
-            for event in found:
-                pieces.append(sse_event("event", encoded(event_resource(event)).decode(), event.seq))
-                after = event.seq
+                found = numbered_events(connection, self.scope, self.job_id, after, PIECE_EVENTS)
+            pieces = [sse_event("event", encoded(event).decode(), number) for number, event in found]
+            # Skip the feed's events of other accounts for good.
+            after = found[-1][0] if found else sight.last
         ended = sight.status in TERMINAL and after >= sight.last
         if ended:
             pieces.append(sse_end(str(sight.status)))
         return StreamPiece(data=b"".join(pieces), cursor=str(after), end=ended)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedSource:
-    """The events of all jobs of an account; it never ends. The cursor is the id of the last one."""
-
-    scope: Scope
-    database: Database = field(compare=False, repr=False)
-    job_id: None = None
-
-    def look(self, connection: Connection, before: _EventSight | None, *, changed: bool) -> _EventSight:
-        return before if before and not changed else _EventSight(last=events.last_id(connection, self.scope))
-
-    def read(self, sight: _EventSight, cursor: str) -> StreamPiece:
-        after = int(cursor)
-        if after >= sight.last:
-            return StreamPiece(data=b"", cursor=cursor)
-        with self.database.read() as connection:
-            found = events.feed(connection, self.scope, after, PIECE_EVENTS)
-        data = b"".join(sse_event("event", encoded(feed_event(id_, event)).decode(), id_) for id_, event in found)
-        # Skip the events of other accounts for good.
-        return StreamPiece(data=data, cursor=str(found[-1][0] if found else sight.last))
 
 
 # Webhooks: subscriptions of an account to the events of its jobs, and test deliveries.
@@ -196,19 +176,8 @@ class TrialDeliveries:
     """Sends test deliveries. Belongs to one event loop."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
-        self._poster = subscriptions.poster()
-        self._limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
-
-    async def post(self, account_id: str, url: str, message: Message, headers: Mapping[str, str]) -> int:
-        """Send a message and return the status of the answer, a success.
-
-        Raises:
-            DeliveryError: the message did not arrive, or the receiver refused it.
-            RateLimitedError: too many tests of the account are under way.
-        """
-        message_of_limit = "other tests of your account's webhooks are under way; wait for them"
-        with self._limit.count(account_id, RateLimitedError(message_of_limit, TIMEOUT_S)):
-            return await self._poster.post(url, message, headers)
+        self.poster = subscriptions.poster()
+        self.limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
 
 
 Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
@@ -303,8 +272,10 @@ async def try_webhook(request: Request, principal: Manager, context: Context, we
     headers = headers_of(message, context.subscriptions.secret_of(found), now)
     deliveries: TrialDeliveries = request.app.state.trial_deliveries
     status, problem = None, ""
+    too_many = RateLimitedError("other tests of your account's webhooks are under way; wait for them", TIMEOUT_S)
     try:
-        status = await deliveries.post(principal.account_id, found.url, message, headers)
+        with deliveries.limit.count(principal.account_id, too_many):
+            status = await deliveries.poster.post(found.url, message, headers)
     except DeliveryError as error:
         problem = str(error)
     return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))

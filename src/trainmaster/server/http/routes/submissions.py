@@ -38,7 +38,7 @@ FORWARDING_PARAMETERS: list[dict[str, Any]] = [
         "name": header,
         "in": "header",
         "required": False,
-        "description": "Your token for that service, kept sealed until the job ends.",
+        "description": "Your token for that service, kept encrypted until the job ends.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_TOKEN_LENGTH, "pattern": r"^[!-~]+$"},
     }
     for header in HEADERS.values()
