@@ -75,7 +75,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         },
     ),
     "protocol/sockets.py": (_OWN, {"os.open", ".unlink", ".chmod"}),
-    "server/assembly.py": (_OWN, {".glob", ".read_text", "os.open", "open", "os.replace"}),
+    "server/assembly.py": (_OWN, {".glob"}),
     "server/process.py": (_OWN, {".mkdir", ".unlink", "open"}),
     "server/settings/encryption.py": (_OWN, {".mkdir", ".read_text", "open", "os.link", "os.unlink"}),
     "server/settings/listener.py": (_OWN, {".read_text", ".write_text"}),
