@@ -190,7 +190,7 @@ def test_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         engine.load_adapter("rank 2", tmp_path / "adapter")
     with pytest.raises(EngineError, match="of a model with an adapter, and model 'full' is one with all parameters"):
         engine.load_adapter("full", tmp_path / "adapter")
-    with pytest.raises(EngineError, match=r"is no PEFT adapter: it has no adapter_config\.json"):
+    with pytest.raises(EngineError, match=r"is not a PEFT adapter: it has no adapter_config\.json"):
         engine.load_adapter("m", checkpoint)
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(EngineError, match="cannot be read"):

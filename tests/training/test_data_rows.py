@@ -251,7 +251,7 @@ def test_filter_on_csv_reads_numbers_where_it_compares_with_one(
         ("n", "contains", 3, r"column 'n': is a number; `contains` needs text or a list"),
         ("n", "matches", "3", r"column 'n': is a number; `matches` needs text"),
         ("nn", "eq", 3, r"`filters` names 'nn', which no row has; its columns are n, s, tags, flag, meta"),
-        ("s", "matches", "(", r"is no regular expression"),
+        ("s", "matches", "(", r"is not a regular expression"),
     ],
 )
 def test_filter_that_does_not_go_with_the_data_is_an_error(

@@ -249,7 +249,7 @@ def test_private_addresses_are_refused_unless_allowed(server: FileServer, access
     strict = replace(access, private_urls=False)
     for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"):
         port = server.url.rpartition(":")[2]
-        with pytest.raises(InputError, match="which is no public address"):
+        with pytest.raises(InputError, match="which is not a public address"):
             fetch_source(DataSource(path=f"http://{host}:{port}/a.jsonl"), strict)
     assert not server.requests
 
@@ -273,13 +273,13 @@ def test_redirect_is_followed_and_checked_like_any_address(
     server.redirects["/inside"] = server.url.replace("127.0.0.1", "127.0.0.2") + "/a.jsonl"
     strict = replace(access, private_urls=False)
     assert content(fetch_source(DataSource(path=f"{server.url}/moved", format="jsonl"), strict)) == [ROWS]
-    with pytest.raises(InputError, match=r"it leads to 127\.0\.0\.2, which is no public address"):
+    with pytest.raises(InputError, match=r"it leads to 127\.0\.0\.2, which is not a public address"):
         fetch_source(DataSource(path=f"{server.url}/inside", format="jsonl"), strict)
 
 
 @pytest.mark.parametrize("url", ["https://host:99999/a", "https://[::1/a", "https://me:hunter2/x@host/a"])
 def test_url_that_is_none_is_refused_without_showing_it(access: Access, url: str) -> None:
-    with pytest.raises(InputError, match="what begins with https:// here is no URL") as caught:
+    with pytest.raises(InputError, match="what begins with https:// here is not a URL") as caught:
         fetch_source(DataSource(path=url), access)
     assert "hunter2" not in str(caught.value)
 
@@ -426,15 +426,15 @@ def test_model_in_an_archive_is_unpacked_once(archive: bytes, server: FileServer
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (b"no archive", "is no archive; expected .tar, .tar.gz or .zip"),
+        (b"no archive", "is not an archive; expected .tar, .tar.gz or .zip"),
         (tar_of(MODEL)[:-30], "the archive cannot be read"),
         (tar_of({"../config.json": b"{}"}), "would be unpacked outside"),
         (tar_of({"/config.json": b"{}"}), "would be unpacked outside"),
         (zip_of({"../config.json": b"{}"}), "would be unpacked outside"),
-        (tar_with(link(tarfile.SYMTYPE)), "is no plain file; links and devices are not unpacked"),
-        (tar_with(link(tarfile.LNKTYPE)), "is no plain file"),
-        (tar_with(link(tarfile.CHRTYPE)), "is no plain file"),
-        (zip_link(), "is no plain file"),
+        (tar_with(link(tarfile.SYMTYPE)), "is not a plain file; links and devices are not unpacked"),
+        (tar_with(link(tarfile.LNKTYPE)), "is not a plain file"),
+        (tar_with(link(tarfile.CHRTYPE)), "is not a plain file"),
+        (zip_link(), "is not a plain file"),
         (tar_of({"weights.safetensors": b""}), "holds no config.json"),
         (tar_of({"a/config.json": b"", "b/config.json": b""}), "holds several models"),
     ],
@@ -476,7 +476,7 @@ def test_local_model_is_a_directory_below_a_data_root(access: Access, tmp_path: 
     assert fetch_model(BaseModelConfig(model_id=str(directory)), access) == directory
     with pytest.raises(InputError, match="holds no tokenizer"):
         fetch_tokenizer(str(directory), BaseModelConfig(model_id=str(directory)), access)
-    with pytest.raises(InputError, match="is no directory"):
+    with pytest.raises(InputError, match="is not a directory"):
         fetch_model(BaseModelConfig(model_id=str(directory / "config.json")), access)
     with pytest.raises(InputError, match="below its data roots alone"):
         fetch_model(BaseModelConfig(model_id=str(tmp_path)), access)
@@ -636,7 +636,7 @@ def test_refusals_of_the_hub_are_told_by_their_kind(hub: Hub, access: Access) ->
         fetch_model(BaseModelConfig(model_id="org/other"), replace(access, hub_token="hf_bad"))
     with pytest.raises(InputError, match="the Hub has no such repository, or it is private"):
         fetch_model(BaseModelConfig(model_id="org/missing"), access)
-    with pytest.raises(InputError, match="is no name of a repository"):
+    with pytest.raises(InputError, match="is not the name of a repository"):
         fetch_model(BaseModelConfig(model_id="a/b/c"), access)
 
 

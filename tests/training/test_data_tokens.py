@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
-from trainmaster.training.data import build
-from trainmaster.training.data.dataset import IGNORED, Built
+from trainmaster.training.data.dataset import IGNORED, Built, build
 from trainmaster.training.data.encoder import Encoder, load_tokenizer, sample_length
 from trainmaster.training.data_check import preview
 from trainmaster.training.document import LocalSource, TokenizationConfig

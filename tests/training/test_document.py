@@ -97,7 +97,7 @@ def test_reading_documents_imports_nothing_heavy() -> None:
 def test_what_is_no_document_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "training.json"
     path.write_text(text)
-    with pytest.raises(DocumentError, match=r"training\.json is no training document"):
+    with pytest.raises(DocumentError, match=r"training\.json is not a training document"):
         Document.read(path)
 
 

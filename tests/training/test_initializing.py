@@ -202,7 +202,7 @@ def test_addresses_of_the_job_must_be_public_where_the_server_says_so(
     if field is None:
         initializer_access("dataset", named, document)
     else:
-        with pytest.raises(InputError, match=f"{field}: it leads to .* which is no public address"):
+        with pytest.raises(InputError, match=f"{field}: it leads to .* which is not a public address"):
             initializer_access("dataset", named, document)
 
 

@@ -21,7 +21,7 @@ def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: M
     assert len(list((whole.latest() / "sharded").iterdir())) == 2, "each rank writes its part"
     job.interrupt(StopCause.PAUSE, 4)
     job.train(resume_from=job.latest())
-    assert "training goes on at step 4 of " in job.log()
+    assert "training continues at step 4 of " in job.log()
     assert "parameters, on 2 CPU processes" in job.log()
     assert job.result() == whole.result()
 

@@ -110,7 +110,7 @@ def test_two_ranks_train_on_different_rows_and_agree(make_job: Make) -> None:
     ("parts", "message"),
     [
         ({"framework": {"config": {"seed": "1"}}}, "framework.config.seed: set data_config.seed instead"),
-        ({"framework": {"config": {"eval_delay": "soon"}}}, "framework.config.eval_delay: 'soon' is no float"),
+        ({"framework": {"config": {"eval_delay": "soon"}}}, "framework.config.eval_delay: 'soon' is not of type float"),
         ({"hyperparameters": {"mixed_precision": "fp16"}}, "fp16 needs a GPU"),
         ({"base_model": {"model_kwargs": {"torch_dtype": "float16"}}}, "set base_model.dtype instead"),
         ({"output": {"output_path": "/etc/model"}}, "does not lie below a data root"),

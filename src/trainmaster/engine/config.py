@@ -81,11 +81,11 @@ class ModelConfig:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise EngineError(f"{directory} is no transformers checkpoint: it has no config.json") from None
+            raise EngineError(f"{directory} is not a transformers checkpoint: it has no config.json") from None
         except (OSError, ValueError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from None
         if not isinstance(raw, dict):
-            raise EngineError(f"{path} is no JSON object")
+            raise EngineError(f"{path} is not a JSON object")
         return cls.of(raw, path)
 
     @classmethod

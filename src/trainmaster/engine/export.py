@@ -44,7 +44,7 @@ def export_adapter(snapshot: WeightsSnapshot, base_model: Path, directory: Path,
 def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
     for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
-            raise EngineError(f"{directory} is no PEFT adapter: it has no {name}")
+            raise EngineError(f"{directory} is not a PEFT adapter: it has no {name}")
     try:
         described = json.loads((directory / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(directory / _ADAPTER_WEIGHTS)

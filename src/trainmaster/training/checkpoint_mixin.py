@@ -223,7 +223,7 @@ class Checkpointing(Trainer):
             return resumed.manifest.step
         if self.args.process_index == 0:
             self.session.reporter.note(
-                f"an epoch has {now} steps now, and had {before}: training goes on at the same place in the epochs"
+                f"an epoch has {now} steps now, and had {before}: training continues at the same place in the epochs"
             )
         return min(round(epoch * now), math.ceil(self.args.num_train_epochs * now))
 
@@ -364,5 +364,5 @@ def _require_same(what: str, ours: Mapping[str, Any] | list[str], theirs: Mappin
         raise StateMismatchError(
             f"the checkpoint's state of {what} is that of another training: it "
             + " and ".join(part for part in (lacking, having) if part)
-            + ". Resume with the same base model, training type and adapter options, or start anew"
+            + ". Resume with the same base model, training type and adapter options, or start over"
         )

@@ -28,7 +28,7 @@ from trainmaster.training.document import LocalSource, TokenizationConfig, base_
 from trainmaster.training.fetching import fetch_source
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.models import fetch_config, fetch_tokenizer
-from trainmaster.training.steps import Origin, PreparingError, RowError, go_on_without_credentials
+from trainmaster.training.steps import Origin, PreparingError, RowError, continue_without_credentials
 
 BEGINNING_BYTES = 64 << 20
 """Fetched of a remote file."""
@@ -259,7 +259,7 @@ def main() -> None:
     document, fetched = request["document"], request.get("fetched")
     if fetched is None and (base_model := _base_model(document)) and base_model.trust_remote_code:
         fetched = fetch_all(document, access)
-        go_on_without_credentials("trainmaster.training.data_check", {**request, "fetched": fetched})
+        continue_without_credentials("trainmaster.training.data_check", {**request, "fetched": fetched})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library that prints must not spoil the answer
     with answers:

@@ -43,7 +43,7 @@ class Document:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises DocumentError where the file is no training document."""
+        """Raises DocumentError where the file is not a training document."""
         text = path.read_text()
         try:
             document = json.loads(text)
@@ -62,7 +62,7 @@ class Document:
                 text=text,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DocumentError(f"{path} is no training document: {type(error).__name__}: {error}") from error
+            raise DocumentError(f"{path} is not a training document: {type(error).__name__}: {error}") from error
 
     @property
     def sharded(self) -> bool:

@@ -96,5 +96,5 @@ def _files_below(directory: Path) -> Files:
 if __name__ == "__main__":
     chosen = sys.argv[1]
     kind = inputs.initializers()[chosen]["type"]
-    steps.end_when_told()
+    steps.end_at_sigterm()
     steps.run(lambda: main(chosen), f"pip install 'trainmaster[{_EXTRAS[kind]}]'")

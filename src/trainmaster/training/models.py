@@ -46,7 +46,7 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
         with_options = f" with model_kwargs {', '.join(base.model_kwargs)}" if base.model_kwargs else ""
         raise DocumentError(f"the base model {base.model_id} cannot be loaded{with_options}: {error}") from error
     if not isinstance(model, PreTrainedModel):
-        raise DocumentError(f"{base.model_id} is no language model that transformers can train")
+        raise DocumentError(f"{base.model_id} is not a language model that transformers can train")
     prefer_packed_attention(model, document)
     return model
 

@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.jobs import inputs
 from trainmaster.server.core.spec.configs import BaseModelConfig
@@ -30,6 +30,9 @@ from trainmaster.training.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.training.fetching.models import ADAPTER_MARK, adapter_error
 from trainmaster.training.steps import InputError, Progress, note, say
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _FORM = 3
 """Version of the cached rows' format: with another number, cached rows are not used."""
 _SUMMARY = "summary.json"
@@ -40,21 +43,23 @@ def main() -> None:
     document = inputs.training()
     config, base_model = TokenizationConfig.from_document(document), base_model_of(document)
     access = Access.from_environ(os.environ)
-    if (handed := steps.handed_over()) is not None:
-        fetched, progress = _Fetched.from_json(handed), Progress(done=("model", "data"))
+    if (fetched := steps.handed_over()) is not None:
+        progress = Progress(done=("model", "data"))
     else:
         progress = Progress()
         fetched = _fetch(config.data, base_model, access, progress)
         if base_model.trust_remote_code:
-            steps.go_on_without_credentials("trainmaster.training.prepare", fetched.to_json())
-    model, tokenizer, sources = fetched.model, fetched.tokenizer, fetched.sources
+            steps.continue_without_credentials("trainmaster.training.prepare", fetched)
+    model, tokenizer = Path(fetched["model"]), Path(fetched["tokenizer"])
+    sources = [LocalSource.from_json(source) for source in fetched["sources"]]
     progress.begin("tokens")
     length = sample_length(config.data.max_seq_length, model, tokenizer, model_kwargs=base_model.model_kwargs)
     cache = Cache(access.cache)
     key = rows_key(config, sources, tokenizer, length, cache)
 
     def make(target: Path) -> None:
-        _tokenize(config, fetched, length, target, progress, trust_remote_code=base_model.trust_remote_code)
+        loaded = load_tokenizer(tokenizer, config.data.preprocess, trust_remote_code=base_model.trust_remote_code)
+        _tokenize(config, loaded, sources, length, target, progress)
 
     entry = cache.entry("prepared", key, make)
     summary = json.loads((entry / _SUMMARY).read_text())
@@ -71,40 +76,22 @@ def main() -> None:
             "max_seq_length": length,
             "rows_key": key,
             "model_key": weights_key(model),
-            "sources": [source.to_json() for source in sources],
+            "sources": fetched["sources"],
         }
     )
     cache.forget_unused()
     progress.finish()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fetched:
-    model: Path
-    tokenizer: Path
-    sources: Sequence[LocalSource]
-
-    def to_json(self) -> dict[str, Any]:
-        sources = [source.to_json() for source in self.sources]
-        return {"model": str(self.model), "tokenizer": str(self.tokenizer), "sources": sources}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        return cls(
-            model=Path(document["model"]),
-            tokenizer=Path(document["tokenizer"]),
-            sources=[LocalSource.from_json(source) for source in document["sources"]],
-        )
-
-
-def _fetch(data: DataConfig, base_model: BaseModelConfig, access: Access, progress: Progress) -> _Fetched:
-    """Everything that needs credentials. Nothing here runs code that comes with a model."""
+def _fetch(data: DataConfig, base_model: BaseModelConfig, access: Access, progress: Progress) -> dict[str, Any]:
+    """Everything that needs credentials, as plain JSON. Nothing here runs code that comes with a model."""
     progress.begin("model")
     model = fetch_named_model(base_model, access, progress)
     _require_plain_weights(model, base_model.model_id)
     tokenizer = fetch_named_tokenizer(data, base_model, access) or model
     progress.begin("data")
-    return _Fetched(model=model, tokenizer=tokenizer, sources=fetch_sources(data, access, progress))
+    sources = [source.to_json() for source in fetch_sources(data, access, progress)]
+    return {"model": str(model), "tokenizer": str(tokenizer), "sources": sources}
 
 
 def rows_key(
@@ -169,18 +156,17 @@ def _require_plain_weights(model: Path, shown: str) -> None:
     if not any(model.glob("*.safetensors")):
         raise InputError(
             f"{shown} has no weights in *.safetensors, and built-in trainers load no pickles (*.bin); load it where "
-            "you trust it, and write it anew with save_pretrained"
+            "you trust it, and save it again with save_pretrained"
         )
 
 
 def _tokenize(
     config: TokenizationConfig,
-    fetched: _Fetched,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[LocalSource],
     max_seq_length: int,
     target: Path,
     progress: Progress,
-    *,
-    trust_remote_code: bool,
 ) -> None:
     """Fill an entry of the cache: the datasets, and what the ranks need to read them."""
     from trainmaster.training.data.dataset import build
@@ -189,14 +175,13 @@ def _tokenize(
     # Worker processes are forked from this one, and rows are tokenized in one thread in each of them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if config.data.num_workers > 1 else "true")
     preprocess = config.data.preprocess
-    tokenizer = load_tokenizer(fetched.tokenizer, preprocess, trust_remote_code=trust_remote_code)
     scratch = emptied(target) / "scratch"
     scratch.mkdir()
     try:
         built = build(
             config,
             tokenizer,
-            fetched.sources,
+            sources,
             max_seq_length=max_seq_length,
             directory=scratch,
             progress=lambda share: progress.at(share, "tokenizing"),

@@ -180,7 +180,7 @@ def _opening(args: TrainingArguments, state: TrainerState, model: nn.Module) -> 
     share = "all" if trained == every else f"{trained:,} of"
     ranks = f"{args.world_size} {'GPU' if args.device.type == 'cuda' else 'CPU process'}"
     plural = "" if args.world_size == 1 else "s" if args.device.type == "cuda" else "es"
-    begins = f"goes on at step {state.global_step:,} of" if state.global_step else "takes"
+    begins = f"continues at step {state.global_step:,} of" if state.global_step else "takes"
     return f"training {begins} {state.max_steps:,} steps: {share} {every:,} parameters, on {ranks}{plural}"
 
 

@@ -29,7 +29,7 @@ from trainmaster.training.progress_report import Reporting, reported_metrics
 
 NEEDS = ("model", "optimizer", "scheduler", "trainer_state")
 """The parts of a trainer's checkpoint; a resume without one of them would not be exact."""
-_ADVICE = "Bring it back, resume from another checkpoint of the job, or start anew without one"
+_ADVICE = "Bring it back, resume from another checkpoint of the job, or start over without one"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded
     same_ranks = loaded.manifest.world_size == process.count
     if not same_ranks and process.index == 0:
         reporter.note(
-            f"{name} was saved by {loaded.manifest.world_size} ranks, and {process.count} go on from it: weights and "
+            f"{name} was saved by {loaded.manifest.world_size} ranks, and {process.count} resume from it: weights and "
             "optimizer are the same, but random numbers and the division of rows are not"
         )
     return Resumed(
@@ -93,12 +93,12 @@ def compare_inputs(
     if adapter and model and model != prepared.model_key:
         raise InexactResumeError(
             f"{resumed.where} has an adapter, and the base model is not the one that it was trained beside: it was "
-            "changed, or is another. Bring it back (base_model.revision pins it), or start anew without a checkpoint"
+            "changed, or is another. Bring it back (base_model.revision pins it), or start over without a checkpoint"
         )
     if rows and rows != prepared.rows_key and process.index == 0:
         reporter.note(
             "the rows are not those that the checkpoint was trained on: the data, its configuration, the tokenizer or "
-            "a package is another; training goes on with them at the same place in the epochs"
+            "a package changed; training continues with them at the same place in the epochs"
         )
 
 
@@ -111,7 +111,7 @@ def _require_all_files(root: Root, name: str) -> None:
         return
     missing = [file.path for file in manifest.files if not (place / manifest.data / file.path).exists()]
     if missing:
-        raise InexactResumeError(f"{place} lacks {missing[0]}: training cannot go on exactly without it. {_ADVICE}")
+        raise InexactResumeError(f"{place} lacks {missing[0]}: training cannot continue exactly without it. {_ADVICE}")
 
 
 def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> str:
@@ -127,7 +127,7 @@ def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> s
             except CorruptCheckpointError as error:
                 reporter.note(f"the checkpoint {name} is corrupt, the one before it is used: {error}")
                 said.setdefault("error", str(error))
-    said = process.broadcast(said, "the checkpoint to go on from")
+    said = process.broadcast(said, "the checkpoint to resume from")
     if "name" not in said:
         raise CorruptCheckpointError(said.get("error", f"{start}: nothing is committed there"))
     return said["name"]

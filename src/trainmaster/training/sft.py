@@ -203,4 +203,4 @@ def _value(where: str, text: str, hint: Any) -> Any:
     if str in names and not isinstance(value, list | dict):
         return text
     wanted = " or ".join(sorted(kind.__name__ for kind in names if kind is not type(None)))
-    raise DocumentError(f"{where}: {text!r} is no {wanted}")
+    raise DocumentError(f"{where}: {text!r} is not of type {wanted}")

@@ -1,11 +1,4 @@
-"""What the preparing steps share: errors, progress, retries, how a step ends, and what it leaves for the ranks.
-
-PreparingError
-├── InputError               what the job names is wrong; a retry would end the same way
-│   └── RowError             one row of a source is wrong
-├── CredentialsError         a source refuses the credentials, or wants some
-└── UnavailableError         a source does not answer; a retry may succeed
-"""
+"""What the preparing steps share: errors, progress, retries, how a step ends, and what it leaves for the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +32,7 @@ class PreparingError(Exception):
 
 
 class InputError(PreparingError):
-    """What the job names is wrong."""
+    """What the job names is wrong; a retry would end the same way."""
 
 
 class CredentialsError(PreparingError):
@@ -49,7 +42,7 @@ class CredentialsError(PreparingError):
 
 
 class UnavailableError(PreparingError):
-    """A source does not answer now."""
+    """A source does not answer now; a retry may succeed."""
 
     reason = Reason.STORAGE_UNAVAILABLE
 
@@ -197,10 +190,10 @@ def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
 
 
 HANDED = "handed"
-"""The argument of a process that continues with what `go_on_without_credentials` hands it."""
+"""The argument of a process that continues with what `continue_without_credentials` hands it."""
 
 
-def go_on_without_credentials(module: str, document: Mapping[str, Any]) -> NoReturn:
+def continue_without_credentials(module: str, document: Mapping[str, Any]) -> NoReturn:
     """Become a new process of a module, which reads a document from its standard input and has no credentials.
 
     For code that comes with a model: it could read the memory and the initial environment of the process that fetched.
@@ -219,16 +212,24 @@ def handed_over() -> dict[str, Any] | None:
     return document
 
 
-def end_when_told() -> None:
+def end_at_sigterm() -> None:
     """End at SIGTERM also as the first process of a container, which the kernel exempts."""
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def leave(prepared: Mapping[str, Any]) -> None:
     """Write `prepared.json` for the ranks of this node."""
     directory = Path(os.environ[environment.PREPARED_DIR])
     directory.mkdir(parents=True, exist_ok=True)
-    draft = directory / f".{PREPARED_FILE}"
-    draft.write_text(json.dumps(prepared, indent=2) + "\n")
-    os.replace(draft, directory / PREPARED_FILE)
+    write_whole(directory / PREPARED_FILE, json.dumps(prepared, indent=2) + "\n")

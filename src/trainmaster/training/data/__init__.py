@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["build", "load"]
-
-_HOME = {"build": "dataset", "load": "rows"}
+__all__ = ["load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import each name with its dependencies on first use."""
-    import importlib
-
-    if name not in _HOME:
+    """Import `load` with its dependencies on first use."""
+    if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    from trainmaster.training.data.rows import load
+
+    return load

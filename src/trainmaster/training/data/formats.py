@@ -78,6 +78,29 @@ def format_of(name: str) -> str | None:
     return FORMAT_OF_SUFFIX.get(suffix)
 
 
+def kind_of(value: Any) -> str:
+    """The type of a value, for messages.
+
+    >>> kind_of("a"), kind_of(1.5), kind_of([]), kind_of(None)
+    ('text', 'a number', 'a list', 'null')
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a truth value"
+        case str():
+            return "text"
+        case int() | float():
+            return "a number"
+        case list() | tuple():
+            return "a list"
+        case Mapping():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
 def unit_of(format: str) -> str:  # noqa: A002 - what it is everywhere else
     return "line" if format in ("jsonl", "csv") else "row"
 
@@ -270,8 +293,6 @@ def _parsed(text: str, number: int) -> Any:
 
 
 def _object(value: Any, number: int) -> Mapping[str, Any]:
-    from trainmaster.training.data.row_selection import kind_of
-
     if not isinstance(value, dict):
         raise FileError(f'holds {kind_of(value)}; expected an object, such as {{"text": "..."}}', number=number)
     return value

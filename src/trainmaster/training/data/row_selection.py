@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmaster.server.core.spec.data import Filter, FilterOp, Sampling
+from trainmaster.training.data.formats import kind_of
 from trainmaster.training.steps import InputError
 
 Row = Mapping[str, Any]
@@ -158,30 +159,7 @@ def _pattern(column: str, value: object) -> re.Pattern[str]:
     try:
         return re.compile(str(value))
     except re.error as error:
-        raise InputError(f"filter on column '{column}': {value!r} is no regular expression: {error}") from None
-
-
-def kind_of(value: Any) -> str:
-    """The type of a value, for messages.
-
-    >>> kind_of("a"), kind_of(1.5), kind_of([]), kind_of(None)
-    ('text', 'a number', 'a list', 'null')
-    """
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a truth value"
-        case str():
-            return "text"
-        case int() | float():
-            return "a number"
-        case list() | tuple():
-            return "a list"
-        case Mapping():
-            return "an object"
-        case _:
-            return f"a {type(value).__name__}"
+        raise InputError(f"filter on column '{column}': {value!r} is not a regular expression: {error}") from None
 
 
 Indices = NDArray[np.int64]

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.training.data.row_selection import MISSING, kind_of, value_at
+from trainmaster.training.data.formats import kind_of
+from trainmaster.training.data.row_selection import MISSING, value_at
 from trainmaster.training.steps import Origin, RowError
 
 ASSISTANT = "assistant"

@@ -104,17 +104,16 @@ def _from_hub(source: DataSource, path: str, access: Access, on_progress: OnProg
 def _from_s3(source: DataSource, path: str, access: Access, on_progress: OnProgress) -> LocalSource:
     below = fixed_part(path.removeprefix("s3://").partition("/")[2])
     # Directories above all of them tell nothing about a file.
-    keys = {key.removeprefix(below).lstrip("/"): key for key in s3.find(path, access)}
-    if list(keys.values()) == [below]:
+    found = {meta["path"].removeprefix(below).lstrip("/"): meta for meta in s3.find(path, access)}
+    if list(found) == [""]:
         chosen = choose_file(below, source.path, format=source.format, split=source.split)
-        names = chosen.names
+        metas = [found[""] for _ in chosen.names]
     else:
-        chosen = choose(
-            list(keys), source.path, format=source.format, split=source.split, explicit=fixed_part(path) != path
-        )
-        names = tuple(keys[name] for name in chosen.names)
-    fetched = s3.fetch(path, names[:1] if access.beginning_bytes else names, access, on_progress)
-    whole = len(fetched) == len(names) and all(each.whole for each in fetched)
+        explicit = fixed_part(path) != path
+        chosen = choose(list(found), source.path, format=source.format, split=source.split, explicit=explicit)
+        metas = [found[name] for name in chosen.names]
+    fetched = s3.fetch(path, metas[:1] if access.beginning_bytes else metas, access, on_progress)
+    whole = len(fetched) == len(metas) and all(each.whole for each in fetched)
     return _readable(chosen.local(source.path, [each.path for each in fetched], whole=whole), access)
 
 

@@ -146,7 +146,7 @@ def _require_public(url: str, field: str) -> None:
         raise InputError(f"{field}: there is no host {host}") from error
     if not all(addresses.values()):
         raise InputError(
-            f"{field}: it leads to {host}, which is no public address; this server lets jobs read from public "
+            f"{field}: it leads to {host}, which is not a public address; this server lets jobs read from public "
             "addresses alone"
         )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.jobs.checkpoint import flush_path, flush_tree
-from trainmaster.training.steps import say
+from trainmaster.training.steps import say, write_whole
 
 _LOOK_AGAIN_S = 0.2
 _TELL_EVERY_S = 30.0
@@ -111,16 +111,6 @@ class Cache:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_whole(memo, digest)
         return digest
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    try:
-        draft.write_text(text)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def require_room(directory: Path, needed: int, shown: str) -> None:

@@ -27,7 +27,7 @@ from trainmaster import __version__
 from trainmaster.protocol.sockets import resolve
 from trainmaster.server.core.training.sources import scheme_of
 from trainmaster.training.fetching.access import Access
-from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room, write_whole
+from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room
 from trainmaster.training.steps import (
     CredentialsError,
     InputError,
@@ -35,6 +35,7 @@ from trainmaster.training.steps import (
     UnavailableError,
     ignore_progress,
     try_again_while_unavailable,
+    write_whole,
 )
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
@@ -65,7 +66,7 @@ def target_of(url: str) -> Target:
         port = parts.port
     except ValueError:
         # The URL is not shown: any part of it may be a password.
-        raise InputError(f"what begins with {scheme_of(url)}:// here is no URL; check its host and port") from None
+        raise InputError(f"what begins with {scheme_of(url)}:// here is not a URL; check its host and port") from None
     shown = f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"
     if parts.username or parts.password:
         raise InputError(f"{shown}: a URL must not hold a user or a password")
@@ -219,7 +220,7 @@ def _requested(target: Target, url: str, headers: Mapping[str, str], *, private:
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL:
-        raise InputError(f"{target.shown} is no URL") from None
+        raise InputError(f"{target.shown} is not a URL") from None
     if address.scheme not in ("http", "https") or not address.host:
         raise InputError(f"{target.shown}: it leads to {address.scheme}://{address.host}; only http and https are read")
     # A proxy would be a way around the check.
@@ -259,7 +260,7 @@ def _public_address(target: Target, address: httpx.URL) -> str:
         if public:
             return candidate
     raise InputError(
-        f"{target.shown}: it leads to {address.host}, which is no public address; this server lets jobs read from "
+        f"{target.shown}: it leads to {address.host}, which is not a public address; this server lets jobs read from "
         "public addresses alone"
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.server.core.training.sources import HubName, hub_name
 from trainmaster.training.fetching.access import Access
-from trainmaster.training.fetching.cache import Cache, key_of, write_whole
+from trainmaster.training.fetching.cache import Cache, key_of
 from trainmaster.training.fetching.file_choice import is_ignored
 from trainmaster.training.steps import (
     CredentialsError,
@@ -23,6 +23,7 @@ from trainmaster.training.steps import (
     UnavailableError,
     doing,
     ignore_progress,
+    write_whole,
 )
 
 TOKENIZER_PATTERNS = (
@@ -245,7 +246,7 @@ def translated(shown: str, access: Access) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise InputError(f"{shown}: the repository has no such revision") from error
     except errors.HFValidationError as error:
-        raise InputError(f"{shown} is no name of a repository on the Hub: {error}") from error
+        raise InputError(f"{shown} is not the name of a repository on the Hub: {error}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if constants.HF_HUB_OFFLINE:
             raise InputError(

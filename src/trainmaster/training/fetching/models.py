@@ -116,7 +116,7 @@ def _directory(
         case ModelSource.LOCAL:
             directory = local_path(name, access)
             if not directory.is_dir():
-                raise InputError(f"{name} is no directory; expected one of a model, as save_pretrained writes it")
+                raise InputError(f"{name} is not a directory; expected one of a model, as save_pretrained writes it")
         case ModelSource.ARTIFACTS:
             directory = left_directory(name, access)
         case ModelSource.S3 if not name.endswith(_ARCHIVES):
@@ -173,7 +173,7 @@ def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None
         elif tarfile.is_tarfile(archive):
             _untar(archive, directory, _Allowance(directory, shown, most_bytes))
         else:
-            raise InputError(f"{shown} is no archive; expected .tar, .tar.gz or .zip of a model's directory")
+            raise InputError(f"{shown} is not an archive; expected .tar, .tar.gz or .zip of a model's directory")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{shown}: the archive cannot be read: {error}") from error
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
@@ -228,7 +228,7 @@ class _Allowance:
         if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
             raise InputError(f"{self._shown}: {name!r} would be unpacked outside of its directory")
         if not plain:
-            raise InputError(f"{self._shown}: {name} is no plain file; links and devices are not unpacked")
+            raise InputError(f"{self._shown}: {name} is not a plain file; links and devices are not unpacked")
         self._files += 1
         self._bytes += size
         if self._files > MAX_FILES:

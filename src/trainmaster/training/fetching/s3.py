@@ -32,20 +32,12 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 
-def find(uri: str, access: Access) -> list[str]:
-    """The keys of a URI, sorted: an object, everything below a prefix, or all that match a pattern."""
-    return [meta["path"] for meta in _found(uri, access)]
-
-
-def fetch(uri: str, keys: Sequence[str], access: Access, on_progress: OnProgress = ignore_progress) -> list[Fetched]:
-    """Fetch objects; the files are in the order of the keys. Raises PreparingError."""
+def fetch(
+    uri: str, metas: Sequence[ObjectMeta], access: Access, on_progress: OnProgress = ignore_progress
+) -> list[Fetched]:
+    """Fetch objects that `find` found; the files are in their order. Raises PreparingError."""
     with _translated(uri, access):
         place = objects.open_place(uri)
-        metas = []
-        for key in keys:
-            if (meta := objects.head(place, key)) is None:
-                raise InputError(f"{uri}: the object {key} is gone")
-            metas.append(meta)
         if access.beginning_bytes is not None:
             return [_beginning(place, meta, access) for meta in metas]
         meter = _Meter(sum(meta["size"] for meta in metas), on_progress)
@@ -61,7 +53,7 @@ def directory(
     """
     with _translated(uri, access):
         place = objects.open_place(uri, access.s3_credentials)
-        names = {name: meta for meta in _found(uri, access) if not is_ignored(name := _name(place, meta), ignored)}
+        names = {name: meta for meta in find(uri, access) if not is_ignored(name := _name(place, meta), ignored)}
         if not names:
             raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
         key = key_of(uri, endpoint(), [[meta["path"], meta["e_tag"], meta["size"]] for meta in names.values()])
@@ -113,7 +105,8 @@ def _beginning(place: objects.ObjectPlace, meta: ObjectMeta, access: Access) -> 
     return Fetched(path=target, whole=size == meta["size"])
 
 
-def _found(uri: str, access: Access) -> list[ObjectMeta]:
+def find(uri: str, access: Access) -> list[ObjectMeta]:
+    """The objects of a URI, sorted by their keys: one, everything below a prefix, or all that match a pattern."""
     credentials = access.s3_credentials
     with _translated(uri, access):
         if (above := fixed_part(uri)) != uri:

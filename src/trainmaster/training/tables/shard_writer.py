@@ -20,10 +20,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,9 +32,16 @@ from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
 from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access, initializer_access
-from trainmaster.training.fetching.cache import Cache, write_whole
+from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.fetching.s3 import in_role
-from trainmaster.training.steps import InputError, OnProgress, PreparingError, say, try_again_while_unavailable
+from trainmaster.training.steps import (
+    InputError,
+    OnProgress,
+    PreparingError,
+    say,
+    try_again_while_unavailable,
+    write_whole,
+)
 from trainmaster.training.tables.table_reader import (
     PART_SUFFIX,
     Source,
@@ -127,16 +133,6 @@ class WriterError(PreparingError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the head asks of its gang."""
-
-    key: str
-    """Of the cache entry that the shards are for."""
-    shards: tuple[int, ...]
-    """The missing ones; each is written by the member with its number."""
-
-
 class Gang:
     """A gang, as each of its members sees it."""
 
@@ -154,7 +150,7 @@ class Gang:
         with _present(self._directory / _HEAD):
             yield
             if self.work() is None:
-                self._ask(Work(key="", shards=()))
+                self._ask("", ())
 
     def writing(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Be the writer with this number."""
@@ -166,7 +162,7 @@ class Gang:
         Raises WriterError with the reason that a writer reported, and RuntimeError where one failed otherwise or was
         killed.
         """
-        self._ask(Work(key=key, shards=tuple(missing)))
+        self._ask(key, missing)
         waiting = dict(missing)
         while waiting:
             for index, path in list(waiting.items()):
@@ -178,10 +174,11 @@ class Gang:
                     self._raise_failure(index, path.name)
             time.sleep(LOOK_S if waiting else 0)
 
-    def work(self) -> Work | None:
-        """None until the head has written what there is to do."""
-        document = _read(self._directory / _WORK_FILE)
-        return Work(key=document["key"], shards=tuple(document["shards"])) if document else None
+    def work(self) -> dict[str, Any] | None:
+        """What the head asks for: the `key` of a cache entry, and the missing `shards`, each of the member with its
+        number. None until the head has written it.
+        """
+        return _read(self._directory / _WORK_FILE)
 
     @property
     def is_headless(self) -> bool:
@@ -194,8 +191,8 @@ class Gang:
         message = str(error) if reason else f"{type(error).__name__}: {error}"
         write_whole(self._failure(index), json.dumps({"reason": reason, "message": message}) + "\n")
 
-    def _ask(self, work: Work) -> None:
-        document = {"key": work.key, "shards": work.shards}
+    def _ask(self, key: str, shards: Iterable[int]) -> None:
+        document = {"key": key, "shards": list(shards)}
         write_whole(self._directory / _WORK_FILE, json.dumps(document, indent=2) + "\n")
 
     def _raise_failure(self, index: int, shard: str) -> None:
@@ -251,27 +248,27 @@ def main(index: int) -> None:
         threading.Thread(target=_end_with_head, args=(gang,), daemon=True).start()
         while (work := gang.work()) is None:
             time.sleep(LOOK_S)
-        if index in work.shards:
+        if index in work["shards"]:
             try:
-                _write_for_gang(work, index)
+                _write_for_gang(work["key"], index)
             except Exception as error:
                 gang.fail(index, error)
                 raise
 
 
-def _write_for_gang(work: Work, index: int) -> None:
+def _write_for_gang(key: str, index: int) -> None:
     document = inputs.initializers()
     spec = document[_PART]
     count = spec["num_data_nodes"]
     access = initializer_access(_PART, spec, document)
-    target = Cache(access.cache).draft(KIND, work.key) / shard_names(count)[index]
+    target = Cache(access.cache).draft(KIND, key) / shard_names(count)[index]
     limit(spec["worker_cpu"], None)
 
     def write() -> None:
         source = Source.reached(spec["metadata_loc"], in_role(spec.get("iam_role"), access))
         with source.translated():
             table = source.table()
-            if source.key(table, count) != work.key:
+            if source.key(table, count) != key:
                 raise InputError(f"{source.location}: it was changed while it was read; try again")
             write_shard(table, index, count, target)
 
@@ -287,5 +284,5 @@ def _end_with_head(gang: Gang) -> None:
 
 
 if __name__ == "__main__":
-    steps.end_when_told()
+    steps.end_at_sigterm()
     main(int(sys.argv[1]))
