@@ -26,10 +26,15 @@ def submit_example(server: LocalServer, name: str, model: Path, *settings: str) 
     return told.stdout.split()[0]
 
 
+def short(epochs: int) -> tuple[str, str]:
+    """Enough to learn from; the README's test trains as long as an example says."""
+    return f"training_config.hyperparameters.num_train_epochs={epochs}", "output_config.checkpoint.save_steps=15"
+
+
 @pytest.fixture(scope="module")
 def pretrained(shared_server: LocalServer, tiny_model: Path) -> str:
     """The job that taught the model of random weights what the others build upon."""
-    return submit_example(shared_server, "pretrain.yaml", tiny_model)
+    return submit_example(shared_server, "pretrain.yaml", tiny_model, *short(5))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def test_pretraining_learns_and_leaves_a_model_that_loads(server: LocalServer, p
 
 @pytest.mark.parametrize("name", ["lora.yaml", "sft.yaml", "full_finetune.yaml"])
 def test_fine_tuning_learns_and_leaves_a_model_that_loads(server: LocalServer, model: Path, name: str) -> None:
-    job_id = submit_example(server, name, model)
+    job_id = submit_example(server, name, model, *short(8))
     finish(server, job_id)
     check_course(server, job_id, *([] if name == "full_finetune.yaml" else ["EVALUATING"]))
 
