@@ -18,7 +18,7 @@ from trainmaster.trainer.constants import JOB_NAME_UUID_LENGTH
 from trainmaster.trainer.errors import NameRefusedError
 from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
 from trainmaster.trainer.options.kubernetes import environment_of, take_train_job_fields
-from trainmaster.trainer.resources import Nodes, nodes_from
+from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.document import TORCH, TrainingRuntime, torchrun_variables
 from trainmaster.trainer.server_choice import INITIALIZER_TIMEOUT_S
 from trainmaster.trainer.types import (
@@ -104,15 +104,15 @@ def job_document(
     """The job that is submitted.
 
     Args:
-        name: the job's, unless an option says otherwise.
-        runtime: what the trainer builds upon; its image counts, so that there is none for a backend without images.
-        trainer: what runs; None: the runtime's own command or built-in trainer.
+        name: unless an option gives another.
+        runtime: without its image, for a backend that runs none.
+        trainer: None: the runtime's own command or built-in trainer.
         initializer: what is fetched before.
         options: a list of options, applied in their order.
         backend: the server's backend that was asked for; None: its own choice.
-        common: what the workload of every job of the client says.
-        initializers: what every dataset and every model that is fetched for one says.
-        shipped: of a ScriptTrainer with a directory, the files below it that go along.
+        common: fields for the workload of every job of the client.
+        initializers: fields for every `dataset` and every `model` that is fetched.
+        shipped: of a ScriptTrainer with a directory, the files below it that are uploaded.
 
     Raises:
         ValueError: something is missing, cannot be read, or does not fit together.
@@ -191,22 +191,20 @@ def _job(
     except ValueError as error:
         raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
     workload = _workload(trainer, runtime, shipped)
-    workload["ranks_per_node"] = _ranks(workload["kind"], runtime, nodes)
+    ranks = runtime.ranks_per_node or nodes.ranks_per_node
     own = (trainer.env if trainer else None) or {}
     environment = {**runtime.environment, **own}
-    if workload["kind"] == "container" and runtime.policy == TORCH:
-        environment = {**torchrun_variables(runtime.ranks_per_node or nodes.ranks_per_node), **environment}
+    if workload["kind"] == "container":
+        workload["ranks_per_node"] = 1  # an image starts its own processes
+        if runtime.policy == TORCH:
+            environment = {**torchrun_variables(ranks), **environment}
+    else:
+        workload["ranks_per_node"] = ranks
     if environment:
         workload["environment"] = environment
     if initializer is not None and (initializer.dataset or initializer.model):
         workload["initializers"] = _initializers(initializer, initializers)
     return {"workload": workload, "resource_config": nodes.resource_config}
-
-
-def _ranks(kind: str, runtime: TrainingRuntime, nodes: Nodes) -> int:
-    if kind == "container":
-        return 1  # an image starts its own processes
-    return runtime.ranks_per_node or nodes.ranks_per_node
 
 
 def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ ENVIRONMENT, PREPARE = "environment", "prepare"
 """The steps that install packages, and that fetch for a built-in trainer."""
 WORKING_STEPS: Mapping[str, str] = {"function": "node", "container": "node", "trainer": "train"}
 """What the step that does a job's work is called in its log, by kind; `main` of the others."""
-_MAIN = "main"
 _PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "mlx": "mlx[cpu]", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Modules whose package is called otherwise."""
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
@@ -76,16 +75,16 @@ def train_job(job: api.JobSummary, runtimes: Mapping[str, Runtime], *, current_s
         runtime=_runtime(job, runtimes),
         steps=list(_steps(job, whole, current_step)),
         num_nodes=job["node_count"],
-        creation_timestamp=_moment(job["created_at"]),
+        creation_timestamp=datetime.fromisoformat(job["created_at"]),
         status=STATUSES.get(job["status"], UNKNOWN),
         state=job["status"],
-        message=_message(job, whole),
+        message=(whole["pending_reason"] if whole else None) or job["status_message"],
         progress=Progress(**job["progress"]),
         metrics=dict(job["metrics"]),
         checkpoints=[_checkpoint(each) for each in whole["checkpoints"]] if whole else [],
         labels=dict(job["labels"]),
-        started_at=_moment_or_none(job["started_at"]),
-        finished_at=_moment_or_none(job["finished_at"]),
+        started_at=_moment(job["started_at"]),
+        finished_at=_moment(job["finished_at"]),
     )
 
 
@@ -114,7 +113,7 @@ def log_filter(job: api.Job, step: str) -> dict[str, Any] | None:
     kind, _, number = step.rpartition("-")
     if kind != NODE or not number.isdecimal() or int(number) >= job["node_count"]:
         return None
-    return {"step": _working_step(job), "node": int(number)}
+    return {"step": WORKING_STEPS.get(job["kind"], "main"), "node": int(number)}
 
 
 def event(each: api.Event, name: str) -> Event:
@@ -123,7 +122,7 @@ def event(each: api.Event, name: str) -> Event:
         involved_object_name=name,
         message=each["message"],
         reason=each["reason"] or each["to"] or each["type"].upper(),
-        event_time=_moment(each["ts"]),
+        event_time=datetime.fromisoformat(each["ts"]),
     )
 
 
@@ -161,10 +160,6 @@ def _advice(job: api.Job, lines: Sequence[str]) -> str | None:
 def _where(error: api.Failure) -> str:
     step = f" in the step {error['step']}" if error["step"] else ""
     return f" of rank {error['rank']}{step}" if error["rank"] is not None else step
-
-
-def _working_step(job: api.JobSummary) -> str:
-    return WORKING_STEPS.get(job["kind"], _MAIN)
 
 
 def _steps(job: api.JobSummary, whole: api.Job | None, current: str | None) -> Iterator[Step]:
@@ -224,16 +219,11 @@ def _runtime(job: api.JobSummary, runtimes: Mapping[str, Runtime]) -> Runtime:
     )
 
 
-def _message(job: api.JobSummary, whole: api.Job | None) -> str | None:
-    waiting = whole["pending_reason"] if whole else None
-    return waiting or job["status_message"]
-
-
 def _checkpoint(each: api.Checkpoint) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=each["checkpoint_id"],
         step=each["step"],
-        created_at=_moment(each["created_at"]),
+        created_at=datetime.fromisoformat(each["created_at"]),
         uri=each["uri"],
         size_bytes=each["size_bytes"],
         metrics=dict(each["metrics"]),
@@ -242,9 +232,5 @@ def _checkpoint(each: api.Checkpoint) -> Checkpoint:
     )
 
 
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
-def _moment_or_none(text: str | None) -> datetime | None:
-    return None if text is None else _moment(text)
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster import client as api
 from trainmaster.client import Client
-from trainmaster.client.event_stream import LogText, OpenLineStates
+from trainmaster.client.event_stream import OpenLineStates
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError, translated
 from trainmaster.trainer.job_document import successors
@@ -181,46 +181,28 @@ def log_lines(
     """
     if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
         raise ValueError(f"tail must be a number of lines, not {tail!r}")
-    moment = _moment(since)
-    if tail is not None and (moment is not None or tail > LONGEST_TAIL):
-        return _ends(client, job, chosen, moment, tail, follow=follow)
-    return _lines(client, job, chosen, {"tail": tail, "since": moment}, follow=follow)
-
-
-def _ends(
-    client: Client, job: str, chosen: Mapping[str, Any], since: str | None, tail: int, *, follow: bool
-) -> Iterator[str]:
-    """The last of the lines since a time, and then on from there."""
-    last: deque[str] = deque(maxlen=tail)
-    cursor = None
-    for part in _parts(client, job, chosen, {"since": since}):
-        last.extend(part.lines())
-        cursor = part.cursor
-    yield from last
-    if follow:
-        yield from _followed(client, job, chosen, cursor)
+    return _lines(client, job, chosen, tail, _moment(since), follow=follow)
 
 
 def _lines(
-    client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[str, Any], *, follow: bool
+    client: Client, job: str, chosen: Mapping[str, Any], tail: int | None, since: str | None, *, follow: bool
 ) -> Iterator[str]:
     cursor = None
-    for part in _parts(client, job, chosen, start):
-        yield from part.lines()
-        cursor = part.cursor
-    if follow:
-        yield from _followed(client, job, chosen, cursor)
-
-
-def _parts(client: Client, job: str, chosen: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[LogText]:
+    last: deque[str] | None = None
+    if tail is not None and (since is not None or tail > LONGEST_TAIL):
+        last, tail = deque(maxlen=tail), None  # the server cannot cut these
     with translated(job):
-        yield from client.log_texts(job, **chosen, **start)
-
-
-def _followed(client: Client, job: str, chosen: Mapping[str, Any], cursor: str | None) -> Iterator[str]:
-    with translated(job), contextlib.closing(client.follow_logs(job, **chosen, cursor=cursor)) as following:
-        shown = OpenLineStates()
-        yield from (line["message"] for line in following if shown.is_new(line))
+        for part in client.log_texts(job, **chosen, tail=tail, since=since):
+            if last is None:
+                yield from part.lines()
+            else:
+                last.extend(part.lines())
+            cursor = part.cursor
+        yield from last or ()
+        if follow:
+            with contextlib.closing(client.follow_logs(job, **chosen, cursor=cursor)) as following:
+                shown = OpenLineStates()
+                yield from (line["message"] for line in following if shown.is_new(line))
 
 
 def _moment(since: datetime | str | None) -> str | None:

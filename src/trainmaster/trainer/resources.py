@@ -61,7 +61,10 @@ def nodes_from(num_nodes: object, resources_per_node: object) -> Nodes:
         name = _name(given)
         field = f"resources_per_node[{given!r}]"
         if name == "gpu" or name.startswith(MIG):
-            gpus[name] = _whole(field, amount)
+            number = _quantity(field, amount, at_least=0)
+            if number.denominator != 1:
+                raise ValueError(f"{field} must be a whole number, not {amount!r}")
+            gpus[name] = int(number)
         elif name == "cpu":
             # The server books whole cores: of a fraction the whole.
             config["cpu_cores"] = ceil(_quantity(field, amount))
@@ -83,13 +86,6 @@ def _name(given: object) -> str:
         raise ValueError(f"resources_per_node has the key {given!r}; its keys are {_KNOWN}")
     name = given.removeprefix(_VENDOR).lower()
     return _ALIASES.get(name, name)
-
-
-def _whole(field: str, amount: object) -> int:
-    count = _quantity(field, amount, at_least=0)
-    if count.denominator != 1:
-        raise ValueError(f"{field} must be a whole number, not {amount!r}")
-    return int(count)
 
 
 def _mib(field: str, amount: object) -> int:

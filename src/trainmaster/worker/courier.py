@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
-from trainmaster.protocol.documents import read_document, write_document
+from trainmaster.protocol.documents import DISK_FULL_ERRNOS, read_document, write_document
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive, send_signal
-from trainmaster.protocol.reasons import StopCause
+from trainmaster.protocol.reasons import Reason, StopCause, exit_record
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import (
     CONTROL,
@@ -50,7 +50,7 @@ from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
-from trainmaster.worker.records import exit_of_lost_worker, exit_of_unprepared_node
+from trainmaster.worker.records import exit_of_lost_worker
 from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
 
@@ -131,7 +131,9 @@ class _Courier:
             try:
                 self._prepare(request)
             except OSError as error:
-                self._put(exit_document(self._node), exit_of_unprepared_node(error))
+                reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
+                message = f"the node could not prepare for the job: {error}"
+                self._put(exit_document(self._node), exit_record(reason, message))
                 return
             with self._following_control(), self._hints() as hints:
                 self._mirror(hints)

@@ -26,7 +26,7 @@ import site
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -103,93 +103,81 @@ def install(
     if not missing:
         return
     environment = {name: value for name, value in variables.items() if name not in _MISPLACING}
-    environment |= _indexes(index_urls)
+    if index_urls:
+        # As variables: everybody on the machine could read arguments, and URLs may hold passwords.
+        environment |= dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), index_urls[0])
+        environment |= dict.fromkeys(("PIP_EXTRA_INDEX_URL", "UV_INDEX"), " ".join(index_urls[1:]))
     # As pip does: the best version of all indexes, not of the first that has any.
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    by_pip = _Installer([str(python), "-m"], environment, lock)
+    installer = _Installer(python, environment, lock)
     has_pip = any(importlib.util.find_spec(module) is not None for module in ("pip", "ensurepip"))
     if (uv := shutil.which("uv", path=variables.get("PATH"))) is not None:
         print_line(f"installing {', '.join(missing)} with uv")
-        by_uv = _Uv(_Installer([uv, "--color", "never", "pip"], environment, lock), python, base)
         try:
-            by_uv.install(missing)
+            _install_with_uv(installer, uv, missing, base)
         except InstallError as error:
             if error.reason is not Reason.BAD_INPUT:
                 raise
             # The packages may replace a part of the base, or need one that no index has.
             if has_pip:
                 print_line("uv finds no way to add that to what is there; trying pip")
-                _install_with_pip(by_pip, missing)
+                _install_with_pip(installer, missing)
             else:
-                by_uv.install(missing, keep_base=False)
+                _install_with_uv(installer, uv, missing, base, keep_base=False)
     elif has_pip:
         print_line(f"installing {', '.join(missing)} with pip")
-        _install_with_pip(by_pip, missing)
+        _install_with_pip(installer, missing)
     else:
         raise InstallError("there is no uv on the PATH, and the worker's Python has neither pip nor ensurepip")
 
 
 def _install_with_pip(installer: _Installer, missing: Sequence[str]) -> None:
     if importlib.util.find_spec("pip") is None:
-        installer.run("ensurepip")
+        installer.run(str(installer.python), "-m", "ensurepip")
     quiet = ("--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar", "off")
-    installer.run("pip", "install", *quiet, "--", *missing)
+    installer.run(str(installer.python), "-m", "pip", "install", *quiet, "--", *missing)
 
 
-class _Uv:
-    def __init__(self, installer: _Installer, python: Path, base: Mapping[str, str]) -> None:
-        self._installer = installer
-        self._python = str(python)
-        self._home = python.parents[1]
-        # Without a build label such as +cpu: indexes have the release under its plain version.
-        self._base = {name: version.partition("+")[0] for name, version in base.items()}
-
-    def install(self, missing: Sequence[str], *, keep_base: bool = True) -> None:
-        """Install requirements; `keep_base`: with the base's versions of all that the base has."""
-        wanted = self._listed("wanted.txt", missing)
-        base = self._listed("base.txt", (f"{name}=={version}" for name, version in self._base.items()))
-        chosen = self._home / "chosen.txt"
-        quiet = ("--no-header", "--no-annotate", "--no-emit-index-url", "--python", self._python)
-        self._installer.run("compile", *quiet, *(("-c", base) if keep_base else ()), "-o", str(chosen), wanted)
-        left = [line for line in chosen.read_text().splitlines() if line.strip() and not self._has(line)]
-        if left:
-            self._installer.run("install", "--python", self._python, "--no-deps", "--", *left)
-
-    def _listed(self, name: str, lines: Iterable[str]) -> str:
-        path = self._home / name
-        path.write_text("".join(f"{line}\n" for line in lines))
-        return str(path)
-
-    def _has(self, pinned: str) -> bool:
+def _install_with_uv(
+    installer: _Installer, uv: str, missing: Sequence[str], base: Mapping[str, str], *, keep_base: bool = True
+) -> None:
+    """`keep_base`: with the base's versions of all that the base has."""
+    # Without a build label such as +cpu: indexes have the release under its plain version.
+    versions = {name: version.partition("+")[0] for name, version in base.items()}
+    python, home = str(installer.python), installer.python.parents[1]
+    wanted, constraints, chosen = (home / name for name in ("wanted.txt", "base.txt", "chosen.txt"))
+    wanted.write_text("".join(f"{requirement}\n" for requirement in missing))
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+    quiet = ("--no-header", "--no-annotate", "--no-emit-index-url", "--python", python)
+    constrained = ("-c", str(constraints)) if keep_base else ()
+    command = (uv, "--color", "never", "pip")
+    installer.run(*command, "compile", *quiet, *constrained, "-o", str(chosen), str(wanted))
+    left = []
+    for pinned in filter(str.strip, chosen.read_text().splitlines()):
         name, _, version = pinned.partition(";")[0].strip().partition("==")
-        return self._base.get(name) == version.partition("+")[0]
+        if versions.get(name) != version.partition("+")[0]:
+            left.append(pinned)
+    if left:
+        installer.run(*command, "install", "--python", python, "--no-deps", "--", *left)
 
 
-def _indexes(index_urls: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Variables that name the indexes; everybody on the machine could read arguments, and URLs may hold passwords."""
-    if index_urls:
-        further = " ".join(index_urls[1:])
-        yield from (("PIP_INDEX_URL", index_urls[0]), ("PIP_EXTRA_INDEX_URL", further))
-        yield from (("UV_DEFAULT_INDEX", index_urls[0]), ("UV_INDEX", further))
-
-
+@dataclass(frozen=True, slots=True)
 class _Installer:
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], lock: int) -> None:
-        self._command = tuple(command)
-        self._environment = environment
-        self._lock = lock
+    python: Path
+    environment: Mapping[str, str]
+    lock: int
 
-    def run(self, *arguments: str) -> None:
+    def run(self, *command: str) -> None:
         """Raises InstallError if the command fails."""
         done = subprocess.run(
-            [*self._command, *arguments],
-            env=self._environment,
+            command,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            pass_fds=(self._lock,),
+            pass_fds=(self.lock,),
             check=False,
         )
         if done.returncode:

@@ -68,18 +68,14 @@ def serve(directory: Path) -> int:
     except BlockingIOError:
         sys.stderr.write(f"another fork server runs in {directory}\n")
         return 1
-    _say_who(lock)
-    _detach()
-    _ForkServer(lock).run()
-    return 0
-
-
-def _say_who(lock: int) -> None:
-    """Write the holder into the lock: a fork server that hangs is found and killed by that."""
+    # Who holds the lock: a fork server that hangs is found and killed by that.
     holder = identity_of(os.getpid())
     assert holder is not None
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(holder.to_json()).encode(), 0)
+    _detach()
+    _ForkServer(lock).run()
+    return 0
 
 
 def _detach() -> None:

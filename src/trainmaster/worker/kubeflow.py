@@ -6,16 +6,19 @@ lives in the worker's selector and never blocks.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import math
-import os
 import re
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
+
+from trainmaster.worker.records import append
 
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 1 << 20
@@ -24,7 +27,6 @@ _CONTENT_LENGTH = re.compile(rb"^content-length:([^\n]*)", re.IGNORECASE | re.MU
 _BEARER = re.compile(rb"^authorization:[ \t]*bearer[ \t]+(\S+)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _SANE_LENGTH = re.compile(rb"[0-9]{1,9}")
 """`int` is slow for many digits, and refuses more than a few thousand."""
-_ANSWERS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 405: "Method Not Allowed", 413: "Payload Too Large"}
 
 
 class KubeflowListener:
@@ -60,6 +62,7 @@ class KubeflowListener:
         self._connections.append(_Connection(self._selector, accepted, self._answer, self._connections.remove))
 
     def _answer(self, head: bytes, body: bytes) -> int:
+        """Take a report; returns the HTTP status."""
         bearer = _BEARER.search(head)
         if bearer is None or not hmac.compare_digest(bearer[1], self._token):
             return 401
@@ -69,11 +72,10 @@ class KubeflowListener:
             record = metrics_from_status(json.loads(body), now=time.time())
         except (ValueError, RecursionError):
             return 400
-        descriptor = os.open(self._metrics_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        finally:
-            os.close(descriptor)
+            append(self._metrics_file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            return 503  # the disk is full; the sender may try again
         return 200
 
 
@@ -150,44 +152,30 @@ class _Connection:
         except OSError:
             data = b""
         self._received += data
+        status = self._status()
+        if status is not None:
+            answer = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+                "Content-Length: 2\r\nConnection: close\r\n\r\n{}"
+            )
+            with contextlib.suppress(OSError):
+                self._socket.sendall(answer.encode())
+        if status is not None or not data or (self._head is None and len(self._received) > _MAX_HEAD_BYTES):
+            self.close()
+
+    def _status(self) -> int | None:
+        """The status of the answer; None while the request is incomplete."""
         if self._head is None:
-            self._read_head()
-        if self._socket.fileno() < 0:
-            return
-        if self._head is not None and len(self._received) >= self._expected:
-            self._reply(self._safe_answer(self._head, bytes(self._received[: self._expected])))
-        elif not data or (self._head is None and len(self._received) > _MAX_HEAD_BYTES):
-            self.close()
-
-    def _read_head(self) -> None:
-        head, blank, body = self._received.partition(b"\r\n\r\n")
-        if not blank:
-            return
-        text = bytes(head).replace(b"\r\n", b"\n")
-        lengths = [found.strip() for found in _CONTENT_LENGTH.findall(text)] or [b"0"]
-        if len(lengths) > 1 or not lengths[0].isdigit():
-            self._reply(400)
-        elif not _SANE_LENGTH.fullmatch(lengths[0]) or int(lengths[0]) > _MAX_BODY_BYTES:
-            self._reply(413)
-        else:
+            head, blank, body = self._received.partition(b"\r\n\r\n")
+            if not blank:
+                return None
+            text = bytes(head).replace(b"\r\n", b"\n")
+            lengths = [found.strip() for found in _CONTENT_LENGTH.findall(text)] or [b"0"]
+            if len(lengths) > 1 or not lengths[0].isdigit():
+                return 400
+            if not _SANE_LENGTH.fullmatch(lengths[0]) or int(lengths[0]) > _MAX_BODY_BYTES:
+                return 413
             self._head, self._expected, self._received = text, int(lengths[0]), body
-
-    def _safe_answer(self, head: bytes, body: bytes) -> int:
-        try:
-            return self._answer(head, body)
-        except OSError:
-            # The disk is full; the sender may try again.
-            return 503
-
-    def _reply(self, status: int) -> None:
-        phrase = _ANSWERS.get(status, "Service Unavailable")
-        answer = (
-            f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n"
-            "Content-Length: 2\r\nConnection: close\r\n\r\n{}"
-        )
-        try:
-            self._socket.sendall(answer.encode())
-        except OSError:
-            pass
-        finally:
-            self.close()
+        if len(self._received) < self._expected:
+            return None
+        return self._answer(self._head, bytes(self._received[: self._expected]))

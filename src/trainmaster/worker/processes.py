@@ -266,12 +266,9 @@ class StackDump:
         texts = {}
         for rank, pid in self._ranks.items():
             printed = _read_from(*self._printing[rank]) if rank in self._printing else ""
-            texts[rank] = printed or _kernel_view(pid)
+            views = (_process_view(process.pid) for process in _with_descendants(pid))
+            texts[rank] = printed or "\n".join(filter(None, views))
         return texts
-
-
-def _kernel_view(pid: int) -> str:
-    return "\n".join(text for process in _with_descendants(pid) if (text := _process_view(process.pid)))
 
 
 def _with_descendants(pid: int) -> list[SeenProcess]:

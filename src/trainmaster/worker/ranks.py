@@ -46,14 +46,10 @@ def rank_environment(
     rendezvous: tuple[str, int] | None,
     guarded: bool = False,
 ) -> dict[str, str]:
-    """The environment of one rank: the worker's own, then the job's, then what we promise.
+    """The environment of one rank: the worker's own (`base`), then the job's, then what we promise.
 
-    Args:
-        context: what the node's processes have in common.
-        rank: the global rank.
-        base: the worker's environment; our own variables in it are dropped.
-        rendezvous: where the ranks meet; None for a preparing step.
-        guarded: it holds tokens, and gets only those of the job's variables that say how to fetch.
+    A preparing step has no `rendezvous`. One that is `guarded` holds tokens, and gets only those of the job's variables
+    that say how to fetch.
     """
     request, launch = context.request, context.request.launch
     inherited = {name: value for name, value in base.items() if not name.startswith(names.RESERVED_PREFIX)}

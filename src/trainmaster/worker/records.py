@@ -16,6 +16,12 @@ from trainmaster.protocol.run_directory import CONTROL, RunDirectory, beat_docum
 _RETRY_S = 0.5
 
 
+def append(path: str, data: bytes) -> None:
+    """Append to a file that others may append to."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file:
+        file.write(data)
+
+
 class RunDirectoryGoneError(Exception):
     """The run directory was removed with its job: nobody is left to report to."""
 
@@ -80,11 +86,7 @@ class ExitRecord:
                 os.close(descriptor)
 
     def write(self, compose: Callable[[], Mapping[str, Any]], wait: Callable[[float], None]) -> None:
-        """Write the exit, however many tries that takes.
-
-        Args:
-            compose: makes the document, for each try.
-            wait: called with the seconds until the next try.
+        """Write the exit, composed anew for each try; `wait` is called with the seconds until the next one.
 
         Raises:
             RunDirectoryGoneError: the run directory is gone.
@@ -127,9 +129,3 @@ def exit_of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[st
         started_at=started[0] if started else None,
         streams=dict(directory.streams()),
     )
-
-
-def exit_of_unprepared_node(error: OSError) -> dict[str, Any]:
-    """The exit document for a node whose files could not be laid out."""
-    reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
-    return exit_record(reason, f"the node could not prepare for the job: {error}")

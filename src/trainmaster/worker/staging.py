@@ -203,7 +203,8 @@ def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str,
         places: path below /workspace -> the real directory.
         user: the user that the ranks run as; None: the worker's.
     """
-    if all(os.path.isdir(f"{WORKSPACE}/{path}") and _is_same(path, place) for path, place in places.items()):
+    named = [(f"{WORKSPACE}/{path}", place) for path, place in places.items()]
+    if all(os.path.isdir(path) and os.path.isdir(place) and os.path.samefile(path, place) for path, place in named):
         return NO_WORKSPACE
     why_not = _link(home / "workspace", places, user)
     if why_not is None:
@@ -211,10 +212,6 @@ def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str,
     # Paths that exist, of the machine's own or as a volume of the job, are meant as they are.
     missing = {path: place for path, place in places.items() if not os.path.lexists(f"{WORKSPACE}/{path}")}
     return Workspace(directories=missing, variables={path: name for name, path in prepared.items()}, why_not=why_not)
-
-
-def _is_same(path: str, place: str) -> bool:
-    return os.path.isdir(place) and os.path.samefile(f"{WORKSPACE}/{path}", place)
 
 
 def _link(own: Path, places: Mapping[str, str], user: User | None) -> str | None:
@@ -304,17 +301,10 @@ def stage_node(
     user: User | None,
     on_chunk: Callable[[], None],
 ) -> NodeContext:
-    """Stage what the job needs, and open the listener for its reports.
+    """Stage what the job needs, and open the listener for its reports, in this selector.
 
-    Args:
-        request: the attempt.
-        directory: its run directory.
-        node: the index of this node.
-        secrets: the values that the worker was given.
-        control_file: where ranks look for requests to save or stop.
-        selector: gets the listener.
-        user: the user that the ranks run as; None: the worker's.
-        on_chunk: called repeatedly while files are copied; it may raise to give up.
+    Ranks look in `control_file` for requests to save or stop. `on_chunk` is called repeatedly while files are copied;
+    it may raise to give up.
 
     Raises:
         StagingError: a file or a secret is missing.
@@ -329,6 +319,11 @@ def stage_node(
     token_file = os.fspath(home / "token")
     with open(open_own(token_file, user, os.O_TRUNC), "w") as file:
         file.write(request.rank_token)
+    workspace = NO_WORKSPACE
+    # Containers get /workspace from their engine, also those of a worker outside.
+    if launch.prepared and not any(step.through for step in launch.steps):
+        places = {path: os.fspath(home / PREPARED / path) for path in launch.prepared.values()}
+        workspace = make_workspace(home, launch.prepared, places, user)
     metrics = metrics_stream(node, node * launch.ranks_per_node)
     listener = KubeflowListener(selector, request.rank_token, os.fspath(directory.path / metrics))
     return NodeContext(
@@ -342,17 +337,8 @@ def stage_node(
         secrets=secrets.environment,
         port=(request.nodes[node].port or free_port()) if launch.lifetime is Lifetime.SERVICE else None,
         user=user,
-        workspace=_workspace(request, home, user),
+        workspace=workspace,
     )
-
-
-def _workspace(request: AttemptRequest, home: Path, user: User | None) -> Workspace:
-    """Containers get /workspace from their engine, also those of a worker outside."""
-    prepared = request.launch.prepared
-    if not prepared or any(step.through for step in request.launch.steps):
-        return NO_WORKSPACE
-    places = {path: os.fspath(home / PREPARED / path) for path in prepared.values()}
-    return make_workspace(home, prepared, places, user)
 
 
 def free_port() -> int:

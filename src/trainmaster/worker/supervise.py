@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,30 +42,24 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: 
     if secrets != NO_SECRETS:
         hide_memory()  # in a container, ranks run as the same user as this process, which holds tokens
     directory = RunDirectory(run_dir.absolute())
-    identity = _identity() if within.first_step is None else None
-    if identity is not None and not _claim(directory, node, identity):
-        return 0
     journal = Journal(directory, node)
-    if identity is not None:
-        journal.record("claimed", **identity)
-    try:
-        _run_claimed(directory, node, journal, secrets, within)
-    except RunDirectoryGoneError:
-        # The job was deleted: there is nobody to report to.
-        return 0
+    # The job may be deleted at any time: then there is nobody to report to.
+    with contextlib.suppress(RunDirectoryGoneError):
+        if within.first_step is not None or _claim(directory, node, journal):
+            _run_claimed(directory, node, journal, secrets, within)
     return 0
 
 
-def _identity() -> dict[str, Any]:
+def _claim(directory: RunDirectory, node: int, journal: Journal) -> bool:
     pid = os.getpid()
-    return {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id(), "host": socket.gethostname()}
-
-
-def _claim(directory: RunDirectory, node: int, identity: Mapping[str, Any]) -> bool:
+    identity = {"pid": pid, "start_time": start_time_of(pid), "boot_id": boot_id(), "host": socket.gethostname()}
     try:
-        return directory.claim(node, {"nonce": os.urandom(16).hex(), **identity})
+        granted = directory.claim(node, {"nonce": os.urandom(16).hex(), **identity})
     except FileNotFoundError:
         return False
+    if granted:
+        journal.record("claimed", **identity)
+    return granted
 
 
 def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets, within: Within) -> None:
@@ -99,8 +93,10 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
 
     exit_record.write(compose, wait)
     if run is not None:
-        if request.launch.remove_working_directory:
-            _remove_work(directory, range(len(request.nodes)))
+        ends = (directory.document(exit_document(each)) for each in range(len(request.nodes)))
+        if request.launch.remove_working_directory and all(end is not None for end in ends):
+            with contextlib.suppress(OSError):
+                remove_tree(directory.path / "work")  # this was the last node that worked in it
         send_hint(request.hint_socket, request.attempt_id)
 
 
@@ -117,13 +113,6 @@ def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
     """The secrets without those that finished steps had for themselves."""
     used = {secret_named(reference) for step in done for reference in step.secrets.values()}
     return replace(secrets, tokens={name: value for name, value in secrets.tokens.items() if name not in used})
-
-
-def _remove_work(directory: RunDirectory, nodes: Iterable[int]) -> None:
-    """Remove the attempt's working directory once the last node that works in it has ended."""
-    if all(directory.document(exit_document(node)) is not None for node in nodes):
-        with contextlib.suppress(OSError):
-            remove_tree(directory.path / "work")
 
 
 def _exit_from(verdict: Verdict, *, started_at: float | None, streams: dict[str, int]) -> dict[str, Any]:

@@ -178,7 +178,10 @@ class Stopping:
     def take(self, control: Control, *, can_save: bool, now: float) -> None:
         """`can_save`: whether the running processes save when asked to stop."""
         if control.stop or control.save:
-            self._tell_ranks(control)
+            self._seq += 1
+            # On a full disk, SIGTERM alone tells them.
+            with contextlib.suppress(OSError):
+                write_document(self._control_file, replace(control, seq=self._seq).to_json(), uid=self._uid)
         if control.stop is None:
             return
         saving = control.save and can_save
@@ -197,9 +200,3 @@ class Stopping:
             return
         self._missed = True
         self._journal.record("grace_missed", cause=self.cause, grace_s=self._grace_s)
-
-    def _tell_ranks(self, control: Control) -> None:
-        self._seq += 1
-        # On a full disk, SIGTERM alone tells them.
-        with contextlib.suppress(OSError):
-            write_document(self._control_file, replace(control, seq=self._seq).to_json(), uid=self._uid)

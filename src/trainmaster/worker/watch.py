@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from trainmaster.protocol.documents import parse_lines, read_document
 from trainmaster.protocol.request import Control
 from trainmaster.protocol.run_directory import CONTROL, Gap, RunDirectory
+from trainmaster.worker.records import append
 from trainmaster.worker.verdict import Failure
 
 
@@ -124,23 +125,17 @@ class EventWatch:
 
     def look(self) -> list[dict[str, Any]]:
         """The events of interest since the last look."""
-        before = self._read
-        found = self._look()
+        before, found = self._read, []
+        with contextlib.suppress(OSError):
+            if os.stat(self._path).st_size > before:
+                with open(self._path, "rb") as file:
+                    found = self._take(file)
         self.grew = self._read > before
         return found
 
-    def _look(self) -> list[dict[str, Any]]:
-        try:
-            if os.stat(self._path).st_size <= self._read:
-                return []
-            with open(self._path, "rb") as file:
-                file.seek(self._read)
-                return self._take(file)
-        except OSError:
-            return []
-
     def _take(self, file: BinaryIO) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
+        file.seek(self._read)
         for _ in range(_MOST_CHUNKS):
             chunk = file.read(_CHUNK_BYTES)
             taken = chunk.rfind(b"\n") + 1
@@ -182,11 +177,7 @@ class LogClock:
             return
         self._due = now + self.EVERY_S
         with contextlib.suppress(OSError):
-            descriptor = os.open(f"{self._path}.times", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, f"{time.time():.3f} {size}\n".encode())
-            finally:
-                os.close(descriptor)
+            append(f"{self._path}.times", f"{time.time():.3f} {size}\n".encode())
             self._size = size
 
 
@@ -227,17 +218,15 @@ class LogCap:
         held = size - (self._gap.end - self._gap.start if self._gap else 0)
         if held > self._cap:
             with contextlib.suppress(OSError):
-                self._gap = self._directory.remove(self._log, self._middle(size), being_written=True)
+                # Half of the cap stays as head, three eighths as tail, so that the next cut is not near.
+                start = self._gap.start if self._gap else self._line_end_before(self._cap // 2)
+                middle = Gap(start=start, end=self._line_end_after(size - self._cap * 3 // 8), cap_bytes=self._cap)
+                self._gap = self._directory.remove(self._log, middle, being_written=True)
             held = self._cap * 7 // 8
         if rate > 0:
             wait_s = (self._cap - held) / rate / 2
             if wait_s < LONGEST_WAIT_S:
                 self.due = now + max(wait_s, SHORTEST_WAIT_S)
-
-    def _middle(self, size: int) -> Gap:
-        """The range to remove: half of the cap stays as head, three eighths as tail; so the next cut is not near."""
-        start = self._gap.start if self._gap else self._line_end_before(self._cap // 2)
-        return Gap(start=start, end=self._line_end_after(size - self._cap * 3 // 8), cap_bytes=self._cap)
 
     def _line_end_before(self, offset: int) -> int:
         length = min(offset, _LINE_BYTES, self._cap // 8)

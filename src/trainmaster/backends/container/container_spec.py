@@ -185,7 +185,7 @@ def container_document(
             *("--run-dir", str(context.run_dir), "--node", str(node)),
             *("--secrets", f"{SECRETS}/{SECRETS_FILE}", "--within", json.dumps(within.to_json())),
         ],
-        "Env": [f"PYTHONPATH={_python_path(image)}"],
+        "Env": [f"PYTHONPATH={':'.join(filter(None, (image.environment.get('PYTHONPATH'), WORKER)))}"],
         "User": context.user,
         "WorkingDir": "/",
         "Labels": _labels(request, context, node),
@@ -297,10 +297,6 @@ def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> in
 def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
     """GPUs as they are called inside: whole ones are numbered from 0, slices keep their names."""
     return tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
-
-
-def _python_path(image: ImageFacts) -> str:
-    return ":".join(filter(None, (image.environment.get("PYTHONPATH"), WORKER)))
 
 
 CREATE = "/v4.0.0/libpod/containers/create"

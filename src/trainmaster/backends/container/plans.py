@@ -95,16 +95,7 @@ def plan_document(
     *,
     engine: str,
 ) -> dict[str, Any]:
-    """The plan of a node's worker.
-
-    Args:
-        request: the attempt.
-        node: the index of the node.
-        image: the job's.
-        images: those of steps that have their own, by name.
-        context: what all containers have in common.
-        engine: where the engine listens.
-    """
+    """The plan of a node's worker; `images` are those of steps that have their own, by name."""
     name, each = container_name(request, node), request.launch.ranks_per_node
     containers: dict[str, dict[str, Any]] = {
         step.name: {

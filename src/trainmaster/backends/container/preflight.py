@@ -25,13 +25,6 @@ def checked(
 ) -> AttemptRequest:
     """The request with the real directories of its volumes, if it can run and may.
 
-    Args:
-        request: the attempt.
-        image: the name of its image.
-        facts: what is known of the image.
-        defaults: the server's settings for containers.
-        engine: `docker` or `podman`.
-
     Raises:
         LaunchError: it cannot run here, or must not.
     """

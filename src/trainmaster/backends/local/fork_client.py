@@ -125,6 +125,9 @@ class ForkServer:
 
     def _start(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Jobs inherit this: not our own settings, which may hold the encryption key or the database's password.
+        ours = {name for name in os.environ if name.startswith(RESERVED_PREFIX) and name != CA}
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
         with open(self._directory / "log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainmaster.worker", "fork-server", "--directory", os.fspath(self._directory)],
@@ -132,7 +135,7 @@ class ForkServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=_environment(),
+                env=inherited,
                 start_new_session=True,
                 umask=_UMASK,
             )
@@ -145,8 +148,3 @@ class ForkServer:
                     return
             time.sleep(0.005)
         raise ForkServerError(f"it did not start within {_START_TIMEOUT_S:.0f} s; see {self._directory / 'log'}")
-
-
-def _environment() -> dict[str, str]:
-    """What jobs inherit: not our own settings, which may hold the encryption key or the database's password."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX) or name == CA}

@@ -7,7 +7,7 @@ Fields that are not known here are passed over: the files are Kubeflow's. What i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -223,7 +223,7 @@ def _read(root: _Field, kind: RuntimeKind, name: str) -> TrainingRuntime:
         args=node.at("args").texts(),
         environment={**variables_of(policy, framework), **variables.values},
         resources=resources,
-        packages=tuple(_lines(annotations.at(PACKAGES).optional_text() or "")),
+        packages=tuple(filter(None, map(str.strip, (annotations.at(PACKAGES).optional_text() or "").splitlines()))),
         pretrained_model=annotations.at(PRETRAINED_MODEL).optional_text() or _storage_uri(jobs, MODEL_INITIALIZER),
         dataset=_storage_uri(jobs, DATASET_INITIALIZER),
         job_name_variables=variables.of_job_name,
@@ -231,10 +231,6 @@ def _read(root: _Field, kind: RuntimeKind, name: str) -> TrainingRuntime:
         origin=root.where,
         document=root.mapping(),
     )
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (stripped for line in text.splitlines() if (stripped := line.strip()))
 
 
 def _policy(policies: _Field) -> str | None:
@@ -330,12 +326,8 @@ class _Field:
     value: Any
     where: str
     path: str = ""
-    known: bool = field(default=True)
-
-    @property
-    def present(self) -> bool:
-        """Whether it is there: `mpi: {}` is, and so is `mpi:` with nothing after it."""
-        return self.known
+    present: bool = True
+    """Whether it is there: `mpi: {}` is, and so is `mpi:` with nothing after it."""
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeDocumentError(self.where, self.path, message)

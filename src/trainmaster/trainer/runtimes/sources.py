@@ -203,7 +203,10 @@ class SourceReader:
         if place.path.endswith(SUFFIXES):
             return [place.path]
         url = f"{self.github_api}/repos/{place.repository}/git/trees/{quote(place.ref, safe='')}?recursive=1"
-        answer = _json(_get(client, url, place.source), place.source)
+        try:
+            answer = json.loads(_get(client, url, place.source))
+        except json.JSONDecodeError as error:
+            raise SourceError(f"{place.source}: GitHub's list of files is not JSON") from error
         tree = answer.get("tree") if isinstance(answer, dict) else None
         entries = [entry for entry in tree if isinstance(entry, dict)] if isinstance(tree, list) else []
         paths = [str(entry.get("path")) for entry in entries if entry.get("type") == "blob"]
@@ -275,14 +278,6 @@ def _get(client: httpx.Client, url: str, source: str) -> str:
         return body.decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"{source}: {url} is not text in UTF-8") from error
-
-
-def _json(text: str, source: str) -> object:
-    try:
-        found: object = json.loads(text)
-    except ValueError as error:
-        raise SourceError(f"{source}: GitHub's list of files is not JSON") from error
-    return found
 
 
 def _bounded(source: str, files: Iterator[TextFile]) -> list[TextFile]:
