@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,15 @@ def test_every_exception_is_used() -> None:
         path = ROOT / name
         used = {room_of(each.partition(".")[2]) for each in imports_of(path) if each.startswith("trainmaster.")}
         assert rooms <= used, f"{name} does not import {sorted(rooms - used)} any more"
+
+
+def test_no_import_closes_a_cycle() -> None:
+    """Neither an import for types alone nor one inside a function may hide that two modules need each other."""
+    dotted = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for _, path in modules()}
+
+    def imported(path: Path) -> set[str]:
+        names = (name.removeprefix("trainmaster.") for name in imports_of(ROOT / path))
+        return {name if name in dotted else name.rpartition(".")[0] for name in names} & dotted.keys()
+
+    # Raises CycleError, which names the modules.
+    TopologicalSorter({name: imported(path) for name, path in dotted.items()}).prepare()
