@@ -51,7 +51,7 @@ def test_training_whose_rank_is_killed_ends_with_the_same_weights(
     server.kill_rank(job_id, 1)
     job = finish(server, job_id)
     assert [attempt["reason"] for attempt in job["attempts"]] == ["KILLED_BY_SIGNAL", "SUCCEEDED"]
-    assert "goes on from checkpoint" in server.events_of(job_id, "resumed")[0]["message"]
+    assert "resumes from checkpoint" in server.events_of(job_id, "resumed")[0]["message"]
     assert weights_digest(output(server, job_id)) == undisturbed
 
 

@@ -98,7 +98,7 @@ def test_deleting_the_last_one_of_a_job_that_ended_leaves_no_pointers() -> None:
 def test_deleting_is_refused_while_somebody_needs_it() -> None:
     with pytest.raises(ConflictError, match="pinned"):
         without(saved(), checkpoint(10, pinned=True))
-    with pytest.raises(ConflictError, match="job-2 goes on from"):
+    with pytest.raises(ConflictError, match="job-2 needs"):
         without(ended(), ALL[0], users={"job-2"})
     with pytest.raises(ConflictError, match="the last one of a job that has not ended"):
         without(saved(), ALL[0], left=[])

@@ -68,7 +68,7 @@ def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
 def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Change | None:
     """Queue a parked job again, from `checkpoint` or else from its latest one; a service also after its end."""
     check_allowed(job, Action.RESUME)
-    # A job that has saved nothing yet still goes on from what it was given.
+    # A job that has saved nothing yet still starts from the checkpoint that it was given.
     inherited = job.resume_checkpoint_id if job.latest_checkpoint_id is None else None
     chosen = checkpoint.checkpoint_id if checkpoint else job.own_checkpoint_id or inherited
     draft = Draft(job, now)

@@ -224,7 +224,7 @@ def _park(draft: Draft, reason: Reason, message: str) -> None:
     if draft.edge(Trigger.PARK) is not None:
         draft.move(Trigger.PARK, reason=reason, message=message, data={"checkpoint_id": draft.job.latest_checkpoint_id})
     else:
-        # Exporting had begun before the pause took effect: nothing to park, so it goes on from its checkpoint.
+        # Exporting had begun before the pause took effect: nothing to park, so it resumes from its checkpoint.
         draft.set(desired=Desired.RUN)
         draft.move(Trigger.RETRY, reason=reason, message="was exporting; is queued again instead of being paused")
 
@@ -260,7 +260,7 @@ STALLED_AFTER_S = 900.0
 DUMP_PATIENCE_S = 10.0
 """Between asking for stacks and stopping a stalled attempt."""
 RUNTIME_MARGIN_S = 15.0
-"""A worker stops its ranks by itself when their time is up. One that has not done so by then is told, then killed."""
+"""A worker stops its ranks when their time is up. After this time more the server asks it to stop, then kills it."""
 FIRST_USE_WITHIN_S = 600.0
 """A trainer that no client has used since it started is parked after this, unless its job names a timeout: the client
 that asked for it has probably failed."""

@@ -113,7 +113,7 @@ class Checkpoint:
     """Kept until it is unpinned, whatever the limits say."""
     kind: str = ""
     """`training` or `sampler` for one that a user of a trainer service asked for; empty for one that the job made for
-    itself, to go on from."""
+    itself, to resume from."""
     name: str = ""
     """What its user calls it: of several of a kind, the latest has the name."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class Job:
 
     @property
     def own_checkpoint_id(self) -> str | None:
-        """The checkpoint of its own that the job goes on from: the latest, or the best where that was asked for."""
+        """The checkpoint of its own that the job resumes from: the latest, or the best where that was asked for."""
         return (self.best_checkpoint_id if self.resumes_from_best else None) or self.latest_checkpoint_id
 
     @property

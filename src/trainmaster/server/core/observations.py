@@ -134,7 +134,7 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
                 "grace_missed",
                 actor=Actor.WORKER,
                 message=f"did not stop {'in time' if grace_s is None else f'within {grace_s:g} s'} and was killed; "
-                "it goes on from its last committed checkpoint",
+                "it resumes from its last committed checkpoint",
             )
         case "stacks":
             draft.set_attempt(stack_dump=False)
@@ -167,7 +167,7 @@ def _say_where_it_starts(draft: Draft) -> None:
     draft.note(
         "resumed",
         actor=Actor.COORDINATOR,
-        message=f"attempt {draft.job.live.number} {f'goes on from checkpoint {chosen}' if chosen else fresh}",
+        message=f"attempt {draft.job.live.number} {f'resumes from checkpoint {chosen}' if chosen else fresh}",
         data={"checkpoint_id": chosen},
     )
 

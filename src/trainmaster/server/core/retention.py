@@ -1,6 +1,6 @@
 """What of a job may be removed, and when: its checkpoints one by one, and what is left of it long after its end. Pure.
 
-Nothing that somebody may still need goes: a pinned checkpoint, one that a job which has not ended goes on from, the
+Nothing that somebody may still need goes: a pinned checkpoint, one that a job which has not ended resumes from, the
 last good one of such a job.
 """
 
@@ -51,7 +51,7 @@ def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float)
     if checkpoint.expires_at == at:
         return None
     draft = Draft(job, now)
-    said = "is kept until it is deleted" if at is None else f"goes by itself in {max(0.0, at - now):.0f} s"
+    said = "no longer expires" if at is None else f"expires in {max(0.0, at - now):.0f} s"
     draft.note(
         "checkpoint_expiry",
         actor=Actor.API,
@@ -84,7 +84,7 @@ def delete_checkpoint(
 ) -> Change | None:
     """Remove a checkpoint on request; `latest` and `best` move to what is left.
 
-    `others` are the job's other checkpoints, oldest first; `users` are unfinished jobs that go on from this one.
+    `others` are the job's other checkpoints, oldest first; `users` are unfinished jobs that resume from this one.
 
     Raises:
         ConflictError: it is pinned, or needed.
@@ -93,7 +93,9 @@ def delete_checkpoint(
     if checkpoint.pinned:
         raise ConflictError(f"checkpoint {name} is pinned; unpin it first")
     if users:
-        raise ConflictError(f"job {sorted(users)[0]} goes on from checkpoint {name}; it can go when that job has ended")
+        raise ConflictError(
+            f"job {sorted(users)[0]} needs checkpoint {name} to resume; delete it when that job has ended"
+        )
     if job.status not in TERMINAL and not others and not checkpoint.kind:
         raise ConflictError(f"checkpoint {name} is the last one of a job that has not ended; without it all is lost")
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)

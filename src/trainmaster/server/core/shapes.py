@@ -162,9 +162,8 @@ class Shapes:
             NotFoundError: there is none.
         """
         shape = self.get(name)
-        latest = (shape.latest,) if shape.latest is not None else ()
-        among = latest if version == LATEST else (each for each in shape.versions if each.version == version)
-        found = next(iter(among), None)
+        named = (each for each in shape.versions if each.version == version)
+        found = shape.latest if version == LATEST else next(named, None)
         if found is None:
             raise NotFoundError(f"training shape {name} has no version {version}")
         return found

@@ -98,7 +98,7 @@ class Draft:
         )
 
     def register(self, checkpoint: Checkpoint, *, replaces: Sequence[str] = ()) -> None:
-        """Add a committed checkpoint, in the place of others; one that the job made to go on from is the latest."""
+        """Add a committed checkpoint, in the place of others; one that the job made to resume from is the latest."""
         self._checkpoints.append(checkpoint)
         self._replaced += (before for before in replaces if before != checkpoint.checkpoint_id)
         if not checkpoint.kind:

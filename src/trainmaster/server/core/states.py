@@ -255,6 +255,9 @@ class Consequence:
 
 def _rows() -> dict[Reason, Consequence]:
     def row(outcome: AttemptOutcome, fault: Fault, advice: str = "", service: str = "") -> Consequence:
+        """With `{again}` in the advice, a job is retried and a service resumed."""
+        if "{again}" in advice:
+            advice, service = advice.format(again="retry"), advice.format(again="resume it")
         return Consequence(outcome=outcome, fault=fault, advice=advice, service_advice=service)
 
     permanent, transient = AttemptOutcome.PERMANENT, AttemptOutcome.TRANSIENT
@@ -320,29 +323,15 @@ def _rows() -> dict[Reason, Consequence]:
             "the node was lost or rebooted; resume it",
         ),
         Reason.STALLED: row(transient, user, "it reported no step for too long; its stacks are in the events"),
-        Reason.DISK_FULL: row(
-            transient,
-            infrastructure,
-            "free space on the disk that the message names, then retry",
-            "free space on the disk that the message names, then resume it",
-        ),
-        Reason.STORAGE_UNAVAILABLE: row(
-            transient,
-            infrastructure,
-            "the storage did not answer; retry when it does",
-            "the storage did not answer; resume it when it does",
-        ),
+        Reason.DISK_FULL: row(transient, infrastructure, "free space on the disk that the message names, then {again}"),
+        Reason.STORAGE_UNAVAILABLE: row(transient, infrastructure, "the storage did not answer; {again} when it does"),
         Reason.ENGINE_UNAVAILABLE: row(
-            transient,
-            infrastructure,
-            "the backend's engine did not answer; retry when it does",
-            "the backend's engine did not answer; resume it when it does",
+            transient, infrastructure, "the backend's engine did not answer; {again} when it does"
         ),
         Reason.NEVER_STARTED: row(
             AttemptOutcome.NOT_STARTED,
             Fault.PLATFORM,
-            "it is placed again automatically; if it FAILED, look for the cause in the server's log, then retry",
-            "it is placed again automatically; if it FAILED, look for the cause in the server's log, then resume it",
+            "it is placed again automatically; if it FAILED, look for the cause in the server's log, then {again}",
         ),
     }
 

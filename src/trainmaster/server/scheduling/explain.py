@@ -53,13 +53,13 @@ class Explanation:
 
     code: PendingCode
     message: str
-    """For people; goes on from `the job ...`."""
+    """For people; completes `the job ...`."""
     needs: str
     best_node: BestNode | None = None
     blockers: Sequence[Blocker] = ()
     """When all of these are gone, it starts."""
     would_start_if: str
-    """For people; goes on from `it would start if ...`."""
+    """For people; completes `it would start if ...`."""
     runtime_s: int | None = None
     """With a `max_runtime_seconds` of no more than this it would start now."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.placement import Amounts
@@ -211,12 +209,6 @@ class Lines:
         for asked in self.asked:
             asked.order()
         self.room.sort(key=lambda each: each[0][:3])
-
-    def __iter__(self) -> Iterator[LineState]:
-        return iter(self.lines.values())
-
-    def queue_of(self, job: Job) -> QueueState:
-        return self.queues[job.queue]
 
     def _queue(self, view: ClusterView, name: str) -> QueueState:
         if name not in self.queues:

@@ -142,7 +142,9 @@ class _Pass:
 
     def _go_through_the_queues(self) -> None:
         waiting = [
-            (place, index, line) for index, line in enumerate(self._lines) if (place := line.place()) is not None
+            (place, index, line)
+            for index, line in enumerate(self._lines.lines.values())
+            if (place := line.place()) is not None
         ]
         heapify(waiting)
         while waiting and len(self._placements) < self._limit:
@@ -237,7 +239,7 @@ class _Pass:
         if queue.quota_gpus is None:
             return
         for head in self._heads:
-            if self._lines.queue_of(head.job) is queue and _barred(head, queue):
+            if self._lines.queues[head.job.queue] is queue and _barred(head, queue):
                 self._remove(head)
                 self._gave_way = True
 

@@ -118,7 +118,7 @@ def kueue_trace(document: object, *, name: str) -> Trace:
     - A queue's nominal quota is its weight, and nominal quota plus borrowing limit its quota.
     - Priorities keep their order and are spread over 0 to 10.
     - Nothing is preemptible: Kueue takes lent quota back by eviction, here the weights decide who is next.
-    - No job has a limit on its runtime. Kueue knows of none, and so the scheduler is told of none.
+    - No job has a limit on its runtime. Kueue has none, so the scheduler gets none.
 
     Raises:
         TraceError: the document has another shape; the message says where.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainmaster.server.core.resources import Gpu, Needs, Node, Queue, needs_fro
 
 BACKEND = "simulated"
 DEFAULT_SAVE_S = 10.0
-"""What a job of ours typically takes to write a checkpoint when it is told to stop."""
+"""What a job of ours typically takes to write a checkpoint when it has to stop."""
 HIGHEST_PRIORITY = 10
 
 
@@ -34,9 +34,9 @@ class TraceJob:
     max_runtime_s: float | None = None
     """All that the scheduler knows of the duration; an attempt that reaches it ends in a time-out."""
     save_s: float = DEFAULT_SAVE_S
-    """From being told to stop until it has saved. What takes longer than the grace period is not saved."""
+    """From the request to stop until it has saved. What takes longer than the grace period is not saved."""
     class_name: str = ""
-    """What waiting times are told by; empty: its priority."""
+    """Waiting times are reported by class; empty: by priority."""
 
     @property
     def label(self) -> str:
@@ -108,19 +108,6 @@ def uniform_nodes(
     ]
 
 
-_PLAIN_DEFAULTS: Mapping[str, Any] = {
-    "priority": 5,
-    "queue": "default",
-    "preemptible": False,
-    "max_retries": 1,
-    "max_runtime_s": None,
-    "save_s": DEFAULT_SAVE_S,
-}
-_LISTS = ("capabilities", "affinity", "anti_affinity")
-_NATURALS = ("gpus", "nodes", "cpu_cores", "ram_mb", "storage_mb", "gpu_memory_min_mb")
-_FIELDS = frozenset({"name", "arrival_s", "duration_s", "class", "gpu_type", *_PLAIN_DEFAULTS, *_LISTS, *_NATURALS})
-
-
 def to_line(job: TraceJob) -> str:
     """The job as a line of a recorded trace, without what is at its default."""
     needs = needs_to_json(job.needs)
@@ -128,8 +115,8 @@ def to_line(job: TraceJob) -> str:
     document["gpus"] = needs.pop("gpus_per_node", 0)
     document["nodes"] = needs.pop("node_count", 1)
     document |= needs
-    for name, default in _PLAIN_DEFAULTS.items():
-        if getattr(job, name) != default:
+    for name in ("priority", "queue", "preemptible", "max_retries", "max_runtime_s", "save_s"):
+        if getattr(job, name) != TraceJob.__dataclass_fields__[name].default:
             document[name] = getattr(job, name)
     if job.class_name:
         document["class"] = job.class_name
@@ -151,33 +138,20 @@ def from_line(line: str) -> TraceJob:
         raise TraceError(f"is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise TraceError("must be an object")
-    if unknown := document.keys() - _FIELDS:
-        raise TraceError(f"has unknown fields: {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS))}")
-    naturals = {name: _natural(document, name) for name in _NATURALS if name in document}
-    priority = _natural(document, "priority") if "priority" in document else 5
-    if priority > HIGHEST_PRIORITY:
+    if unknown := document.keys() - _READERS.keys():
+        raise TraceError(f"has unknown fields: {', '.join(sorted(unknown))}; known are {', '.join(sorted(_READERS))}")
+    values = {name: _READERS[name](name, value) for name, value in document.items() if value is not None}
+    for required in ("arrival_s", "duration_s"):
+        _seconds(required, values.get(required))
+    if values.get("priority", 0) > HIGHEST_PRIORITY:
         raise TraceError(f"priority must be from 0 to {HIGHEST_PRIORITY}")
-    limit = document.get("max_runtime_s")
+    needs = {
+        "gpus_per_node": values.pop("gpus", 0),
+        "node_count": max(values.pop("nodes", 1), 1),
+        **{name: values.pop(name) for name in Needs.__dataclass_fields__ if name in values},
+    }
     return TraceJob(
-        name=str(document.get("name") or ""),
-        arrival_s=_seconds(document, "arrival_s"),
-        duration_s=_seconds(document, "duration_s"),
-        needs=needs_from_json(
-            {
-                **naturals,
-                **{name: _texts(document, name) for name in _LISTS if name in document},
-                "gpu_type": _text(document, "gpu_type"),
-                "gpus_per_node": naturals.get("gpus", 0),
-                "node_count": max(naturals.get("nodes", 1), 1),
-            }
-        ),
-        priority=priority,
-        queue=_text(document, "queue") or "default",
-        preemptible=bool(document.get("preemptible", False)),
-        max_retries=_natural(document, "max_retries") if "max_retries" in document else 1,
-        max_runtime_s=None if limit is None else _seconds(document, "max_runtime_s"),
-        save_s=_seconds(document, "save_s") if "save_s" in document else DEFAULT_SAVE_S,
-        class_name=_text(document, "class") or "",
+        name=values.pop("name", ""), class_name=values.pop("class", ""), needs=needs_from_json(needs), **values
     )
 
 
@@ -199,29 +173,39 @@ def from_lines(lines: Iterable[str]) -> list[TraceJob]:
     return jobs
 
 
-def _seconds(document: Mapping[str, Any], name: str) -> float:
-    value = document.get(name)
+def _seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise TraceError(f"{name} must be a number of seconds, 0 or more")
     return float(value)
 
 
-def _natural(document: Mapping[str, Any], name: str) -> int:
-    value = document[name]
+def _natural(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TraceError(f"{name} must be a whole number, 0 or more")
     return value
 
 
-def _text(document: Mapping[str, Any], name: str) -> str | None:
-    value = document.get(name)
-    if value is not None and not isinstance(value, str):
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
         raise TraceError(f"{name} must be text")
     return value
 
 
-def _texts(document: Mapping[str, Any], name: str) -> list[str]:
-    value = document[name]
+def _texts(name: str, value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise TraceError(f"{name} must be a list of texts")
     return value
+
+
+def _flag(_: str, value: object) -> bool:
+    return bool(value)
+
+
+_READERS: Mapping[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(("arrival_s", "duration_s", "max_runtime_s", "save_s"), _seconds),
+    **dict.fromkeys(("gpus", "nodes", "cpu_cores", "ram_mb", "storage_mb", "gpu_memory_min_mb"), _natural),
+    **dict.fromkeys(("priority", "max_retries"), _natural),
+    **dict.fromkeys(("name", "class", "gpu_type", "queue"), _text),
+    **dict.fromkeys(("capabilities", "affinity", "anti_affinity"), _texts),
+    "preemptible": _flag,
+}

@@ -42,12 +42,12 @@ def key_of(job: Job) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJobs:
+class WaitingJobs:
     """The queued jobs; each group is sorted by key."""
 
     lines: Mapping[Line, Mapping[JobGroup, Sequence[Entry]]] = field(default_factory=dict)
 
-    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> QueuedJobs:
+    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
         changes: dict[tuple[Line, JobGroup], tuple[list[Key], list[Entry]]] = {}
         for job in gone:
             changes.setdefault(_home(job), ([], []))[0].append(key_of(job))
@@ -69,7 +69,7 @@ class QueuedJobs:
                 groups.pop(group, None)
                 if not groups:
                     del lines[line], fresh[line]
-        return QueuedJobs(lines=lines)
+        return WaitingJobs(lines=lines)
 
     def in_order(self) -> list[Job]:
         return [entry[3] for entry in merge(*(group for groups in self.lines.values() for group in groups.values()))]
@@ -266,7 +266,7 @@ class ClusterView:
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
     inventory: Inventory = field(default_factory=Inventory)
-    waiting: QueuedJobs = field(default_factory=QueuedJobs)
+    waiting: WaitingJobs = field(default_factory=WaitingJobs)
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:

@@ -44,11 +44,11 @@ class SimulatedWork(Protocol):
         """How it ended then."""
 
     def saves_in_s(self, job: Job) -> float:
-        """How long an attempt that is told to stop goes on holding what it has."""
+        """How long an attempt holds what it has after the request to stop."""
 
 
 class Watcher:
-    """Is told what happens."""
+    """Observes a simulation."""
 
     def arrived(self, job: Job, now: float) -> None:
         """A job was queued for the first time."""
@@ -57,7 +57,7 @@ class Watcher:
         """A job holds its shares from now on."""
 
     def stopping(self, victim: Job, by: Job | None, now: float) -> None:
-        """An attempt was told to stop; for a job, or for an operator who drains its node."""
+        """An attempt was asked to stop; for a job, or for an operator who drains its node."""
 
     def left(self, held: Job, after: Job, now: float) -> None:
         """An attempt let go of its shares; the job before and after."""

@@ -121,7 +121,7 @@ class SubmitJobRequest(RuledModel):
 
     @cached_property
     def training_document(self) -> Mapping[str, Any]:
-        """What the processes of a training are told: computed once, and used to check, admit and launch the job.
+        """The configuration for a training's processes: computed once, and used to check, admit and launch the job.
 
         Raises:
             RefusedError: a hyperparameter is not known, or cannot be read.

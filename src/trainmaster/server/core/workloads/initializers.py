@@ -34,7 +34,7 @@ INPUT_FILE = "initializers.json"
 OTHER_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
 """Weights again in other forms than *.safetensors; of a model they are left out unless the job says otherwise."""
 SECRETS: Mapping[str, str] = environment.INITIALIZER_SECRETS
-"""The fields that are sealed, and the variables in which the step finds their values."""
+"""The fields that are encrypted, and the variables in which the step finds their values."""
 _LEAST_MEMORY = 16 << 20
 _NOT_FETCHED = ("type", "image", "timeout_s")
 """Fields that say how it is fetched, and not what."""
@@ -93,6 +93,11 @@ class InitializerSpec(RuledModel):
         "a backend that runs images. Null: the built-in initializer, where the job runs.",
     )
     timeout_s: Positive | None = Field(default=None, description="Time limit of the fetch. Null: no limit.")
+
+    @property
+    def secrets_set(self) -> list[str]:
+        """The fields with secrets that have a value."""
+        return [field for field in SECRETS if getattr(self, field, None) is not None]
 
 
 class HubInitializer(InitializerSpec):
@@ -193,21 +198,19 @@ PARTS: Mapping[str, str] = {"dataset": "DATASET_PATH", "model": "MODEL_PATH"}
 
 
 def secret_values(initializers: Initializers) -> dict[str, str]:
-    """The values of the sealed fields, by the secrets' names. Of a stored request these are references."""
+    """The values of secrets, by the secrets' names. Of a stored request these are references."""
     return {
-        secret_name(part, field): value.get_secret_value()
+        secret_name(part, field): getattr(spec, field).get_secret_value()
         for part, spec in initializers.named()
-        for field in SECRETS
-        if (value := getattr(spec, field, None)) is not None
+        for field in spec.secrets_set
     }
 
 
 def conceal(initializers: Initializers, document: dict[str, Any], shown: Callable[[str], str]) -> None:
     """Put what is shown of secrets into the plain form of initializers, in the place of their values."""
     for part, spec in initializers.named():
-        for field in SECRETS:
-            if getattr(spec, field, None) is not None:
-                document[part][field] = shown(secret_name(part, field))
+        for field in spec.secrets_set:
+            document[part][field] = shown(secret_name(part, field))
 
 
 def secret_name(part: str, field: str) -> str:
@@ -231,7 +234,7 @@ def _own_step(part: str, spec: InitializerSpec) -> Step:
         # -s what lies in the home, which may be the working directory.
         argv=("-s", "-P", "-m", "trainmaster.training.initializer", part),
         python=True,
-        secrets=_sealed(part, spec, SECRETS),
+        secrets={SECRETS[field]: reference_to(secret_name(part, field)) for field in spec.secrets_set},
         timeout_s=spec.timeout_s,
         image=spec.image,
         gang=_gang(spec) if spec.image is not None and isinstance(spec, CacheInitializer) else None,
@@ -254,9 +257,7 @@ def _size(cpu: str | None, memory: str | None) -> Size:
 
 
 def _foreign_step(part: str, spec: InitializerSpec) -> Step:
-    """An image's own command, which is told what to fetch as Kubeflow tells it: each field that has a value is a
-    variable.
-    """
+    """An image's own command. As with Kubeflow, each field that has a value is a variable."""
     # There Kubeflow's images leave what they fetch, whether they look at OUTPUT_PATH or not.
     target = f"{environment.WORKSPACE}/{part}"
     fields = spec.model_dump(mode="json", exclude={*_NOT_FETCHED, *SECRETS}, exclude_none=True)
@@ -267,19 +268,11 @@ def _foreign_step(part: str, spec: InitializerSpec) -> Step:
             **{name.upper(): ",".join(value) if isinstance(value, list) else value for name, value in fields.items()},
             "OUTPUT_PATH": target,
         },
-        secrets=_sealed(part, spec, {field: field.upper() for field in SECRETS}),
+        secrets={field.upper(): reference_to(secret_name(part, field)) for field in spec.secrets_set},
         timeout_s=spec.timeout_s,
         image=spec.image,
         outputs={target: part},
     )
-
-
-def _sealed(part: str, spec: InitializerSpec, variables: Mapping[str, str]) -> dict[str, str]:
-    return {
-        variable: reference_to(secret_name(part, field))
-        for field, variable in variables.items()
-        if getattr(spec, field, None) is not None
-    }
 
 
 def initializers_text(initializers: Initializers, variables: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The `job_class` workload: a class of the in-job library, which goes on from its own checkpoints.
+"""The `job_class` workload: a class of the in-job library, which resumes from its own checkpoints.
 
 It is known by (account, project, group, name), not by the job's id: submitted again, it finds what it saved before.
 """

@@ -202,7 +202,7 @@ class TrainerServiceSpec(Serving):
         )
 
     def _document(self) -> dict[str, Any]:
-        """What the service is told: `trainmaster.trainer_service.configuration` reads it."""
+        """The content of `service.json`, which `trainmaster.trainer_service.configuration` reads."""
         options = dict(self.options)
         options.pop("forward_only", None)
         return {
