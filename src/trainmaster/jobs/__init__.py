@@ -65,29 +65,20 @@ __all__ = [
 ]
 
 _ON_USE = {
-    **dict.fromkeys(("BasicJob", "_BaseJob", "job"), "basic_job"),
-    "CheckpointedJob": "checkpointed_job",
-    "RestoreableJob": "restoreable_job",
-    **dict.fromkeys(("build", "configuration", "configure", "current_config", "field", "patch"), "ambient"),
-    **dict.fromkeys(
-        (
-            "Axis",
-            "Chip",
-            "Cluster",
-            "ClusterMachine",
-            "ExecutionSpec",
-            "HardwareRequest",
-            "HardwareResult",
-            "JobSpec",
-            "Topology",
-        ),
-        "spec",
-    ),
+    "ambient": {"build", "configuration", "configure", "current_config", "field", "patch"},
+    "basic_job": {"BasicJob", "_BaseJob", "job"},
+    "checkpointed_job": {"CheckpointedJob"},
+    "restoreable_job": {"RestoreableJob"},
+    "spec": {
+        *("Axis", "Chip", "Cluster", "ClusterMachine", "ExecutionSpec"),
+        *("HardwareRequest", "HardwareResult", "JobSpec", "Topology"),
+    },
 }
 """Imported on first use: a script that only reports needs the standard library alone, and starts fast."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ON_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_ON_USE[name]}"), name)
+    for module, names in _ON_USE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
-"""The commit protocol of checkpoints: a draft beside the final place, sealed by a manifest, then renamed.
+"""Checkpoints: their manifest, and the drafts that they are written as before they are committed.
 
-A directory is a checkpoint from the rename to its final name on, never before. A draft is locked while it is written,
-and the drafts of dead processes are removed.
+A draft is locked while it is written, and the drafts of dead processes are removed. `roots` commits drafts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -77,6 +76,13 @@ class Manifest:
     files: tuple[ManifestFile, ...] = ()
     version: int = 1
 
+    def file(self, path: str) -> ManifestFile:
+        """Raises FileNotFoundError if the checkpoint has no such file."""
+        for file in self.files:
+            if file.path == path:
+                return file
+        raise FileNotFoundError(f"the checkpoint {self.checkpoint_id} has no file {path}")
+
     @property
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files)
@@ -121,6 +127,13 @@ def read_manifest(directory: Path) -> Manifest:
     except OSError as error:
         raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
     return Manifest.from_bytes(data, str(path))
+
+
+def required(manifest: Manifest | None, where: str) -> Manifest:
+    """Raise FileNotFoundError if there is no manifest at a place."""
+    if manifest is None:
+        raise FileNotFoundError(f"{where}: no checkpoint is committed there")
+    return manifest
 
 
 def committed(directory: str | os.PathLike[str]) -> bool:
@@ -184,14 +197,6 @@ def draft_directory(parent: Path, *, job_id: str, attempt: int, expected_bytes: 
         os.close(descriptor)
 
 
-def discard(directory: Path) -> None:
-    """Remove a checkpoint: first its name, then its files."""
-    doomed = directory.with_name(f"{REMOVED_PREFIX}{os.urandom(4).hex()}")
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(directory, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
 def _tidy(parent: Path, *, job_id: str, attempt: int) -> None:
     """Remove drafts that can never be committed: those of older attempts, and those whose writer is dead."""
     for entry in list(parent.iterdir()):
@@ -202,7 +207,7 @@ def _tidy(parent: Path, *, job_id: str, attempt: int) -> None:
             if found["job"] == job_id and int(found["attempt"]) < attempt:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
-                _remove_if_dead(entry)
+                remove_unless_locked(entry)
 
 
 def _make_draft(parent: Path, job_id: str, attempt: int) -> tuple[Path, int]:
@@ -216,16 +221,22 @@ def _make_draft(parent: Path, job_id: str, attempt: int) -> tuple[Path, int]:
             os.close(descriptor)  # Another process tidied in between, and took it for a dead one's.
 
 
-def _remove_if_dead(directory: Path) -> None:
-    try:
+def remove_unless_locked(directory: Path) -> None:
+    """Remove a directory that no living process has locked."""
+    with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return
-    try:
-        if _try_lock(descriptor):
-            shutil.rmtree(directory, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+        try:
+            if _try_lock(descriptor):
+                shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether the file or directory at a path is still the one that was opened."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False
 
 
 def _try_lock(descriptor: int) -> bool | None:
@@ -244,10 +255,7 @@ def describe(
 ) -> tuple[ManifestFile, ...]:
     """List the files of a draft with their sizes and digests, after flushing them to disk unless `flush` is false.
 
-    Args:
-        directory: the draft.
-        known_digests: by path, the SHA-256 of files that were hashed while they were written: not read again.
-        flush: whether all of it has to be on disk afterwards.
+    Files with known digests, by path, were hashed while they were written and are not read again.
 
     Raises:
         ValueError: the draft holds something other than plain files.
@@ -260,33 +268,6 @@ def describe(
         for inner in directories:
             flush_path(inner)
     return described
-
-
-def seal(directory: Path, manifest: Manifest, *, known_digests: Mapping[str, str] | None = None) -> Manifest:
-    """Flush all files of a draft, then write its manifest with every file's size and digest."""
-    sealed = replace(manifest, files=describe(directory, known_digests=known_digests))
-    with open(directory / MANIFEST, "xb") as target:
-        target.write(sealed.to_bytes())
-        target.flush()
-        os.fsync(target.fileno())
-    flush_path(directory)
-    return sealed
-
-
-def publish(directory: Path, target: Path) -> None:
-    """Rename a sealed draft to its final name, and flush the name to disk.
-
-    Raises:
-        FileExistsError: the name is taken.
-    """
-    try:
-        os.rename(directory, target)
-    except OSError as error:
-        # A committed checkpoint is never empty, so the rename itself refuses to replace it.
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise FileExistsError(errno.EEXIST, "a checkpoint is never replaced", str(target)) from error
-        raise
-    flush_path(target.parent)
 
 
 def _contents(directory: Path) -> tuple[list[Path], list[Path]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainmaster.jobs import rng, trees
-from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, check_path
+from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, check_path, required
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, ProcessError
 from trainmaster.jobs.report import Reporter
@@ -80,7 +80,7 @@ class Loader:
         loaded: LoadedCheckpoint | None = None
         state: Mapping[str, Any] | None = None
         try:
-            manifest = _manifest(self._root, rel_path)
+            manifest = required(self._root.manifest(rel_path), self._root.locate(rel_path))
             with self._root.fetch(rel_path, verify=False) as directory:
                 digests = _digests(manifest) if verify else None
                 metadata = json.loads(read_text(directory, METADATA, digests))
@@ -149,7 +149,8 @@ class Loader:
         Raises:
             InexactResumeError: the checkpoint has none for this rank.
         """
-        manifest = _manifest(self._root, check_path(rel_path))
+        rel_path = check_path(rel_path)
+        manifest = required(self._root.manifest(rel_path), self._root.locate(rel_path))
         _require_same_ranks(rel_path, manifest, self._process)
         with self._root.fetch(rel_path, verify=False) as directory:
             return _state(directory, rel_path, manifest, self._process, _digests(manifest))
@@ -160,13 +161,6 @@ class Loader:
 
 def _digests(manifest: Manifest) -> dict[str, str]:
     return {file.path: file.sha256 for file in manifest.files}
-
-
-def _manifest(root: Root, rel_path: str) -> Manifest:
-    manifest = root.manifest(rel_path)
-    if manifest is None:
-        raise FileNotFoundError(f"{root.locate(rel_path)}: no checkpoint is committed there")
-    return manifest
 
 
 def _require_same_ranks(rel_path: str, manifest: Manifest, process: Process) -> None:

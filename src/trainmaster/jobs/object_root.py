@@ -32,8 +32,11 @@ from trainmaster.jobs.checkpoint import (
     check_path,
     describe,
     draft_directory,
+    is_at,
+    remove_unless_locked,
     require_same,
     require_space,
+    required,
     save_name,
 )
 from trainmaster.jobs.lock import Lock, object_lock
@@ -83,7 +86,7 @@ class ObjectRoot:
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
         files = describe(draft, known_digests=known_digests, flush=False)
         data = f".data-{save_name(manifest.job_id, manifest.attempt)}"
-        sealed = replace(manifest, files=files, data=data)
+        complete = replace(manifest, files=files, data=data)
         keys = {draft / file.path: self._key(rel_path, data, file.path) for file in files}
         try:
             objects.send_all(self._place, keys)
@@ -92,10 +95,10 @@ class ObjectRoot:
             self._forget(keys.values())
             raise
         # If this raises, the files stay: the manifest may have arrived all the same.
-        if not self._put_manifest(rel_path, sealed):
+        if not self._put_manifest(rel_path, complete):
             self._forget(keys.values())
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
-        return sealed
+        return complete
 
     def manifest(self, rel_path: str) -> Manifest | None:
         key = self._key(check_path(rel_path), MANIFEST)
@@ -107,9 +110,7 @@ class ObjectRoot:
 
     def read(self, rel_path: str, name: str) -> bytes:
         manifest = self._require(rel_path)
-        file = next((file for file in manifest.files if file.path == name), None)
-        if file is None:
-            raise FileNotFoundError(f"{self.locate(rel_path)} has no file {name}")
+        file = manifest.file(name)
         with _missing_is_corrupt():
             data, _ = objects.get(self._place, self._key(rel_path, manifest.data, name))
         require_same(f"{self.locate(rel_path)}/{name}", file, len(data), hashlib.sha256(data).hexdigest())
@@ -187,12 +188,12 @@ class ObjectRoot:
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         return object_lock(self._place, self._key(check_path(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
 
-    def _put_manifest(self, rel_path: str, sealed: Manifest) -> bool:
-        if objects.put_if(self._place, self._key(rel_path, MANIFEST), sealed.to_bytes(), version=None) is not None:
+    def _put_manifest(self, rel_path: str, complete: Manifest) -> bool:
+        if objects.put_if(self._place, self._key(rel_path, MANIFEST), complete.to_bytes(), version=None) is not None:
             return True
         # Refused, perhaps by itself: a request whose answer got lost is sent again.
         found = self.manifest(rel_path)
-        return found is not None and found.data == sealed.data
+        return found is not None and found.data == complete.data
 
     def _forget(self, keys: Iterable[str]) -> None:
         """Remove files that will not be committed. If that fails, a later save removes them."""
@@ -230,10 +231,7 @@ class ObjectRoot:
         return objects.head(self._place, self._key(rel_path, MANIFEST)) is not None
 
     def _require(self, rel_path: str) -> Manifest:
-        manifest = self.manifest(rel_path)
-        if manifest is None:
-            raise FileNotFoundError(f"{self.locate(rel_path)}: no checkpoint is committed there")
-        return manifest
+        return required(self.manifest(rel_path), self.locate(rel_path))
 
     def _key(self, *parts: str) -> str:
         path = PurePosixPath(self._place.key, *parts)
@@ -291,14 +289,14 @@ def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Itera
     parent.mkdir(parents=True, exist_ok=True)
     for entry in list(parent.iterdir()):
         if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:
-            _remove_if_unused(entry)
+            remove_unless_locked(entry)
     home = parent / f"{_COPY_PREFIX}{name}"
     descriptor = _enter(home, bring)
     try:
         yield home / _FILES
     finally:
         os.close(descriptor)
-        _remove_if_unused(home)
+        remove_unless_locked(home)
 
 
 def _enter(home: Path, bring: Callable[[Path], None]) -> int:
@@ -312,10 +310,10 @@ def _enter(home: Path, bring: Callable[[Path], None]) -> int:
         try:
             # Shared first: readers hold that lock for long, and must not be waited for.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if _is_at(home, descriptor) and (home / _FILES).is_dir():
+            if is_at(home, descriptor) and (home / _FILES).is_dir():
                 return descriptor
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(home, descriptor) and not (home / _FILES).is_dir():
+            if is_at(home, descriptor) and not (home / _FILES).is_dir():
                 _fill(home, bring)
         except BaseException:
             os.close(descriptor)
@@ -334,20 +332,3 @@ def _fill(home: Path, bring: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-
-
-def _remove_if_unused(home: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(home, ignore_errors=True)
-        finally:
-            os.close(descriptor)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the directory at a path is still the one that was opened."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    return False

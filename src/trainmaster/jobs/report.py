@@ -179,7 +179,7 @@ class Reporter:
     ) -> Iterator[Path]:
         """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save files below `directory`.
 
-        At the end of the block all files are flushed, sealed by a manifest and renamed to the final name, which never
+        At the end of the block all files are flushed, listed in a manifest and renamed to the final name, which never
         replaces an older checkpoint; then the server is told. An exception in the block removes the files. Call it on
         one rank only, usually rank 0.
 

@@ -6,10 +6,12 @@ Every path below a root is relative, with forward slashes: `checkpoint-10`, or `
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,17 +20,18 @@ from typing import Protocol
 
 from trainmaster.jobs.checkpoint import (
     MANIFEST,
+    REMOVED_PREFIX,
     CorruptCheckpointError,
     Manifest,
     check_path,
     committed,
-    discard,
+    describe,
     draft_directory,
     flush_path,
-    publish,
+    is_at,
     read_manifest,
     require_same,
-    seal,
+    required,
     verify,
 )
 from trainmaster.jobs.lock import Lock, file_lock
@@ -68,14 +71,10 @@ class Root(Protocol):
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
     ) -> Manifest:
-        """Commit a complete draft at `rel_path`; returns its manifest with all files.
+        """Commit a draft with a manifest that has no `files` yet; returns the complete manifest.
 
-        Args:
-            draft: from `draft`.
-            rel_path: where readers will find it.
-            manifest: the manifest without its `files`.
-            check_owner: called right before the commit, which it prevents by raising.
-            known_digests: SHA-256 by path of files that were hashed while they were written.
+        `check_owner` is called right before the commit, which it prevents by raising. `known_digests` has the SHA-256,
+        by path, of files that were hashed while they were written.
 
         Raises:
             FileExistsError: a checkpoint is committed there already. The draft may be committed elsewhere.
@@ -110,10 +109,8 @@ class Root(Protocol):
     ) -> AbstractContextManager[Path]:
         """A local directory with the files of a committed checkpoint, for reading, until the block ends.
 
-        Args:
-            rel_path: the checkpoint.
-            verify: whether every file is read and compared. Downloaded files always are.
-            on_bytes: called with the number of bytes read since the last call; from several threads.
+        With `verify`, every file is read and compared; downloaded files always are. `on_bytes` is called with the
+        number of bytes read since the last call, from several threads.
 
         Raises:
             FileNotFoundError: nothing is committed there.
@@ -136,15 +133,10 @@ class Root(Protocol):
         """Set a pointer. Readers see either the old target or the new one."""
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
-        """Hold the advisory lock of `rel_dir` for the block.
-
-        Args:
-            rel_dir: the directory.
-            owner: a name for this process, for the error messages of others.
-            wait_s: how long to wait for the lock.
+        """Hold the advisory lock of `rel_dir` for the block; `owner` names this process in errors of others.
 
         Raises:
-            LockedError: another process holds it.
+            LockedError: another process holds it, even after `wait_s`.
         """
 
 
@@ -218,7 +210,7 @@ _LOCK = ".lock"
 
 
 class LocalRoot:
-    """A root that is a directory, which need not exist; a checkpoint is committed by a rename."""
+    """A root that is a directory, which need not exist. The rename of a draft to its final name commits it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
@@ -249,25 +241,31 @@ class LocalRoot:
         target = self._at(rel_path)
         if os.path.lexists(target / MANIFEST):
             raise FileExistsError(f"{target}: a checkpoint is never replaced")
-        sealed = seal(draft, manifest, known_digests=known_digests)
+        complete = replace(manifest, files=describe(draft, known_digests=known_digests))
+        with open(draft / MANIFEST, "xb") as file:
+            file.write(complete.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        flush_path(draft)
         check_owner()
         try:
-            publish(draft, target)
-        except FileExistsError:
+            os.rename(draft, target)
+        except OSError as error:
             (draft / MANIFEST).unlink()
+            # A committed checkpoint is never empty, so the rename itself refuses to replace it.
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, "a checkpoint is never replaced", str(target)) from error
             raise
-        return sealed
+        flush_path(target.parent)
+        return complete
 
     def manifest(self, rel_path: str) -> Manifest | None:
         directory = self._at(rel_path)
         return read_manifest(directory) if committed(directory) else None
 
     def read(self, rel_path: str, name: str) -> bytes:
-        directory = self._at(rel_path)
-        manifest = self._require(rel_path)
-        file = next((file for file in manifest.files if file.path == name), None)
-        if file is None:
-            raise FileNotFoundError(f"{directory} has no file {name}")
+        directory, manifest = self._at(rel_path), self._require(rel_path)
+        file = manifest.file(name)
         try:
             data = (directory / manifest.data / name).read_bytes()
         except OSError as error:
@@ -304,7 +302,10 @@ class LocalRoot:
 
     def remove(self, rel_path: str) -> None:
         if committed(directory := self._at(rel_path)):
-            discard(directory)
+            doomed = directory.with_name(f"{REMOVED_PREFIX}{os.urandom(4).hex()}")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(directory, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
 
     def pointer(self, rel_dir: str, name: str) -> str | None:
         try:
@@ -334,10 +335,7 @@ class LocalRoot:
         return self._path / check_path(rel_dir, empty=True) / f".{check_path(name)}"
 
     def _require(self, rel_path: str) -> Manifest:
-        manifest = self.manifest(rel_path)
-        if manifest is None:
-            raise FileNotFoundError(f"{self._at(rel_path)}: no checkpoint is committed there")
-        return manifest
+        return required(self.manifest(rel_path), self.locate(rel_path))
 
 
 def _age(directory: Path) -> float:
@@ -366,7 +364,7 @@ def _open_locked(path: Path) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             # The holder of the lock before may have renamed the file.
-            if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            if is_at(path, descriptor):
                 yield descriptor
                 return
         finally:

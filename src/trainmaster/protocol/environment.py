@@ -67,7 +67,7 @@ INITIALIZER_SECRETS = MappingProxyType(
         "secret_access_key": "TRAINMASTER_INITIALIZER_SECRET_ACCESS_KEY",
     }
 )
-"""The variable of each sealed field of an initializer. Only its own step gets them."""
+"""The variable of each secret field of an initializer. Only its own step gets them."""
 CA = "TRAINMASTER_CA"
 """CA certificates to trust when the server is reached by HTTPS; unset: the system's."""
 KUBEFLOW_URL = "KUBEFLOW_TRAINER_SERVER_URL"

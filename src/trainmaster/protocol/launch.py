@@ -75,7 +75,7 @@ class Step:
     tokens: bool = False
     """Give it the tokens passed on with the job. Only for our own steps that fetch; user code never sees them."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> reference to the sealed secret with its value. Only this step gets them."""
+    """Variable -> reference to the encrypted secret with its value. Only this step gets them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     """The step is ended after this time; None: no limit."""
@@ -154,7 +154,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set by the workload kind. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variable -> reference to the sealed secret with its value; the worker gets the values separately."""
+    """Variable -> reference to the encrypted secret with its value; the worker gets the values separately."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Small text files by name; every rank can read them."""
     prepared: Mapping[str, str] = field(default_factory=dict)

@@ -9,26 +9,6 @@ import numpy
 from trainmaster.jobs.trees.safetensors import Memory, Sink, TensorEntry
 from trainmaster.jobs.trees.structure import Described, Node
 
-_FORMAT = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-"""The types that the file format has a name for. All others are stored as bytes; tree.json has their names."""
-
 
 def describe(value: object) -> Described | None:
     """Describe an array or a scalar of NumPy; None for all else.
@@ -46,11 +26,7 @@ def describe(value: object) -> Described | None:
 
 
 def entry(name: str, value: Any) -> TensorEntry:
-    array = numpy.asarray(value)
-    word = _FORMAT.get(_spell(array.dtype))
-    if word is None:
-        return TensorEntry(name=name, dtype="U8", shape=(array.nbytes,), nbytes=array.nbytes)
-    return TensorEntry(name=name, dtype=word, shape=array.shape, nbytes=array.nbytes)
+    return TensorEntry.of(name, _spell(value.dtype), value.shape, value.nbytes)
 
 
 def on_gpu(_value: object) -> bool:

@@ -26,6 +26,29 @@ _MAX_HEADER = 100_000_000
 """The format's own limit."""
 
 
+TYPES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""The types that the format has a name for, by their name in NumPy and PyTorch."""
+
+
 class FormatError(ValueError):
     """The file is no safetensors file."""
 
@@ -37,6 +60,13 @@ class TensorEntry:
     """By the format's name: F32, BF16, I64, ..."""
     shape: tuple[int, ...]
     nbytes: int
+
+    @staticmethod
+    def of(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorEntry:
+        """Arrays of all other types are stored as bytes; tree.json has their types."""
+        if (word := TYPES.get(dtype)) is None:
+            return TensorEntry(name=name, dtype="U8", shape=(nbytes,), nbytes=nbytes)
+        return TensorEntry(name=name, dtype=word, shape=shape, nbytes=nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

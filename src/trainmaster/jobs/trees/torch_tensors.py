@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainmaster.jobs.checkpoint import CorruptCheckpointError
 from trainmaster.jobs.trees.buffers import Buffer
-from trainmaster.jobs.trees.safetensors import PIECE, Memory, Sink, TensorEntry
+from trainmaster.jobs.trees.safetensors import PIECE, TYPES, Memory, Sink, TensorEntry
 from trainmaster.jobs.trees.structure import ANYTHING, Described, Node, WantedArray
 
 if TYPE_CHECKING:
@@ -30,28 +30,6 @@ if TYPE_CHECKING:
 SHARDED = "torch-sharded"
 SHARDED_DIRECTORY = "sharded"
 _THREADS = 8
-
-_FORMAT = {
-    torch.bool: "BOOL",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-}
-"""The types that the file format has a name for. All others are stored as bytes; tree.json has their names."""
 
 
 def describe(value: object) -> Described | None:
@@ -85,11 +63,7 @@ def entry(name: str, value: torch.Tensor) -> TensorEntry:
     """
     if value.is_meta:
         raise TypeError("a meta tensor has no data")
-    nbytes = value.numel() * value.element_size()
-    word = _FORMAT.get(value.dtype)
-    if word is None:
-        return TensorEntry(name=name, dtype="U8", shape=(nbytes,), nbytes=nbytes)
-    return TensorEntry(name=name, dtype=word, shape=tuple(value.shape), nbytes=nbytes)
+    return TensorEntry.of(name, _spell(value.dtype), tuple(value.shape), value.numel() * value.element_size())
 
 
 def itemsize(value: torch.Tensor) -> int:
@@ -189,7 +163,7 @@ def sharded_part(name: str, value: DTensor) -> tuple[TensorEntry, torch.Tensor, 
 
     if any(placement.is_partial() for placement in value.placements):
         raise TypeError("a DTensor that is a partial sum: redistribute it first")
-    if value.dtype not in _FORMAT:
+    if _spell(value.dtype) not in TYPES:
         raise TypeError(f"a DTensor of {value.dtype}")
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
@@ -231,7 +205,8 @@ def read_sharded(directory: Path, wanted: Sequence[WantedArray]) -> list[torch.T
             load(targets, storage_reader=reader, no_dist=True)
         except CheckpointException as error:  # of whatever went wrong; no subclass of Exception
             raise CorruptCheckpointError(f"{directory / SHARDED_DIRECTORY}: {str(error).splitlines()[-1]}") from error
-    return [_like_template(targets[leaf.node["name"]], leaf.template) for leaf in wanted]
+    found = ((targets[leaf.node["name"]], leaf.template) for leaf in wanted)
+    return [tensor if is_sharded(tensor) else finish({}, template, tensor) for tensor, template in found]
 
 
 def _shard_like(template: DTensor, whole: torch.Tensor) -> torch.Tensor:
@@ -254,10 +229,6 @@ def _empty(leaf: WantedArray) -> torch.Tensor:
         mesh, placements = leaf.template.device_mesh, leaf.template.placements
         return empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
     return torch.empty(shape, dtype=dtype)
-
-
-def _like_template(tensor: torch.Tensor, template: Any) -> torch.Tensor:
-    return tensor if template is ANYTHING or is_sharded(tensor) else finish({}, template, tensor)
 
 
 def _parse(name: str) -> torch.dtype:
