@@ -372,7 +372,7 @@ def _import(name: str) -> None:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         raise UnknownJobClassError(
-            f"there is no module {name!r} on the path of {sys.executable}; run this where it lies, or install it"
+            f"there is no module {name!r} on the path of {sys.executable}; run this in its directory, or install it"
         ) from error
 
 

@@ -72,7 +72,7 @@ class Manifest:
     generation: int = 0
     """Counts the saves to that path; the path means the save with the highest."""
     data: str = ""
-    """On an object store, the subdirectory that holds its files; empty where they lie beside the manifest."""
+    """On an object store, the subdirectory that holds its files; empty where they are beside the manifest."""
     files: tuple[ManifestFile, ...] = ()
     version: int = 1
 

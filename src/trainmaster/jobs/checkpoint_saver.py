@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on.
+"""Saves checkpoints while training continues.
 
 `Saver.save` returns when the tree was copied. A thread writes the copy, waits for the parts of other ranks, commits and
 reports the checkpoint to the server. One save is under way at a time: the next one waits for it, and raises its error.
@@ -49,8 +49,6 @@ class SaveError(RuntimeError):
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint that was committed."""
-
     rel_path: str
     manifest: Manifest
     took_s: float
@@ -88,7 +86,7 @@ class Saver(Loader):
             reporter: the reporter to use; by default, that of this process.
             check_owner: called on process 0 right before a commit, which it prevents by raising; by default, the
                 reporter's.
-            on_commit: called on process 0 after every commit; by default, the reporter tells the server.
+            on_commit: called on process 0 after every commit; by default, the commit is reported to the server.
             staging_bytes: the most host memory that copies may take; a larger tree is copied in several steps.
             timeout_s: how long to wait for the parts of other ranks.
         """

@@ -255,7 +255,7 @@ class CheckpointedJob(BasicJob[C]):
             self._registrar.expect(None)
 
     def _rescue(self) -> None:
-        # With several processes nobody knows where the others are, and who waits for them may wait for ever.
+        # With several processes the others may be anywhere, and waiting for them may never end.
         if self.process.count == 1:
             with contextlib.suppress(Exception):
                 self._saver.wait()
@@ -293,7 +293,7 @@ class Registrar:
 
         Raises:
             FileNotFoundError: nothing is committed there, and no save is under way.
-            OSError: a pointer could not be set, or the server could not be told.
+            OSError: a pointer could not be set, or the report could not be written.
         """
         with self._mutex:
             if path == self._saving:

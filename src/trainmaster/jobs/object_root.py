@@ -68,7 +68,7 @@ class ObjectRoot:
         above = [parent.as_posix() for parent in PurePosixPath(check_path(rel_path)).parents]
         for parent in above:
             if self._is_committed(parent):
-                raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other can lie below it")
+                raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other checkpoint can be below it")
         self._tidy(above[0], job_id=job_id, attempt=attempt)
         with draft_directory(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
             yield directory
@@ -244,7 +244,7 @@ class ObjectRoot:
         return f"{S3_SCHEME}{self._place.bucket}/{self._key(rel_path)}"
 
     def _pointer(self, rel_dir: str, name: str) -> str:
-        # The dot tells it from a checkpoint that is called `latest`.
+        # The dot distinguishes it from a checkpoint that is called `latest`.
         return self._key(check_path(rel_dir, empty=True), f".{check_path(name)}")
 
 

@@ -66,7 +66,6 @@ class ObjectPlace:
         return f"{S3_SCHEME}{self.bucket}/{self.key}".rstrip("/")
 
     def below(self, path: str) -> str:
-        """The key of a path below this place."""
         return f"{self.key}/{path}".strip("/")
 
 

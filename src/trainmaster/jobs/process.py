@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from trainmaster.protocol.documents import write_document
+
 T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
@@ -31,8 +33,6 @@ class ProcessError(RuntimeError):
 
 
 class Process(Protocol):
-    """One of the processes that train together."""
-
     @property
     def index(self) -> int:
         """The index of this process; process 0 commits checkpoints and reports."""
@@ -55,8 +55,6 @@ class Process(Protocol):
 
 
 class SingleProcess:
-    """A job of one process."""
-
     index = 0
     count = 1
 
@@ -371,7 +369,4 @@ class Parts:
                 time.sleep(_LOOK_EVERY_S)
 
     def _write(self, answer: Mapping[str, Any]) -> None:
-        path = self._draft / f"{_PART}{self._process.index}"
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(answer))
-        os.replace(new, path)
+        write_document(self._draft / f"{_PART}{self._process.index}", answer)

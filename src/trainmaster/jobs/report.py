@@ -156,7 +156,7 @@ class Reporter:
             return self._control.stop()
 
     def save_requested(self) -> bool:
-        """Whether a checkpoint was requested while training goes on; true once per request."""
+        """Whether a checkpoint was requested while training continues; true once per request."""
         with self._lock:
             self._announce_save()
             return self._control.take_save()
@@ -180,12 +180,12 @@ class Reporter:
         """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save files below `directory`.
 
         At the end of the block all files are flushed, listed in a manifest and renamed to the final name, which never
-        replaces an older checkpoint; then the server is told. An exception in the block removes the files. Call it on
-        one rank only, usually rank 0.
+        replaces an older checkpoint, and reported to the server. An exception in the block removes the files. Call it
+        on one rank only, usually rank 0.
 
         Raises:
             NotOwnerError: another attempt owns the job now; nothing was committed.
-            OSError: the checkpoint could not be written, or the server could not be told of it.
+            OSError: the checkpoint could not be written, or not reported.
             ValueError: the name is no plain file name, or the block left something other than plain files.
         """
         at = int(step)
@@ -228,11 +228,11 @@ class Reporter:
     def committed(self, manifest: Manifest, where: str, *, took_s: float, is_best: bool = False) -> None:
         """Tell the server of a checkpoint that was committed at an absolute path or URI.
 
-        Unlike other reports this one is not dropped on failure: an attempt that relies on a checkpoint that nobody
-        knows of would lose more than this step.
+        Unlike other reports this one is not dropped on failure: an attempt that relies on a checkpoint that the
+        server does not know would lose more than this step.
 
         Raises:
-            OSError: the server could not be told.
+            OSError: the report could not be written.
         """
         self._last_size = manifest.size_bytes
         event: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: one interface over directories and object stores.
+"""Where checkpoints are stored: one interface over directories and object stores.
 
 Every path below a root is relative, with forward slashes: `checkpoint-10`, or `project/group/name/steps/10`.
 """
@@ -97,7 +97,7 @@ class Root(Protocol):
         """
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-        """Read every file of a committed checkpoint and compare it with the manifest; nothing is kept.
+        """Read every file of a committed checkpoint and compare it with the manifest.
 
         Raises:
             FileNotFoundError: nothing is committed there.
@@ -224,7 +224,7 @@ class LocalRoot:
         target = self._at(rel_path)
         for above in target.relative_to(self._path).parents:
             if committed(self._path / above):
-                raise FileExistsError(f"{self._path / above} is a checkpoint: no other can lie below it")
+                raise FileExistsError(f"{self._path / above} is a checkpoint: no other checkpoint can be below it")
         _make_directories(target.parent)
         with draft_directory(target.parent, job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
             yield directory
@@ -331,7 +331,7 @@ class LocalRoot:
         return self._path / check_path(rel_path)
 
     def _pointer(self, rel_dir: str, name: str) -> Path:
-        # The dot tells it from a checkpoint that is called `latest`.
+        # The dot distinguishes it from a checkpoint that is called `latest`.
         return self._path / check_path(rel_dir, empty=True) / f".{check_path(name)}"
 
     def _require(self, rel_path: str) -> Manifest:

@@ -71,8 +71,6 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """How a run starts."""
-
     document: Mapping[str, Any]
     """Its whole configuration."""
     own: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Mirrors metrics to an experiment tracker.
 
 The server's metrics are the record; a mirror is a convenience. So a tracker that fails is dropped with a warning, and
-training goes on.
+training continues.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class TrackerMissingError(ImportError):
 
 
 class TrackerRun(NamedTuple):
-    """A run of an experiment tracker."""
-
     id: str
     log: Callable[..., object]
     """Called with the values, and with `step`."""

@@ -74,10 +74,10 @@ def end_at_once(error: BaseException) -> None:
         if not error.code:
             return
         code = error.code if isinstance(error.code, int) else 1
-        told = "" if isinstance(error.code, int) else f"{error.code}\n"
+        message = "" if isinstance(error.code, int) else f"{error.code}\n"
     else:
-        code, told = 1, "".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__)))
-    sys.stderr.write(told)
+        code, message = 1, "".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__)))
+    sys.stderr.write(message)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""MPI over several nodes of a job, without a remote shell. A copy of this file lies beside the function's runner.
+"""MPI over several nodes of a job, without a remote shell. A copy of this file is beside the function's runner.
 
 Open MPI starts a daemon on each node by calling an agent (usually `ssh`) with the node's name and a command. Here the
 agent is this file: it asks the broker, which runs beside the launcher on node 0, and the broker passes the command to
@@ -37,7 +37,7 @@ _PATIENCE_S = 5.0
 _LONGEST_LINE = 1 << 20
 """A stranger might send a line without end."""
 _NONCE = re.compile("[0-9a-f]{32}")
-_STRANGER = "whoever listens where the nodes meet is none of this job"
+_STRANGER = "the process that listens on the port of node 0 does not belong to this job"
 
 
 class LauncherError(Exception):
@@ -98,9 +98,9 @@ def follow() -> None:
     with _Peer() as broker:
         broker.send("node", {"node": node}, node)
         while True:
-            told = broker.receive()
-            command = told.get("command")
-            if not _is_proof(told, "order", *broker.nonces, node, len(started), command):
+            order = broker.receive()
+            command = order.get("command")
+            if not _is_proof(order, "order", *broker.nonces, node, len(started), command):
                 raise ConnectionError(_STRANGER)
             if command is None:
                 break
@@ -150,7 +150,6 @@ class _Peer:
         self._socket.close()
 
     def send(self, role: str, message: dict[str, str], *said: str) -> None:
-        """Send a message with a proof."""
         proof = _proof(role, *self.nonces, *said)
         _send(self._lines, {**message, "nonce": self.nonces[1], "proof": proof})
 

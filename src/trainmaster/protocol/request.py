@@ -1,4 +1,4 @@
-"""What the server tells the workers of an attempt: `request.json` (immutable, version 1) and `control.json`."""
+"""What the server sends to the workers of an attempt: `request.json` (immutable, version 1) and `control.json`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NodeAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRequest(JsonRecord):
-    """Everything that the workers of one attempt are told. Never changed after it was written."""
+    """Everything that the workers of one attempt know of it. Never changed after it was written."""
 
     job_id: str
     attempt: int

@@ -1,4 +1,4 @@
-"""The run directory, version 1: where an attempt's request, claims, streams and exits lie.
+"""The run directory, version 1: the files of an attempt: its request, claims, streams and exits.
 
     <runs_root>/<job_id>/owner.json          the attempt that owns the job now
     <runs_root>/<job_id>/owner.ranks.json    the same for ranks that run as a user of their own

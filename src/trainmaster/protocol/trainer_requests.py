@@ -18,7 +18,7 @@ HEADER_PREFIX = "x-trainmaster-"
 DOOR_HEADER = "x-trainmaster-door"
 """The door that a request came through, `tinker` or `fireworks`."""
 SOURCE_HEADER = "x-trainmaster-source"
-"""Where the checkpoint lies that a request names, in UTF-8."""
+"""The place of the checkpoint that a request names, in UTF-8."""
 REFUSAL_HEADER = "x-trainmaster-refusal"
 """Why a request must fail, percent-encoded. The trainer fails it: a failed request uses up its `seq_id`, too."""
 

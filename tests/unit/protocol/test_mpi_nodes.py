@@ -111,7 +111,7 @@ def test_node_runs_nothing_for_who_has_not_the_token(tmp_path: Path, listener: s
             connection.sendall(json.dumps(order).encode() + b"\n")
 
     threading.Thread(target=pretend).start()
-    with pytest.raises(ConnectionError, match="none of this job"):
+    with pytest.raises(ConnectionError, match="does not belong to this job"):
         mpi_nodes.follow()
     assert not (tmp_path / "ran").exists()
 
@@ -152,7 +152,7 @@ def test_what_a_node_proves_to_a_stranger_orders_no_other_to_run_anything(
         node.start()
     for node in nodes:
         node.join(PATIENCE_S)
-    assert any("none of this job" in said for said in refused)
+    assert any("does not belong to this job" in said for said in refused)
     assert len(refused) == 2
     assert not (tmp_path / "ran").exists()
 
@@ -172,7 +172,7 @@ def test_node_proves_nothing_to_who_does_not_greet_it(
 
     stranger = threading.Thread(target=greet, daemon=True)
     stranger.start()
-    with pytest.raises(ConnectionError, match="none of this job"):
+    with pytest.raises(ConnectionError, match="does not belong to this job"):
         mpi_nodes.follow()
     stranger.join(PATIENCE_S)
     assert heard == [b""]

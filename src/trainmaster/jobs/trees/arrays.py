@@ -24,7 +24,7 @@ class ArrayModule(Protocol):
     """A module for arrays that are written to safetensors files here."""
 
     def entry(self, name: str, value: Array, /) -> TensorEntry:
-        """How an array lies in a file."""
+        """The layout of an array in a file."""
 
     def itemsize(self, value: Array, /) -> int:
         """Bytes of one element."""
@@ -33,7 +33,7 @@ class ArrayModule(Protocol):
         """Whether page-locked memory makes copies of it faster."""
 
     def fill(self, value: Array, view: memoryview, /) -> None:
-        """Copy the elements into a view. From a GPU the copy is only begun; `torch_tensors.mark` tells when it ends."""
+        """Copy the elements into a view. From a GPU the copy only starts; `torch_tensors.mark` tells when it ends."""
 
     def allocate(self, node: Node, template: Array, ferry: Ferry | None, /) -> tuple[Array, Sink]:
         """Make a new array, and what takes its bytes."""

@@ -1,4 +1,4 @@
-"""The safetensors file format, for arrays that already lie in memory as they shall lie in the file.
+"""The safetensors file format, for arrays that are in memory as they will be in the file.
 
 The `safetensors` package is not used because a checkpoint needs a digest of every file, and the package would have the
 file read again for it. This writer hashes each piece while it is in the cache. Measured twice with 2.1 GB on 16 cores:
@@ -86,7 +86,7 @@ class Header:
 def write(
     path: Path, entries: Sequence[TensorEntry], data: memoryview, *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a new file whose arrays lie in `data` one behind the other, flush it, and return its SHA-256.
+    """Write a new file whose arrays are in `data` one after the other, flush it, and return its SHA-256.
 
     Raises:
         OSError: the file exists, or could not be written wholly.
@@ -173,7 +173,7 @@ def _entries(document: Mapping[str, Any], base: int) -> tuple[dict[str, TensorEn
     for name, found in document.items():
         begin, end = found["data_offsets"]
         if not 0 <= begin <= end:
-            raise ValueError(f"{name} lies at {begin} to {end}")
+            raise ValueError(f"{name} is at {begin} to {end}")
         entries[name] = TensorEntry(name=name, dtype=found["dtype"], shape=tuple(found["shape"]), nbytes=end - begin)
         offsets[name] = base + begin
     return entries, offsets

@@ -48,8 +48,6 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An array to save."""
-
     name: str
     """Unique in the tree; made from the path."""
     value: Any
@@ -60,8 +58,6 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedArray:
-    """An array to read."""
-
     path: Path
     node: Node
     template: Any
@@ -91,7 +87,7 @@ def match(document: Node, template: object, array: Describe, *, partial: bool) -
     Args:
         document: as `describe` returned it.
         template: the tree to be like.
-        array: tells arrays from other leaves.
+        array: describes arrays, and returns None for other leaves.
         partial: ignore what the template lacks, and keep the template's value where nothing fits.
 
     Raises:

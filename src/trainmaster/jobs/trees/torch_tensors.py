@@ -3,7 +3,7 @@
 Each rank writes its part of a DTensor, as FSDP2 has them, and any number of ranks can read them again. Those files are
 in the safetensors form of PyTorch's distributed checkpoint, which reads them: it can put a differently sharded tensor
 together. They are written here because its own writer makes one more copy of everything, holds the GIL meanwhile, and
-talks to the other ranks from whatever thread it runs in.
+talks to the other ranks from the thread that it runs in.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def entry(name: str, value: torch.Tensor) -> TensorEntry:
-    """Describe how a tensor lies in a file.
+    """Describe the layout of a tensor in a file.
 
     Raises:
         TypeError: it has no data.
@@ -75,7 +75,7 @@ def on_gpu(value: object) -> bool:
 
 
 def fill(value: torch.Tensor, view: memoryview) -> None:
-    """Copy the elements into a view. From a GPU the copy is only begun; `mark` tells when it is done."""
+    """Copy the elements into a view. From a GPU the copy only starts; `mark` tells when it is done."""
     if value.numel() == 0:
         return
     target = torch.frombuffer(view, dtype=torch.uint8).view(value.dtype).view(value.shape)
@@ -187,7 +187,7 @@ def sharded_metadata(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
 
 def read_sharded(directory: Path, wanted: Sequence[WantedArray]) -> list[torch.Tensor]:
-    """Read tensors like their templates: sharded over whatever mesh, or whole. Each rank reads what it needs itself."""
+    """Read tensors like their templates: sharded over any mesh, or whole. Each rank reads what it needs itself."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -203,7 +203,7 @@ def read_sharded(directory: Path, wanted: Sequence[WantedArray]) -> list[torch.T
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             load(targets, storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # of whatever went wrong; no subclass of Exception
+        except CheckpointException as error:  # whatever the cause was; no subclass of Exception
             raise CorruptCheckpointError(f"{directory / SHARDED_DIRECTORY}: {str(error).splitlines()[-1]}") from error
     found = ((targets[leaf.node["name"]], leaf.template) for leaf in wanted)
     return [tensor if is_sharded(tensor) else finish({}, template, tensor) for tensor, template in found]

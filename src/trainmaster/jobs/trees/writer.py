@@ -1,4 +1,4 @@
-"""Saves a tree: copies its arrays first, then writes the copies in threads while training goes on."""
+"""Saves a tree: copies its arrays first, then writes the copies in threads while training continues."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Writing:
         """Waits for the files that Orbax writes."""
 
     def result(self) -> dict[str, str]:
-        """Wait until every file is on disk; returns the SHA-256 of those that were hashed on the way, by path.
+        """Wait until every file is on disk; returns the SHA-256, by path, of those that were hashed.
 
         Raises:
             OSError: a file could not be written.

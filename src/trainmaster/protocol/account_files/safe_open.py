@@ -194,4 +194,4 @@ def by_descriptor(descriptor: int) -> str:
 def take_strange_for_absent(error: OSError, name: str) -> None:
     """Raise FileNotFoundError instead of an error that means that something strange is there."""
     if error.errno in _STRANGE:
-        raise FileNotFoundError(errno.ENOENT, "it lies behind a link, or is no plain file of ours", name) from error
+        raise FileNotFoundError(errno.ENOENT, "it is behind a link, or is no plain file of ours", name) from error
