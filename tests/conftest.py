@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from postgres_server import PostgresServer, running_postgres
@@ -67,6 +68,10 @@ def s3_root(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     return seaweed.new_prefix()
 
+
+# An example that takes long on a busy machine is not wrong.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Before torch is imported, here or in a process that a test starts: threads of small models spend their time on waiting
 # for one another, and take it from the tests beside them.

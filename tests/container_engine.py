@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 PREFIX = Path(sys.base_prefix)
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 COMMANDS = ("dash", "bash", "echo", "true", "env", "cat", "sleep", "ls", "id", "kill", "mkdir")
@@ -51,7 +53,7 @@ class Engine:
         command = ["podman", "system", "service", "--time=0", self.host]
         with open(self.directory / "log", "a") as log:
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self.directory)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not socket.exists():
             assert self.process.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, "podman does not answer"

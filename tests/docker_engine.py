@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import container_engine
+from patience import PATIENCE_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class DockerEngine(container_engine.Engine):
         with open(self.directory / "log", "a") as log:
             command = ["dockerd", "--host", self.host, *places, *apart]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while subprocess.run(["docker", "--host", self.host, "info"], capture_output=True, check=False).returncode:
             assert self.process.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, "docker does not answer"

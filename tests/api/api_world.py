@@ -19,6 +19,7 @@ import httpx
 import uvicorn
 from sqlalchemy import Connection
 
+from patience import PATIENCE_S
 from trainmaster.backends import capabilities_of
 from trainmaster.protocol.run_directory import RunDirectory, log_stream, metrics_stream
 from trainmaster.server.app import create_app
@@ -47,7 +48,6 @@ from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
-WAIT_S = 60.0
 """Generous: a slow machine with other tests on it."""
 SEALER = Sealer(bytes(32))
 VAULT = Vault(SEALER)
@@ -81,12 +81,12 @@ def roomy_node(node_id: str) -> Node:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     """What a condition gives once it gives something."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.01)
-    raise TimeoutError(f"{condition} gave nothing in {WAIT_S:g} s")
+    raise TimeoutError(f"{condition} gave nothing in {PATIENCE_S:g} s")
 
 
 @dataclass(kw_only=True)
@@ -282,7 +282,8 @@ class Served:
             log_config=None,
             proxy_headers=False,
             timeout_graceful_shutdown=5,
-            timeout_keep_alive=int(WAIT_S),  # a busy test may leave a connection unused for more than the default 5 s
+            # A busy test may leave a connection unused for more than the default 5 s.
+            timeout_keep_alive=int(PATIENCE_S),
         )
         server = uvicorn.Server(config)
         loop = asyncio.new_event_loop()
@@ -366,6 +367,6 @@ def post_then_read(http: httpx.Client, path: str, key: str, body: bytes, content
     """
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nConnection: close\r\n"
     head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=WAIT_S) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=PATIENCE_S) as connection:
         connection.sendall(head.encode() + body)
         return b"".join(iter(functools.partial(connection.recv, 1 << 16), b""))

@@ -13,7 +13,7 @@ from blackbox_world import RUNTIME, World, outcome_of
 
 from patience import PATIENCE_S
 
-SOON_S = 4.0
+SOON_S = 60.0
 """Long enough for a line that is passed on when it is written."""
 
 

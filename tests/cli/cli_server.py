@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from trainmaster.protocol.sockets import reachable
 
-WAIT_S = 60.0
 """Generous: a slow machine with other tests on it."""
 VARIABLES = ("TRAINMASTER_URL", "TRAINMASTER_API_KEY", "TRAINMASTER_HOME", "TRAINMASTER_DEBUG")
 
@@ -29,18 +29,18 @@ class Server:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     """What a condition gives once it gives something."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.02)
-    raise TimeoutError(f"{condition} gave nothing in {WAIT_S:g} s")
+    raise TimeoutError(f"{condition} gave nothing in {PATIENCE_S:g} s")
 
 
 def retire_fork_server(directory: Path) -> None:
     """The fork server outlives its server on purpose; a test has no use for that."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(WAIT_S)
+        connection.settimeout(PATIENCE_S)
         with reachable(directory / "forkserver" / "socket") as short:
             connection.connect(short)
         connection.sendall(b'{"op": "retire"}\n')

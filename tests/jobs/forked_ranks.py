@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed
 
+from patience import PATIENCE_S
+
 # A child of a process whose OpenMP threads have run would wait for them for ever.
 torch.set_num_threads(1)
-
-DEADLINE_S = 90.0
 
 
 class RankFailedError(AssertionError):
@@ -30,7 +30,7 @@ def run_ranks(count: int, work: Callable[[int], Any], place: Path, *, connect: b
     """What `work(rank)` returned on every rank, as JSON; `place` is a new directory for files of this run."""
     place.mkdir(parents=True)
     children = [_fork(rank, count, work, place, connect=connect) for rank in range(count)]
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     waiting = dict(enumerate(children))
     try:
         while waiting and time.monotonic() < deadline:

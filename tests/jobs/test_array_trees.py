@@ -84,7 +84,7 @@ def _tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int, *, transposed
     return found.mT if transposed and len(shape) > 1 else found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tree=any_tree)
 def test_tree_saved_and_read_is_the_same_to_the_bit(tree: Any) -> None:
     with TemporaryDirectory() as name:
@@ -93,7 +93,7 @@ def test_tree_saved_and_read_is_the_same_to_the_bit(tree: Any) -> None:
         assert same(trees.read(Path(name), tree), tree)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tree=any_tree, limit=st.integers(8, 64))
 def test_tree_saved_in_many_small_files_is_the_same(tree: Any, limit: int) -> None:
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ import numpy as np
 from running_front import RunningFront
 from stub_engine import BASE_MODEL
 
+from patience import PATIENCE_S
 from trainmaster.trainer_service import schema, wire
 
 PROTOBUF = {"content-type": wire.PROTOBUF}
@@ -96,7 +97,7 @@ def sample(sampling_session_id: str, seq_id: int, **fields: Any) -> dict[str, An
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -66,7 +66,7 @@ class RunningFront:
         self.http = httpx.Client(base_url=f"{self.url}/api/v1", verify=False, timeout=PATIENCE_S)
         self.engine = self._make_engine(channel.EngineChannel(near), **self._delays)
         self.engine.start(ready=self._ready, checkpoints=self._checkpoints)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 if self.http.get("healthz").status_code == 200 or not self._ready:

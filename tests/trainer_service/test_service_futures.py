@@ -22,13 +22,13 @@ def front() -> Iterator[RunningFront]:
 
 
 def test_question_is_held_until_there_is_an_answer() -> None:
-    with RunningFront(hold_s=20, delays={"step_s": 1.0}) as front:
+    with RunningFront(hold_s=300, delays={"step_s": 5.0}) as front:
         client = Client(front)
         began = time.monotonic()
         ack = client.optim_step(1)
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 4.9
         assert "metrics" in client.result(ack)
-        assert 0.9 < time.monotonic() - began < 15
+        assert 4.9 < time.monotonic() - began < 250
 
 
 def test_question_that_is_held_too_long_is_to_be_asked_again() -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from running_service import Client, FailedError, RunningService, TestModel, running
 
+from patience import PATIENCE_S
 from process_signals import kill_marked
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
@@ -157,7 +158,7 @@ def test_front_and_engine_end_with_each_other(tiny: Path, tmp_path: Path) -> Non
     with running(tmp_path / "engine", tiny) as service:
         (front,) = _children(service.ranks[0].pid)
         service.ranks[0].kill()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while Path(f"/proc/{front}").exists() and Path(f"/proc/{front}/stat").read_text().split()[2] != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from data_tokenizer import GENERATION, PLAIN, make_tokenizer, shown
+from patience import PATIENCE_S
 from trainmaster.jobs import inputs, report
 from trainmaster.jobs.report import Reporter
 from trainmaster.training import data_check, steps
@@ -24,7 +25,6 @@ from trainmaster.training.data import dataset, load
 from trainmaster.training.fetching import __main__ as fetching_step
 from trainmaster.training.fetching.access import Access
 
-WAIT_S = 120.0
 PAIRS = [{"prompt": f"{number}:", "completion": "x" * (number % 5 + 1), "n": number} for number in range(40)]
 
 
@@ -354,11 +354,11 @@ def test_preparing_that_was_killed_is_done_again_by_the_next(
     def stuck(*arguments: Any, **options: Any) -> Any:
         real(*arguments, **options)
         (job.directory / "stuck").touch()
-        time.sleep(WAIT_S)
+        time.sleep(PATIENCE_S)
 
     monkeypatch.setattr(dataset, "build", stuck)
     child = forked(preparing.main)
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not (job.directory / "stuck").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from patience import PATIENCE_S
 from tls_files import self_signed
 from trainmaster.server.settings.listener import CIPHERS, MAX_HEAD_BYTES, BoundedProtocol
-
-WAIT_S = 60.0
 
 
 class Hasty(BoundedProtocol):
@@ -40,7 +39,7 @@ def serving(protocol: type[BoundedProtocol], **options: Any) -> Iterator[tuple[s
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         yield listener.getsockname()
@@ -61,7 +60,7 @@ def answer_of(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize("endless", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n"])
 def test_head_without_end_is_cut_off(endless: bytes) -> None:
     filling = b"X: y\r\n" if endless.endswith(b"\n") else b"a"
-    with serving(BoundedProtocol) as address, socket.create_connection(address, timeout=WAIT_S) as connection:
+    with serving(BoundedProtocol) as address, socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(endless)
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -73,7 +72,7 @@ def test_head_without_end_is_cut_off(endless: bytes) -> None:
 
 def test_head_within_the_bound_is_answered_again_and_again() -> None:
     head = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n\r\n"
-    with serving(BoundedProtocol) as address, socket.create_connection(address, timeout=WAIT_S) as connection:
+    with serving(BoundedProtocol) as address, socket.create_connection(address, timeout=PATIENCE_S) as connection:
         for _ in range(5):
             connection.sendall(head)
             received = b""
@@ -84,7 +83,7 @@ def test_head_within_the_bound_is_answered_again_and_again() -> None:
 
 @pytest.mark.parametrize("begun", [b"", b"\r\n", b"GET / HTTP/1.1\r\nHost: h\r\n"])
 def test_connection_without_a_request_is_closed(begun: bytes) -> None:
-    with serving(Hasty) as address, socket.create_connection(address, timeout=WAIT_S) as connection:
+    with serving(Hasty) as address, socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(begun)
         assert answer_of(connection) == b""
 
@@ -92,7 +91,7 @@ def test_connection_without_a_request_is_closed(begun: bytes) -> None:
 def test_connection_whose_next_request_never_begins_is_closed() -> None:
     with (
         serving(Hasty, timeout_keep_alive=3600) as address,
-        socket.create_connection(address, timeout=WAIT_S) as connection,
+        socket.create_connection(address, timeout=PATIENCE_S) as connection,
     ):
         connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
@@ -101,7 +100,7 @@ def test_connection_whose_next_request_never_begins_is_closed() -> None:
 
 
 def test_answer_may_take_longer_than_the_head_of_a_request() -> None:
-    with serving(Hasty) as address, socket.create_connection(address, timeout=WAIT_S) as connection:
+    with serving(Hasty) as address, socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         assert answer_of(connection).endswith(b"ok")
 
@@ -113,7 +112,7 @@ def test_tls_offers_nothing_but_ciphers_with_forward_secrecy_and_integrity(tmp_p
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     secured = {"ssl_certfile": files.cert, "ssl_keyfile": files.key, "ssl_ciphers": CIPHERS}
     with serving(BoundedProtocol, **secured) as address:
-        with client.wrap_socket(socket.create_connection(address, timeout=WAIT_S)) as connection:
+        with client.wrap_socket(socket.create_connection(address, timeout=PATIENCE_S)) as connection:
             name, version, _ = connection.cipher() or ("", "", 0)
             assert version == "TLSv1.2"
             assert name.startswith("ECDHE-")
@@ -121,6 +120,6 @@ def test_tls_offers_nothing_but_ciphers_with_forward_secrecy_and_integrity(tmp_p
         client.set_ciphers("AES128-SHA:ECDHE-RSA-AES128-SHA:ECDHE-ECDSA-AES128-SHA")
         with (
             pytest.raises((ssl.SSLError, ConnectionError)),
-            client.wrap_socket(socket.create_connection(address, timeout=WAIT_S)),
+            client.wrap_socket(socket.create_connection(address, timeout=PATIENCE_S)),
         ):
             pass

@@ -192,7 +192,7 @@ def managed() -> Any:
     )
     warnings.clear()
     error = raised(lambda: service.create_training_client(base_model=MODEL, lora_rank=8))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (state := manager.get("managed")["state"]) in ("JOB_STATE_RUNNING", "JOB_STATE_CANCELLING"):
         assert time.monotonic() < deadline, state
         time.sleep(0.1)

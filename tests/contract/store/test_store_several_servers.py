@@ -23,6 +23,7 @@ from store_records import (
     submit,
 )
 
+from patience import PATIENCE_S
 from trainmaster.server.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.store import accounts, checkpoints, events, job_inputs, jobs, leases, nodes, queues
@@ -30,7 +31,6 @@ from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
 
 T = TypeVar("T")
-TIMEOUT_S = 60.0
 ROUNDS = 8
 BLOB = "a" * 64
 
@@ -39,7 +39,7 @@ class Servers:
     """Three servers on one database."""
 
     def __init__(self, url: str) -> None:
-        self.databases = [Database.open(url, lock_timeout_s=TIMEOUT_S) for _ in range(3)]
+        self.databases = [Database.open(url, lock_timeout_s=PATIENCE_S) for _ in range(3)]
         self._pool = ThreadPoolExecutor(3)
 
     def at_once(self, closure: Callable[[sa.Connection, int], T]) -> list[T | ConflictError | NotFoundError]:
@@ -47,7 +47,7 @@ class Servers:
         barrier = threading.Barrier(3)
 
         def write(number: int) -> T | ConflictError | NotFoundError:
-            barrier.wait(TIMEOUT_S)
+            barrier.wait(PATIENCE_S)
             try:
                 return self.databases[number].write_now(lambda connection: closure(connection, number))
             except (ConflictError, NotFoundError) as refusal:
@@ -213,7 +213,7 @@ def test_follower_of_the_cluster_notices_every_change_of_any_server(servers: Ser
                 )
             )
         stop.set()
-        following.result(TIMEOUT_S)
+        following.result(PATIENCE_S)
     assert weights == [1.0, *[ROUNDS + 1.0] * 3]
 
 
@@ -226,11 +226,11 @@ def test_nobody_takes_over_in_the_middle_of_a_leaders_transaction(servers: Serve
     def lead(connection: sa.Connection) -> None:
         leases.check(connection, EVERYTHING, lease.epoch)
         entered.set()
-        assert go_on.wait(TIMEOUT_S)
+        assert go_on.wait(PATIENCE_S)
         queues.put(connection, EVERYTHING, Queue(name="led by one"), 1.0)
 
     leading = first.write(lead)
-    assert entered.wait(TIMEOUT_S)
+    assert entered.wait(PATIENCE_S)
 
     def take_over(connection: sa.Connection) -> tuple[leases.Lease | None, bool]:
         taken = leases.acquire(connection, EVERYTHING, "two", "u", 200.0, 5.0)
@@ -239,8 +239,8 @@ def test_nobody_takes_over_in_the_middle_of_a_leaders_transaction(servers: Serve
     taking = second.write(take_over)
     assert not taking.done()
     go_on.set()
-    leading.result(TIMEOUT_S)
-    taken, saw_the_leaders_write = taking.result(TIMEOUT_S)
+    leading.result(PATIENCE_S)
+    taken, saw_the_leaders_write = taking.result(PATIENCE_S)
     assert taken is not None
     assert taken.epoch == 2
     assert saw_the_leaders_write

@@ -12,12 +12,11 @@ import pytest
 import sqlalchemy as sa
 from store_records import EVERYTHING, apply, change_of, new_job, submission_of, submit
 
+from patience import PATIENCE_S
 from trainmaster.server import failpoints
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError, StoreUnavailableError
 from trainmaster.server.store import accounts, events, job_list, jobs, schema
 from trainmaster.server.store.database import Database
-
-TIMEOUT_S = 60.0
 
 
 class Held:
@@ -29,14 +28,14 @@ class Held:
 
         def hold(connection: sa.Connection) -> None:
             entered.set()
-            assert self._release.wait(TIMEOUT_S)
+            assert self._release.wait(PATIENCE_S)
 
         self.holding = database.write(hold)
-        assert entered.wait(TIMEOUT_S)
+        assert entered.wait(PATIENCE_S)
 
     def release(self) -> None:
         self._release.set()
-        self.holding.result(TIMEOUT_S)
+        self.holding.result(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +88,7 @@ def test_failing_closure_does_not_hurt_the_others_of_its_group(database: Databas
         database.write(closure) for closure in (remember("a"), half_done, remember("b"), clash, broken, remember("c"))
     ]
     held.release()
-    wait(futures, TIMEOUT_S)
+    wait(futures, PATIENCE_S)
     kinds = [type(future.exception()) for future in futures]
     assert kinds == [type(None), LookupError, type(None), HandleTakenError, sa.exc.IntegrityError, type(None)]
     assert known(database, "a", "b", "c", "half", "clash") == ["a", "b", "c"]
@@ -112,8 +111,8 @@ def test_closures_of_a_group_see_what_came_before_them(database: Database) -> No
     inserting = database.write(lambda connection: jobs.insert(connection, EVERYTHING, submission_of(job)))
     changing = database.write(lambda connection: jobs.apply(connection, EVERYTHING, change_of(job, message="seen")))
     held.release()
-    inserting.result(TIMEOUT_S)
-    assert changing.result(TIMEOUT_S) is True
+    inserting.result(PATIENCE_S)
+    assert changing.result(PATIENCE_S) is True
 
 
 def test_cancelled_write_is_not_made(database: Database) -> None:
@@ -121,7 +120,7 @@ def test_cancelled_write_is_not_made(database: Database) -> None:
     kept, dropped = database.write(remember("kept")), database.write(remember("dropped"))
     assert dropped.cancel()
     held.release()
-    kept.result(TIMEOUT_S)
+    kept.result(PATIENCE_S)
     assert known(database, "kept", "dropped") == ["kept"]
 
 
@@ -136,7 +135,7 @@ def test_nothing_is_resolved_before_its_commit(database: Database) -> None:
 
     failpoints.arm(look)
     held.release()
-    wait(futures, TIMEOUT_S)
+    wait(futures, PATIENCE_S)
     assert committed_when
     assert not any(committed_when)
 
@@ -157,7 +156,7 @@ def test_failure_around_the_commit_reaches_every_future_of_the_group(
     held.holding.add_done_callback(lambda _: holding_done.set())
     failpoints.arm(strike)
     held.release()
-    wait(futures, TIMEOUT_S)
+    wait(futures, PATIENCE_S)
     failpoints.arm(None)
     assert [type(future.exception()) for future in futures] == [ZeroDivisionError] * 2
     assert known(database, "a", "b") == found
@@ -183,7 +182,7 @@ def test_crash_around_the_commit_leaves_all_or_nothing(database_url: str, point:
     crashed = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "TRAINMASTER_FAILPOINT": f"{point}:1"},
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert crashed.returncode == -signal.SIGKILL
@@ -207,7 +206,7 @@ def test_close_writes_what_is_queued_and_then_refuses(database: Database, databa
     closing = threading.Thread(target=database.close)
     closing.start()
     held.release()
-    closing.join(TIMEOUT_S)
+    closing.join(PATIENCE_S)
     assert all(future.done() and future.exception() is None for future in futures)
     with pytest.raises(StoreUnavailableError):
         database.write(remember("late"))

@@ -201,7 +201,7 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
     class Hanging(SlowBackend):
         def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
             hangs.set()
-            free.wait(30)
+            free.wait(2 * PATIENCE_S)
             return None
 
     class Prompt(SlowBackend):
@@ -217,9 +217,9 @@ def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path
     launched, stopped = placed_job("launched", "local"), running_and_cancelled("stopped", "local")
     try:
         acting.act(ClusterView().with_jobs(stuck), 1.0)
-        assert hangs.wait(10)
+        assert hangs.wait(PATIENCE_S)
         acting.act(ClusterView().with_jobs([*stuck, launched, stopped]), 1.0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while len(done) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert sorted(done) == ["launched", "stopped"]
@@ -240,11 +240,11 @@ def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_
 
         def kill(self, request: AttemptRequest) -> None:
             stopped.release()
-            free.wait(30)
+            free.wait(2 * PATIENCE_S)
 
         def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
             stopped.release()
-            free.wait(30)
+            free.wait(2 * PATIENCE_S)
             return None
 
     class Prompt(SlowBackend):
@@ -261,16 +261,16 @@ def test_kills_that_hang_hold_up_no_other_backend_and_the_end_of_the_server_not_
         acting.act(view.with_jobs([placed_job("launched", "slow")]), 1000.0)
         assert all(stopped.acquire(timeout=PATIENCE_S) for _ in (*stuck, "launched"))
         acting.act(view.with_jobs([running_and_cancelled("local", "local")]), 1000.0)
-        assert done.wait(10)
+        assert done.wait(PATIENCE_S)
         began = time.monotonic()
         acting.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE_S
     finally:
         free.set()
 
 
 def wait_until_idle(acting: AttemptActions) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while any(memory.busy for memory in acting._memory.values()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -315,7 +315,7 @@ def test_reporter_from_several_threads_takes_a_save_once(rank: Any) -> None:
     taken: list[int] = []
 
     def ask() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not taken and time.monotonic() < deadline:
             if reporter.save_requested():
                 taken.append(1)

@@ -14,6 +14,7 @@ import pytest
 
 from attacker import UID, attacking, give
 from deep_tree import deep_tree
+from patience import PATIENCE_S
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import (
     Giver,
@@ -243,7 +244,7 @@ def test_what_is_served_lies_in_the_accounts_directory_while_links_are_swapped(t
 
     seen = set()
     with attacking(home, swap):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         for tries in itertools.count(1):
             try:
                 seen.add(content(home, "way/secret"))

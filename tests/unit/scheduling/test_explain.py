@@ -293,7 +293,7 @@ def situations(draw: st.DrawFn) -> ClusterView:
     return view.with_jobs([job(f"q{index}") for index in range(draw(st.integers(1, 5)))])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(situations())
 def test_whoever_does_what_the_explanation_says_sees_the_job_start(view: ClusterView) -> None:
     for job in view.queued():
@@ -320,7 +320,7 @@ def test_whoever_does_what_the_explanation_says_sees_the_job_start(view: Cluster
             assert starts(view.with_jobs([shorter]), shorter)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(situations())
 def test_brief_explanation_has_the_same_kind_of_reason(view: ClusterView) -> None:
     fits = {PendingCode.BEHIND, PendingCode.FAIR_SHARE}

@@ -202,7 +202,7 @@ runs = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 2), st.integers(1, 1
 clusters = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["H100", "A100"])), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(runs, runs, clusters)
 def test_head_starts_at_the_same_time_with_backfill_and_without(before: Runs, queue: Runs, kinds: Any) -> None:
     view = trace(before, queue, kinds)

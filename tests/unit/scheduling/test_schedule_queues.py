@@ -149,7 +149,7 @@ def test_quota_of_nothing_holds_gpu_jobs_back_and_lets_others_run() -> None:
     assert starts(view.with_queues([Queue(name="default", quota_gpus=0)])) == ["cpu"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(1, 2), st.sampled_from("abc"), st.integers(0, 10), st.booleans()),

@@ -132,5 +132,5 @@ class Changes(RuleBasedStateMachine):
             assert self.view.free()[name] == left
 
 
-Changes.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Changes.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestChanges = Changes.TestCase

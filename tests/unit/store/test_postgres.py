@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from patience import PATIENCE_S
 from postgres_server import PostgresServer
 from real_server import wait_for
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError
@@ -24,7 +25,6 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 EVERYTHING = Scope.everything()
-TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -66,17 +66,17 @@ class Held:
     def __init__(self, database: Database) -> None:
         self._entered, self._release = threading.Event(), threading.Event()
         self.future: Future[None] = database.write(self._hold)
-        assert self._entered.wait(TIMEOUT_S)
+        assert self._entered.wait(PATIENCE_S)
 
     def _hold(self, connection: Connection) -> None:
         accounts.ensure(connection, EVERYTHING, "held", 1.0)
         self._entered.set()
-        assert self._release.wait(TIMEOUT_S)
+        assert self._release.wait(PATIENCE_S)
         accounts.ensure(connection, EVERYTHING, "held on", 1.0)
 
     def release(self) -> None:
         self._release.set()
-        wait([self.future], TIMEOUT_S)
+        wait([self.future], PATIENCE_S)
 
 
 def test_url_with_the_driver_in_it_is_taken_too(url: str) -> None:
@@ -91,7 +91,7 @@ def test_what_the_url_says_of_time_outs_is_kept(url: str) -> None:
 
 
 def _open_and_write(url: str, number: int) -> None:
-    database = Database.open(url, lock_timeout_s=TIMEOUT_S)
+    database = Database.open(url, lock_timeout_s=PATIENCE_S)
     put(database, f"process {number}")
     database.close()
 
@@ -100,7 +100,7 @@ def test_processes_that_open_a_fresh_database_at_once_migrate_it_once(url: str) 
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_open_and_write, url, number) for number in range(3)]
         for future in futures:
-            future.result(TIMEOUT_S)
+            future.result(PATIENCE_S)
     database = Database.open(url)
     assert all(has(database, f"process {number}") for number in range(3))
     with database.read() as connection:
@@ -126,7 +126,7 @@ def test_server_that_falls_silent_in_a_transaction_loses_the_lock(
     monkeypatch.setattr(kind, "SILENT_AFTER_S", 0.2)
     silent = Database.open(url)
     held = Held(silent)
-    patient = Database.open(url, lock_timeout_s=TIMEOUT_S)
+    patient = Database.open(url, lock_timeout_s=PATIENCE_S)
     put(patient, "another")
     held.release()
     with pytest.raises(StoreUnavailableError):
@@ -158,7 +158,7 @@ def test_connections_that_are_dropped_in_a_transaction_leave_nothing_of_it(
     with pytest.raises(StoreUnavailableError):
         held.future.result()
     for future in group:
-        future.result(TIMEOUT_S)
+        future.result(PATIENCE_S)
     assert [has(database, key) for key in ("held", "held on", "with 0", "with 2")] == [False, False, True, True]
 
 
@@ -173,7 +173,7 @@ def test_group_whose_connection_is_dropped_is_refused_as_a_whole(
 
     futures = [database.write(closure) for closure in (remember("a"), drop, remember("b"))]
     held.release()
-    wait(futures, TIMEOUT_S)
+    wait(futures, PATIENCE_S)
     assert {type(future.exception()) for future in futures} == {StoreUnavailableError}
     assert not has(database, "a")
     put(database, "after")
@@ -259,7 +259,7 @@ def test_reading_and_writing_need_a_bounded_number_of_connections(
             with database.read() as connection:
                 connection.execute(text("SELECT 1"))
                 entered.release()
-                assert release.wait(TIMEOUT_S)
+                assert release.wait(PATIENCE_S)
         except StoreUnavailableError as error:
             refused.append(error.message)
             entered.release()
@@ -268,11 +268,11 @@ def test_reading_and_writing_need_a_bounded_number_of_connections(
     for reader in readers:
         reader.start()
     for _ in readers:
-        assert entered.acquire(timeout=TIMEOUT_S)
+        assert entered.acquire(timeout=PATIENCE_S)
     ((count,),) = postgres.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", name)
     release.set()
     for reader in readers:
-        reader.join(TIMEOUT_S)
+        reader.join(PATIENCE_S)
     assert count == kind.READERS + 2
     assert len(refused) == 2
     assert "at once" in refused[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
+from patience import PATIENCE_S
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError
 from trainmaster.server.store import accounts
 from trainmaster.server.store.database import Database
@@ -21,7 +22,6 @@ from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.sqlite import file_system
 
 EVERYTHING = Scope.everything()
-TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -83,12 +83,12 @@ def test_opening_it_twice_in_one_process_keeps_the_locks_of_the_first(database: 
     Database.open(f"sqlite:///{path}").close()
     # Whoever believes to be the last to leave clears the log away.
     leave = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM jobs').fetchall(); c.close()"
-    subprocess.run([sys.executable, "-c", leave], timeout=TIMEOUT_S, check=True)
+    subprocess.run([sys.executable, "-c", leave], timeout=PATIENCE_S, check=True)
     assert log.stat().st_ino == before
 
 
 def _open_and_write(path: str, number: int) -> None:
-    database = Database.open(f"sqlite:///{path}", lock_timeout_s=TIMEOUT_S)
+    database = Database.open(f"sqlite:///{path}", lock_timeout_s=PATIENCE_S)
     put(database, f"process {number}")
     database.close()
 
@@ -97,7 +97,7 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(path: Path) ->
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_open_and_write, str(path), number) for number in range(3)]
         for future in futures:
-            future.result(TIMEOUT_S)
+            future.result(PATIENCE_S)
     database = Database.open(f"sqlite:///{path}")
     assert all(has(database, f"process {number}") for number in range(3))
     database.close()
@@ -115,7 +115,7 @@ def test_database_that_another_process_locks_is_unavailable_until_it_is_free(dat
         futures = [database.write(remember("early")) for _ in range(3)]
         for future in futures:
             with pytest.raises(StoreUnavailableError, match="another process"):
-                future.result(TIMEOUT_S)
+                future.result(PATIENCE_S)
         assert not has(database, "early")
     finally:
         locker.send_signal(signal.SIGKILL)
@@ -146,19 +146,19 @@ def test_full_disk_in_a_group_never_reports_what_was_not_written(database: Datab
 
     def hold(connection: Connection) -> None:
         entered.set()
-        assert release.wait(TIMEOUT_S)
+        assert release.wait(PATIENCE_S)
 
     holding = database.write(hold)
-    assert entered.wait(TIMEOUT_S)
+    assert entered.wait(PATIENCE_S)
     futures = {key: database.write(remember(key)) for key in "ab"}
     full = database.write(_fill_up)
     futures |= {key: database.write(remember(key)) for key in "cd"}
     release.set()
-    holding.result(TIMEOUT_S)
+    holding.result(PATIENCE_S)
     with pytest.raises(StoreUnavailableError, match="space"):
-        full.result(TIMEOUT_S)
+        full.result(PATIENCE_S)
     for key, future in futures.items():
-        error = future.exception(TIMEOUT_S)
+        error = future.exception(PATIENCE_S)
         assert error is None or isinstance(error, StoreUnavailableError)
         assert has(database, key) is (error is None)
 
@@ -222,7 +222,7 @@ def test_alembic_is_not_imported_for_a_database_that_is_up_to_date(database: Dat
         "import sys; from trainmaster.server.store.database import Database;"
         f"Database.open('sqlite:///{path}').close(); sys.exit('alembic' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=TIMEOUT_S, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=False).returncode == 0
 
 
 def test_database_can_be_read_while_another_process_writes(database: Database, path: Path) -> None:
