@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typing_extensions import TypedDict
 
-from trainmaster.schema.annotations import Doc, OneOf, Timestamp
+from trainmaster.schema import Doc, OneOf, Timestamp
 from trainmaster.server.core.accounts import KeyScope
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from typing_extensions import TypedDict
 
-from trainmaster.schema.annotations import Doc, OneOf, Timestamp
+from trainmaster.schema import Doc, OneOf, Timestamp
 from trainmaster.schema.jobs import Status
 from trainmaster.server.core.resources import NodeState
 

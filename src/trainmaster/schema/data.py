@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typing_extensions import TypedDict
 
-from trainmaster.schema.annotations import Doc
+from trainmaster.schema import Doc
 
 
 class DataProblem(TypedDict):

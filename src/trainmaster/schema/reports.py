@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from trainmaster.schema.annotations import Doc, Timestamp
+from trainmaster.schema import Doc, Timestamp
 from trainmaster.schema.jobs import CheckpointResource
 
 

@@ -151,16 +151,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [
-        Problem(field=str(found["loc"][1]) if len(found["loc"]) > 1 else "request", message=_in_words(found["msg"]))
-        for found in error.errors()
-    ]
+    problems = []
+    for found in error.errors():
+        field = str(found["loc"][1]) if len(found["loc"]) > 1 else "request"
+        message = found["msg"].removeprefix("Input ").replace("should be", "must be", 1)  # as our other messages
+        problems.append(Problem(field=field, message=message))
     return _failure(request, SpecError(problems))
-
-
-def _in_words(message: str) -> str:
-    # as our other messages put it
-    return message.removeprefix("Input ").replace("should be", "must be", 1)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

@@ -57,18 +57,15 @@ class Buckets:
         if level < 1.0:
             return (1.0 - level) / self._rate_per_s
         if len(self._buckets) >= _MOST_BUCKETS:
-            self._forget_full(now)
+            # A full bucket is as good as a new one; where none is full, all are forgotten.
+            kept = {each: held for each, held in self._buckets.items() if self._level(each, now) < self._burst}
+            self._buckets = kept if len(kept) < _MOST_BUCKETS else {}
         self._buckets[name] = (level - 1.0, now)
         return 0.0
 
     def _level(self, name: str, now: float) -> float:
         level, at = self._buckets.get(name, (self._burst, now))
         return min(self._burst, level + (now - at) * self._rate_per_s)
-
-    def _forget_full(self, now: float) -> None:
-        """Forget full buckets, which are as good as new ones; where none is full, forget all."""
-        kept = {name: each for name, each in self._buckets.items() if self._level(name, now) < self._burst}
-        self._buckets = kept if len(kept) < _MOST_BUCKETS else {}
 
 
 class ConcurrencyLimit:

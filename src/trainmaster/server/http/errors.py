@@ -28,7 +28,7 @@ RETRY_AFTER_S = 1
 """For errors of the server that pass soon."""
 
 
-class ApiError(TrainmasterError):
+class HttpError(TrainmasterError):
     """An error that only the API raises."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -37,7 +37,7 @@ class ApiError(TrainmasterError):
         cls.status, cls.code = status or cls.status, code or cls.code
 
 
-class UnauthenticatedError(ApiError, status=HTTPStatus.UNAUTHORIZED, code="AUTH_TOKEN_MISSING"):
+class UnauthenticatedError(HttpError, status=HTTPStatus.UNAUTHORIZED, code="AUTH_TOKEN_MISSING"):
     """Send your API key as `Authorization: Bearer ...` or `X-API-Key: ...`."""
 
 
@@ -45,27 +45,27 @@ class InvalidTokenError(UnauthenticatedError, code="AUTH_TOKEN_INVALID"):
     """This key is not valid (any more)."""
 
 
-class InsufficientScopeError(ApiError, status=HTTPStatus.FORBIDDEN, code="AUTH_INSUFFICIENT_SCOPE"):
+class InsufficientScopeError(HttpError, status=HTTPStatus.FORBIDDEN, code="AUTH_INSUFFICIENT_SCOPE"):
     """This key may not do that."""
 
 
-class CredentialsRefusedError(ApiError, status=HTTPStatus.FORBIDDEN, code="CREDENTIALS_REFUSED"):
+class CredentialsRefusedError(HttpError, status=HTTPStatus.FORBIDDEN, code="CREDENTIALS_REFUSED"):
     """Your credential was not accepted in exchange for the tokens that the job needs."""
 
 
-class UnknownRouteError(ApiError, status=HTTPStatus.NOT_FOUND, code="ROUTE_NOT_FOUND"):
+class UnknownRouteError(HttpError, status=HTTPStatus.NOT_FOUND, code="ROUTE_NOT_FOUND"):
     """There is nothing at this address."""
 
 
-class WrongMethodError(ApiError, status=HTTPStatus.METHOD_NOT_ALLOWED, code="METHOD_NOT_ALLOWED"):
+class WrongMethodError(HttpError, status=HTTPStatus.METHOD_NOT_ALLOWED, code="METHOD_NOT_ALLOWED"):
     """This address does not take that method."""
 
 
-class StalledError(ApiError, status=HTTPStatus.REQUEST_TIMEOUT, code="REQUEST_TIMEOUT"):
+class StalledError(HttpError, status=HTTPStatus.REQUEST_TIMEOUT, code="REQUEST_TIMEOUT"):
     """The rest of the body did not come."""
 
 
-class StreamGapConflictError(ApiError, status=HTTPStatus.CONFLICT, code="STREAM_GAP"):
+class StreamGapConflictError(HttpError, status=HTTPStatus.CONFLICT, code="STREAM_GAP"):
     """Bytes were sent beyond the end of the stream."""
 
     def __init__(self, next_offset: int) -> None:
@@ -74,25 +74,25 @@ class StreamGapConflictError(ApiError, status=HTTPStatus.CONFLICT, code="STREAM_
         self.next_offset = next_offset
 
 
-class AttemptEndedError(ApiError, status=HTTPStatus.GONE, code="ATTEMPT_ENDED"):
+class AttemptEndedError(HttpError, status=HTTPStatus.GONE, code="ATTEMPT_ENDED"):
     """This attempt has ended: nothing more is taken for it."""
 
 
-class SessionEndedError(ApiError, status=HTTPStatus.GONE, code="SESSION_ENDED"):
+class SessionEndedError(HttpError, status=HTTPStatus.GONE, code="SESSION_ENDED"):
     """This session is finished."""
 
 
-class TooLargeError(ApiError, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="PAYLOAD_TOO_LARGE"):
+class TooLargeError(HttpError, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="PAYLOAD_TOO_LARGE"):
     """The body is too large."""
 
 
 class UnsatisfiableRangeError(
-    ApiError, status=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, code="RANGE_NOT_SATISFIABLE"
+    HttpError, status=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, code="RANGE_NOT_SATISFIABLE"
 ):
     """The file ends before that range."""
 
 
-class RateLimitedError(ApiError, status=HTTPStatus.TOO_MANY_REQUESTS, code="RATE_LIMITED"):
+class RateLimitedError(HttpError, status=HTTPStatus.TOO_MANY_REQUESTS, code="RATE_LIMITED"):
     """Too many requests came; slow down."""
 
     def __init__(self, message: str, wait_s: float) -> None:
@@ -100,23 +100,23 @@ class RateLimitedError(ApiError, status=HTTPStatus.TOO_MANY_REQUESTS, code="RATE
         self.retry_after_s = max(1, math.ceil(wait_s))
 
 
-class InternalError(ApiError):
+class InternalError(HttpError):
     """The server made a mistake; its log has the request under this id."""
 
 
-class BadGatewayError(ApiError, status=HTTPStatus.BAD_GATEWAY, code="SERVICE_UNREACHABLE"):
+class BadGatewayError(HttpError, status=HTTPStatus.BAD_GATEWAY, code="SERVICE_UNREACHABLE"):
     """The service broke the connection off."""
 
 
-class UnhealthyError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="UNHEALTHY"):
+class UnhealthyError(HttpError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="UNHEALTHY"):
     """The server answers, but cannot do its work."""
 
 
-class ExchangeUnavailableError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="TOKEN_EXCHANGE_UNAVAILABLE"):
+class ExchangeUnavailableError(HttpError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="TOKEN_EXCHANGE_UNAVAILABLE"):
     """The token exchange does not answer; try again."""
 
 
-class ServiceNotReadyError(ApiError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="SERVICE_NOT_READY"):
+class ServiceNotReadyError(HttpError, status=HTTPStatus.SERVICE_UNAVAILABLE, code="SERVICE_NOT_READY"):
     """The service does not answer now."""
 
     def __init__(self, message: str, *, retry_after_s: int | None) -> None:
@@ -143,7 +143,7 @@ _STATUS_OF_CORE: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
 
 
 def status_of(error: TrainmasterError) -> HTTPStatus:
-    if isinstance(error, ApiError):
+    if isinstance(error, HttpError):
         return error.status
     return next(_STATUS_OF_CORE[kind] for kind in type(error).__mro__ if kind in _STATUS_OF_CORE)
 

@@ -107,40 +107,37 @@ class Gateway:
 
     async def _exchange(self, request: Request, job: Job, address: str, uid: int | None) -> ServiceResponse | None:
         """The head of the service's response; None when the client left before."""
+        has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
         sent_all = asyncio.Event()
+        if not has_body:
+            sent_all.set()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            # At any rate: a service may take what its client makes bit by bit.
+            async for piece in pieces_of(request, slowest_bytes_per_s=0):
+                yield piece
+            sent_all.set()
+
+        async def departure() -> None:
+            await sent_all.wait()
+            await disconnected(request.receive)
+
+        async def send() -> ServiceResponse:
+            body = pieces() if has_body else None
+            # Not a kept one: the next process at the same port may be another service.
+            token = job.attempt.rank_token if job.attempt else ""
+            connection = await self._connections.open(None, address, token, uid)
+            headers = _headers(request, address, forwarded_headers(request, body))
+            target = target_of(request, _ADDRESS)
+            # Without a time limit: a training step may well take an hour.
+            return await self._connections.exchange(connection, request.method, target, headers, body)
+
         try:
-            return await _unless(_departure(request, sent_all), self._send(request, job, address, uid, sent_all))
+            return await _unless(departure(), send())
         except ClientDisconnect:
             return None
         except BrokenOffError as error:
             raise BadGatewayError(f"job {job.job_id}: {error}") from None
-
-    async def _send(
-        self, request: Request, job: Job, address: str, uid: int | None, sent_all: asyncio.Event
-    ) -> ServiceResponse:
-        has_body = not _BODY_HEADERS.isdisjoint(name for name, _ in request.scope["headers"])
-        body = _body(request, sent_all) if has_body else None
-        if not has_body:
-            sent_all.set()
-        # Not a kept one: the next process at the same port may be another service.
-        token = job.attempt.rank_token if job.attempt else ""
-        connection = await self._connections.open(None, address, token, uid)
-        # Without a time limit: a training step may well take an hour.
-        headers = _headers(request, address, forwarded_headers(request, body))
-        return await self._connections.exchange(connection, request.method, target_of(request, _ADDRESS), headers, body)
-
-
-async def _body(request: Request, sent_all: asyncio.Event) -> AsyncIterator[bytes]:
-    # At any rate: a service may take what its client makes bit by bit.
-    async for piece in pieces_of(request, slowest_bytes_per_s=0):
-        yield piece
-    sent_all.set()
-
-
-async def _departure(request: Request, sent_all: asyncio.Event) -> None:
-    """Wait until the client leaves, once its body was read."""
-    await sent_all.wait()
-    await disconnected(request.receive)
 
 
 def dial(job: Job) -> str:

@@ -42,7 +42,7 @@ class LogFilter:
     """Which lines are wanted. None does not filter."""
 
     attempt: int | None = None
-    """This attempt alone; otherwise the log goes on into the next attempt."""
+    """This attempt alone; otherwise the log continues with the next attempt."""
     node: int | None = None
     rank: int | None = None
     stream: str | None = None
@@ -50,10 +50,10 @@ class LogFilter:
 
     def admits(self, file: LogFile) -> bool:
         return (
-            (self.node is None or self.node == file.node)
-            and (self.rank is None or self.rank == file.rank)
-            and (self.stream is None or self.stream == file.stream)
-            and (self.step is None or self.step == file.step)
+            self.node in (None, file.node)
+            and self.rank in (None, file.rank)
+            and self.stream in (None, file.stream)
+            and self.step in (None, file.step)
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, StringConstraints
@@ -21,6 +21,7 @@ from trainmaster.server.http.requests import ALIAS, PREFIX
 
 PlainText = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without control characters."""
+PageToken = Annotated[PlainText | None, Query(description="From the page before.")]
 NO_NUL = Matches(r"[^\x00]*", "must not hold a NUL character")
 """Text that every database accepts."""
 MAX_JOB_ID = 256

@@ -8,10 +8,10 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
@@ -31,7 +31,16 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.errors import UnsatisfiableRangeError
-from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PlainText, StrictRoute, answers
+from trainmaster.server.http.router import (
+    BINARY,
+    BINARY_CONTENT,
+    JobId,
+    PageToken,
+    PlainText,
+    Responses,
+    StrictRoute,
+    answers,
+)
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.page_tokens import bad_token, decode_position, encode_position, is_text
@@ -58,14 +67,21 @@ all files of that place."""
 class ArtifactPlace:
     """A directory whose files are artifacts."""
 
-    kind: Literal["output", "checkpoint"]
-    prefix: str
-    """The beginning of their paths."""
     top: Path
     """A directory of the server's."""
     directory: str
     """A path below `top`; if a link is on the way, the place has no files."""
     checkpoint_id: str | None = None
+    """None: it is the output directory."""
+
+    @property
+    def kind(self) -> Literal["output", "checkpoint"]:
+        return "output" if self.checkpoint_id is None else "checkpoint"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the paths of its files."""
+        return f"{OUTPUT}/" if self.checkpoint_id is None else f"{CHECKPOINTS}/{self.checkpoint_id}/"
 
     @property
     def position(self) -> Position:
@@ -82,31 +98,25 @@ class Artifact:
     modified_at: float
     etag: str
     sha256: str | None
-    position: Position
+
+    @property
+    def position(self) -> Position:
+        return (*self.place.position, *self.path.removeprefix(self.place.prefix).split("/"))
 
 
-@dataclass(slots=True)
-class OpenArtifact:
+class OpenArtifact(NamedTuple):
     """An open file, which the owner of this object closes."""
 
     descriptor: int
-    artifact: Artifact = field(compare=False)
+    artifact: Artifact
 
 
 def checkpoint_place(roots: Roots, checkpoint_id: str, path: str) -> ArtifactPlace:
-    return ArtifactPlace(
-        kind="checkpoint",
-        prefix=f"{CHECKPOINTS}/{checkpoint_id}/",
-        top=roots.path(ARTIFACTS, ""),
-        directory=path,
-        checkpoint_id=checkpoint_id,
-    )
+    return ArtifactPlace(top=roots.path(ARTIFACTS, ""), directory=path, checkpoint_id=checkpoint_id)
 
 
 def output_place(roots: Roots, job: Job) -> ArtifactPlace:
-    return ArtifactPlace(
-        kind="output", prefix=f"{OUTPUT}/", top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}"
-    )
+    return ArtifactPlace(top=roots.path(ARTIFACTS, ""), directory=f"{job.job_id}/{OUTPUT}")
 
 
 def checkpoints_on_the_way(path: str) -> list[str]:
@@ -131,7 +141,7 @@ def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
         for names in files_in_order(directory, rest):
             if (opened := _open(directory, "/".join(names))) is not None:
                 os.close(opened[0])
-                yield _artifact(place, "/".join(names), opened[1], manifest, (*place.position, *names))
+                yield _artifact(place, "/".join(names), opened[1], manifest)
             elif (missed := missed + 1) >= MAX_MISSED:
                 return
 
@@ -148,9 +158,7 @@ def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
             continue
         with contextlib.suppress(FileNotFoundError), directory_below(place.top, place.directory) as directory:
             if (opened := _open(directory, name)) is not None:
-                position = (*place.position, *name.split("/"))
-                manifest = _manifest(place, directory)
-                return OpenArtifact(opened[0], _artifact(place, name, opened[1], manifest, position))
+                return OpenArtifact(opened[0], _artifact(place, name, opened[1], _manifest(place, directory)))
     raise NotFoundError(f"the job has no file {path!r}")
 
 
@@ -177,7 +185,7 @@ def _open(directory: int, name: str) -> tuple[int, os.stat_result] | None:
 
 
 def _artifact(
-    place: ArtifactPlace, name: str, status: os.stat_result, manifest: Mapping[str, tuple[int, str]], position: Position
+    place: ArtifactPlace, name: str, status: os.stat_result, manifest: Mapping[str, tuple[int, str]]
 ) -> Artifact:
     size, sha256 = manifest.get(name, (None, None))
     known = sha256 if size == status.st_size else None
@@ -188,7 +196,6 @@ def _artifact(
         modified_at=status.st_mtime,
         etag=f'"{known or f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"}"',
         sha256=known,
-        position=position,
     )
 
 
@@ -211,12 +218,9 @@ MAX_PLACES = 1000
 """Directories of checkpoints that one page reads: a job may have tens of thousands, most of them empty."""
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_FILE: dict[int | str, dict[str, Any]] = {
-    int(status): {"description": meaning, "content": BINARY_CONTENT}
-    for status, meaning in (
-        (HTTPStatus.OK, "The content."),
-        (HTTPStatus.PARTIAL_CONTENT, "The part of it that was asked for with `Range`."),
-    )
+_FILE: Responses = {
+    200: {"description": "The content.", "content": BINARY_CONTENT},
+    206: {"description": "The part of it that was asked for with `Range`.", "content": BINARY_CONTENT},
 }
 
 
@@ -228,7 +232,7 @@ async def list_artifacts(
     kind: Annotated[str | None, Query(pattern="^(output|checkpoint)$", description="Only these.")] = None,
     checkpoint_id: Annotated[PlainText | None, Query(description="Only files of this checkpoint.")] = None,
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
-    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    page_token: PageToken = None,
 ) -> Response:
     """List the files that a job left: its output so far, and its committed checkpoints; also of a deleted one.
 

@@ -24,7 +24,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import instant, ok, resource
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body, read_model
-from trainmaster.server.http.router import JobId, PlainText, StrictRoute, answers
+from trainmaster.server.http.router import JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope
@@ -43,7 +43,7 @@ async def list_checkpoints(
     job_id: JobId,
     checkpoint_id: Annotated[PlainText | None, Query(description="Only this one.")] = None,
     page_size: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE,
-    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    page_token: PageToken = None,
 ) -> Response:
     """List the committed checkpoints of a job, the oldest first; also of a deleted one that was not purged."""
 
@@ -78,14 +78,8 @@ async def delete(
     request: Request, principal: Manager, context: Context, job_id: JobId, checkpoint_id: CheckpointId
 ) -> Response:
     """Delete a checkpoint that is not pinned and that no job needs; `latest` and `best` move to what is left."""
-    command = commands.delete(
-        context.commands,
-        principal.scope,
-        job_id,
-        checkpoint_id,
-        now=context.clock(),
-        idempotency=idempotency_of(request, b""),
-    )
+    key, now = idempotency_of(request, b""), context.clock()
+    command = commands.delete(context.commands, principal.scope, job_id, checkpoint_id, now=now, idempotency=key)
     return await _answer(context, principal.scope, command)
 
 
@@ -112,14 +106,12 @@ def _page(
 
 
 def _shown(job: Job, page: CheckpointPage) -> JobCheckpoints:
-    return JobCheckpoints(
-        job_id=job.job_id,
-        deleted_at=instant(job.deleted_at),
+    return resource(
+        JobCheckpoints,
+        job,
         checkpoints=[checkpoint_resource(job, each) for each in page.checkpoints],
         next_page_token=page.next_page_token,
         total_count=page.total_count,
-        latest_checkpoint_id=job.latest_checkpoint_id,
-        best_checkpoint_id=job.best_checkpoint_id,
     )
 
 
@@ -168,7 +160,7 @@ def _sweep(collector: Collector) -> None:
     try:
         collector.sweep()
     except Exception:
-        _log.exception("what was collected is not all removed; the leader goes on with it")
+        _log.exception("some of what was collected could not be removed; the leader tries again")
 
 
 def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
@@ -198,7 +190,7 @@ async def list_tombstones(
     context: Context,
     job: Annotated[PlainText | None, Query(description="Only those with this handle, or whose id begins so.")] = None,
     page_size: Annotated[int, Query(ge=1, le=100)] = 20,
-    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    page_token: PageToken = None,
 ) -> Response:
     """List deleted jobs whose files are still there, the last deleted first. A page may be short."""
 

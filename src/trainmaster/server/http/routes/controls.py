@@ -45,13 +45,13 @@ class PauseBody(Model):
 class ResumeBody(Model):
     """How to resume a job."""
 
-    checkpoint_id: RestartPoint = Field(default="", description="What to go on from; empty: the latest.")
+    checkpoint_id: RestartPoint = Field(default="", description="The checkpoint to start from; empty: the latest.")
 
 
 class RetryBody(Model):
     """How to retry a job."""
 
-    checkpoint_id: RestartPoint = Field(default="", description="What to go on from; empty: the latest.")
+    checkpoint_id: RestartPoint = Field(default="", description="The checkpoint to start from; empty: the latest.")
     modify_resources: Flag = Field(default=False, description="Use new_resource_config.")
     new_resource_config: ResourceConfig | None = Field(
         default=None, description="Replaces the whole resource_config of the job."
@@ -95,7 +95,7 @@ async def resume(request: Request, principal: Manager, context: Context, job_id:
     **answers(ControlledJob, 404, 409, body=RetryBody, keyed=True, parameters=FORWARDING_PARAMETERS),
 )
 async def retry(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
-    """Make a child of a job that ended; it goes on from a checkpoint of its parent."""
+    """Make a child of a job that ended; it starts from a checkpoint of its parent."""
     wanted, idempotency = await read_command(request, RetryBody)
     resources = wanted.new_resource_config
     command = context.commands.retry(

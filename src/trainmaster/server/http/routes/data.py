@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request, Response
@@ -23,13 +22,13 @@ from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
 from trainmaster.server.core.workloads.base import ShippedFile
 from trainmaster.server.core.workloads.trainer import models_from
-from trainmaster.server.http.auth import Manager, Principal
-from trainmaster.server.http.context import ApiContext, Context
+from trainmaster.server.http.auth import Manager
+from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import StrictRoute, answers
+from trainmaster.server.http.routes.blobs import blob_file
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens
-from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import accounts, job_inputs
 
 MAX_SHOWN = 100
@@ -97,19 +96,20 @@ async def validate_data(request: Request, principal: Manager, context: Context) 
         )
     document = _document(wanted)
 
-    def look_up(connection: Connection) -> tuple[Account, dict[str, Path]]:
+    def look_up(connection: Connection) -> Account:
         left = models_from(ModelSource.ARTIFACTS, wanted.base_model, wanted.data)
         check_results(
             connection, principal.scope, [(field.removeprefix("training_config."), name) for field, name in left]
         )
-        return accounts.get(connection, principal.scope, principal.account_id), _files(
-            connection, principal, context, wanted
-        )
+        for file in wanted.files:
+            if job_inputs.get_blob(connection, principal.scope, file.sha256) is None:
+                raise NotFoundError(f"the file {file.sha256} was not uploaded")
+        return accounts.get(connection, principal.scope, principal.account_id)
 
-    account, files = await context.read(look_up)
+    account = await context.read(look_up)
     check = DataCheck(
         document=document,
-        files=files,
+        files={file.path: blob_file(context, principal.account_id, file.sha256) for file in wanted.files},
         environment=wanted.environment,
         tokens=await forwarded_tokens(request, context),
         limit=wanted.limit,
@@ -128,12 +128,3 @@ def _document(wanted: ValidateDataBody) -> dict[str, Any]:
         },
         "data_config": wanted.data.model_dump(mode="json"),
     }
-
-
-def _files(
-    connection: Connection, principal: Principal, context: ApiContext, wanted: ValidateDataBody
-) -> dict[str, Path]:
-    for file in wanted.files:
-        if job_inputs.get_blob(connection, principal.scope, file.sha256) is None:
-            raise NotFoundError(f"the file {file.sha256} was not uploaded")
-    return {file.path: context.roots.path(BLOBS, blob_path(principal.account_id, file.sha256)) for file in wanted.files}

@@ -189,7 +189,7 @@ class CreateWebhookBody(Model):
     """A new webhook."""
 
     url: Url = Field(description="Where events are sent, by POST; http or https.")
-    statuses: Statuses = Field(default=(), description="Of which statuses it tells; empty means all.")
+    statuses: Statuses = Field(default=(), description="The statuses that it reports; empty means all.")
     secret: Secret | None = Field(default=None, description="What deliveries are signed with; made when left out.")
 
 
@@ -229,7 +229,7 @@ async def list_webhooks(principal: Manager, context: Context) -> Response:
     ),
 )
 async def create_webhook(request: Request, principal: Manager, context: Context) -> Response:
-    """Make a webhook. It is told of what happens from now on; its secret is shown this once."""
+    """Make a webhook. It receives events from now on; its secret is shown this once."""
     wanted = await read_model(request, CreateWebhookBody)
     made = await asyncio.wrap_future(
         context.subscriptions.create(principal.scope, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret)
@@ -248,7 +248,7 @@ async def show_webhook(principal: Manager, context: Context, webhook_id: Webhook
 
 @webhooks_router.patch("/webhooks/{webhook_id}", **answers(WebhookResource, 404, body=ChangeWebhookBody))
 async def change_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
-    """Change a webhook; it goes on with the event that is next, at once."""
+    """Change a webhook. Delivery continues at once with the next event."""
     wanted = await read_model(request, ChangeWebhookBody)
     changed = context.subscriptions.change(
         principal.scope, webhook_id, url=wanted.url, statuses=wanted.statuses, secret=wanted.secret

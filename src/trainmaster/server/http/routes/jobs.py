@@ -30,7 +30,7 @@ from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import encoded, ok_json
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
-from trainmaster.server.http.router import MAX_JOB_ID, JobId, PlainText, StrictRoute, answers
+from trainmaster.server.http.router import MAX_JOB_ID, JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.http.routes.artifacts import has_output
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
@@ -152,7 +152,7 @@ async def list_jobs(
     kind: Annotated[list[PlainText] | None, Query(description="Kinds of workload; any of these.")] = None,
     name: Annotated[PlainText | None, Query(description="Only jobs with exactly this name.")] = None,
     page_size: Annotated[int, Query(ge=1, le=100)] = 20,
-    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    page_token: PageToken = None,
     order_by: Annotated[Order, Query(description="With a `-`, the greatest first.")] = "-created_at",
 ) -> Response:
     """List jobs."""

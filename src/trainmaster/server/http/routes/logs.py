@@ -107,7 +107,7 @@ async def logs(
 ) -> Response:
     """Read a job's log, or follow it.
 
-    As server-sent events every line is an `event: log` whose id is the cursor after it; `event: end` tells that there
+    As server-sent events every line is an `event: log` whose id is the cursor after it; `event: end` says that there
     will be no more. A line that is being overwritten with carriage returns, such as a progress bar, is an
     `event: progress` when its newest state changes, at most once a second, and an `event: log` when it has ended.
 

@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.documents import read_lines
-from trainmaster.protocol.run_directory import RunDirectory, metrics_stream
+from trainmaster.protocol.run_directory import metrics_stream
 from trainmaster.schema.reports import JobMetrics, MetricSeries, MetricsReport
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import clean, encoded, number, numbers, ok, reported_at
+from trainmaster.server.http.envelope import encoded, number, numbers, ok, reported_at
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
@@ -83,7 +83,7 @@ async def stream(
     cursor: Annotated[PlainText | None, Query(description="An event's id: begin after it.")] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", description="The same as `cursor`.")] = None,
 ) -> Response:
-    """Follow a job's metrics: every report is an `event: metrics`; `event: end` tells that there will be no more."""
+    """Follow a job's metrics: every report is an `event: metrics`; `event: end` says that there will be no more."""
     start = last_event_id or cursor or START
     decode_cursor(start)
     job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
@@ -148,16 +148,17 @@ class MetricsSource:
 
     def look(self, connection: Connection, before: _MetricsSight | None, *, changed: bool) -> _MetricsSight:
         if before is not None and not changed:
-            return before if before.ended else replace(before, size=self._size(before.attempt))
+            return before if before.ended else replace(before, size=_size(self.roots, self.job_id, before.attempt))
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
         attempt = max(1, job.attempt_count)
-        return _MetricsSight(attempt=attempt, ended=has_ended(job), status=job.status, size=self._size(attempt))
+        size = _size(self.roots, self.job_id, attempt)
+        return _MetricsSight(attempt=attempt, ended=has_ended(job), status=job.status, size=size)
 
     def read(self, sight: _MetricsSight, cursor: str) -> StreamPiece:
         attempt, offset = decode_cursor(cursor)
         events: list[bytes] = []
         while attempt <= sight.attempt:
-            size = sight.size if attempt == sight.attempt else self._size(attempt)
+            size = sight.size if attempt == sight.attempt else _size(self.roots, self.job_id, attempt)
             before = -1
             while before < offset < size and not events:
                 before, offset = offset, self._take(attempt, offset, size, events)
@@ -198,9 +199,6 @@ class MetricsSource:
             values=values,
         )
 
-    def _size(self, attempt: int) -> int:
-        return _size(run_directory(self.roots, self.job_id, attempt))
-
 
 def decode_cursor(text: str) -> tuple[int, int]:
     """Attempt and offset of a cursor.
@@ -218,7 +216,7 @@ def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
     left = MAX_HISTORY_BYTES
     for attempt in range(job.attempt_count, 0, -1):
         directory = run_directory(roots, job.job_id, attempt)
-        position = _size(directory)
+        position = _size(roots, job.job_id, attempt)
         rest = b""
         while position > 0 and left > 0:
             length = min(PIECE_BYTES, position)
@@ -232,16 +230,14 @@ def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
             yield from reversed(records)
 
 
-def _size(directory: RunDirectory) -> int:
-    status = directory.status(_STREAM)
+def _size(roots: Roots, job_id: str, attempt: int) -> int:
+    status = run_directory(roots, job_id, attempt).status(_STREAM)
     return status.st_size if status is not None else 0
 
 
 def _values(record: Mapping[str, Any], names: Collection[str]) -> dict[str, float | None]:
-    values = record.get("values")
-    if not isinstance(values, dict):
-        return {}
-    return {clean(name): number(value) for name, value in values.items() if not names or name in names}
+    values = numbers(record.get("values"))
+    return {name: value for name, value in values.items() if not names or name in names}
 
 
 def _integer(value: object) -> int | None:

@@ -27,7 +27,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ErrorEnvelope, Ok, ok
 from trainmaster.server.http.errors import UnhealthyError
 from trainmaster.server.http.requests import METRICS_PATH
-from trainmaster.server.http.router import StrictRoute, answers
+from trainmaster.server.http.router import Responses, StrictRoute, answers
 from trainmaster.server.settings.telemetry import METERS, Histogram, Meters
 from trainmaster.server.store import attempts, nodes, queues
 from trainmaster.server.store.scope import Scope
@@ -126,11 +126,8 @@ router = APIRouter(route_class=StrictRoute, tags=["metrics"])
 
 _PLAIN = "text/plain"
 _MEDIA_TYPE = f"{_PLAIN}; version=0.0.4; charset=utf-8"
-_TEXT: dict[int | str, dict[str, Any]] = {
-    HTTPStatus.OK: {
-        "description": "The text format of Prometheus.",
-        "content": {_PLAIN: {"schema": {"type": "string"}}},
-    }
+_TEXT: Responses = {
+    200: {"description": "The text format of Prometheus.", "content": {_PLAIN: {"schema": {"type": "string"}}}}
 }
 _LAG_SAMPLE_S = 0.02
 

@@ -23,7 +23,7 @@ from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, instant, ok, resource
 from trainmaster.server.http.requests import not_a_time, parse_time, read_model
-from trainmaster.server.http.router import PlainText, StrictRoute, answers
+from trainmaster.server.http.router import PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.scheduling.obstacles import gpus_of
 from trainmaster.server.settings.encryption import Sealer, SealError
 from trainmaster.server.store import queues, usage
@@ -126,7 +126,7 @@ async def show_queue(
     context: Context,
     queue: Annotated[PlainText, Query(description="Which one.")] = queues.DEFAULT,
     page_size: Annotated[int, Query(ge=1, le=100)] = 20,
-    page_token: Annotated[PlainText | None, Query(description="From the page before.")] = None,
+    page_token: PageToken = None,
 ) -> Response:
     """List the jobs that wait in a queue, in the order of the scheduler, with why and how long they wait."""
     now = context.clock()

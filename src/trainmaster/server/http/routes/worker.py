@@ -1,7 +1,7 @@
 """Routes of workers that cannot reach the server's files: they report here and wait for control documents.
 
 The bearer is the token of the attempt, which is valid for that attempt alone and until it has ended. The attempt's
-ranks have a token of their own, which only tells who owns the job. Every request may be repeated.
+ranks have a token of their own, which only shows who owns the job. Every request may be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import CONTROL, RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.schema.annotations import Doc
+from trainmaster.schema import Doc
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
