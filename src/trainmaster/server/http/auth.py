@@ -167,11 +167,7 @@ class Gate:
             raise InvalidTokenError
 
     def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
-        """Count a request of a principal as under way until the block ends.
-
-        Raises:
-            RateLimitedError: too many others of the same key are under way.
-        """
+        """Count a request of a principal as under way until the block ends."""
         if self._concurrency is None or principal is None:
             return contextlib.nullcontext()
         refusal = RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
@@ -230,12 +226,7 @@ def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
 
 
 def require(request: Request, scope: KeyScope) -> Principal:
-    """The principal of the request's key.
-
-    Raises:
-        InvalidTokenError: the request has a worker's token instead of a key.
-        InsufficientScopeError: the key lacks the scope.
-    """
+    """The principal of the request's key."""
     principal: Principal | None = request.scope["state"]["principal"]
     if principal is None:
         raise InvalidTokenError

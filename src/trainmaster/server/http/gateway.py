@@ -141,12 +141,7 @@ class Gateway:
 
 
 def dial(job: Job) -> str:
-    """Where the service of a job answers, as host:port.
-
-    Raises:
-        ConflictError: the job is no service.
-        ServiceNotReadyError: it does not answer now.
-    """
+    """Where the service of a job answers, as host:port."""
     if not job.is_service:
         raise ConflictError(f"job {job.job_id} is no service: its workload is of kind '{job.workload_kind}'")
     if job.endpoint is not None:

@@ -69,11 +69,7 @@ class Cursor:
 
     @staticmethod
     def decode(text: str) -> Cursor:
-        """The cursor that a client sent.
-
-        Raises:
-            SpecError: no server of ours made it.
-        """
+        """The cursor that a client sent."""
         try:
             attempt, offsets = decode_position(text)
             sane = all(

@@ -48,12 +48,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body of a request.
-
-    Raises:
-        TooLargeError: it has more than `limit` bytes.
-        StalledError: the rest of it does not come.
-    """
+    """The body of a request."""
     return b"".join([piece async for piece in bounded_pieces(request, limit)])
 
 
@@ -105,11 +100,7 @@ async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_P
 
 
 def parse_json(body: bytes) -> object:
-    """The document of a body.
-
-    Raises:
-        SpecError: it is no JSON.
-    """
+    """The document of a body."""
     if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
         raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
     try:
@@ -133,11 +124,7 @@ def parse_json(body: bytes) -> object:
 
 
 def parse_time(field: str, text: str) -> float:
-    """A time in a query, ISO 8601 or seconds since 1970, as seconds since 1970.
-
-    Raises:
-        SpecError: it is neither.
-    """
+    """A time in a query, ISO 8601 or seconds since 1970, as seconds since 1970."""
     with contextlib.suppress(ValueError):
         return float(text)
     with contextlib.suppress(ValueError, OverflowError):
@@ -172,11 +159,7 @@ def _parsed(model: type[ModelT], body: bytes) -> ModelT:
 
 
 def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
-    """The idempotency key of a request with a fingerprint of the request; None where it has no key.
-
-    Raises:
-        SpecError: the key is not 1 to 255 printable characters.
-    """
+    """The idempotency key of a request with a fingerprint of the request; None where it has no key."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None

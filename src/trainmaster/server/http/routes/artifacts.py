@@ -147,11 +147,7 @@ def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
 
 
 def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
-    """Open the file of a path.
-
-    Raises:
-        NotFoundError: there is none, or it leads somewhere else.
-    """
+    """Open the file of a path."""
     for place in found:
         name = path.removeprefix(place.prefix)
         if name == path or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
@@ -163,11 +159,7 @@ def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
 
 
 def position_of_token(token: str) -> Position:
-    """The position that a page token stands for.
-
-    Raises:
-        SpecError: no server of ours made it.
-    """
+    """The position that a page token stands for."""
     with contextlib.suppress(ValueError, TypeError):
         position = decode_position(token)
         if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):

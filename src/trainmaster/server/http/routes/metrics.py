@@ -201,11 +201,7 @@ class MetricsSource:
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
-    """Attempt and offset of a cursor.
-
-    Raises:
-        SpecError: no server of ours made it.
-    """
+    """Attempt and offset of a cursor."""
     match = _CURSOR.fullmatch(text)
     if match is None:
         raise SpecError([Problem(field="cursor", message="is not a cursor of these metrics; leave it out")])
