@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from container_engine import Engine
+from patience import PATIENCE_S
 
 LABEL = "trainmaster.test-registry"
 """The label of every image from such a registry: which one it was."""
@@ -160,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(layer)))
         self.end_headers()
         self.wfile.write(layer[:half])
-        self.held.open.wait(60)
+        self.held.open.wait(PATIENCE_S)
         if whole:
             self.wfile.write(layer[half:])
         self.close_connection = True

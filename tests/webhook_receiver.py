@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from patience import PATIENCE_S
 from trainmaster.client import verify_webhook
 
 HANG = 0
@@ -53,7 +54,7 @@ def receiving(*answers: int, port: int = 0, tls: ssl.SSLContext | None = None) -
             answer = receiver.answers.pop(0) if receiver.answers else 200
             receiver.arrived.append({"headers": dict(self.headers), "body": body, "answer": answer, "path": self.path})
             if answer == HANG:
-                receiver.released.wait(60)
+                receiver.released.wait(PATIENCE_S)
                 return
             self.send_response(answer)
             if 300 <= answer < 400:

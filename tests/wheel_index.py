@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 
 class WheelIndex:
     """A directory in the shape of a package index; its `url` can be given to pip and uv."""
@@ -78,7 +80,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.endswith(".whl"):
             self._index.asked.set()
-            self._index.open.wait(60)
+            self._index.open.wait(PATIENCE_S)
         try:
             super().do_GET()
         except ConnectionError:

@@ -17,6 +17,7 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, healthy, knowing
 from sqlalchemy import update
 
 from model_config import model_config
+from patience import PATIENCE_S
 from trainmaster.server.core import commands, endings
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Queue
@@ -412,7 +413,7 @@ def test_trainer_that_died_a_moment_ago_is_never_shown_as_running(door: Door, wo
         time.sleep(0.3)
         assert not shown.done()
         world.end(job.job_id, "KILLED_BY_SIGNAL", "killed")
-        assert shown.result(60)["state"] == "JOB_STATE_FAILED"
+        assert shown.result(PATIENCE_S)["state"] == "JOB_STATE_FAILED"
 
 
 @pytest.mark.parametrize(
@@ -494,7 +495,7 @@ def test_deletion_is_answered_when_the_trainer_is_gone(door: Door, world: World)
             time.sleep(0.01)
         assert not deletion.done()
         world.end(job.job_id, "DELETED")
-        assert deletion.result(60) == {}
+        assert deletion.result(PATIENCE_S) == {}
     assert door.get("job-z")["state"] == "JOB_STATE_DELETED"
 
 

@@ -18,6 +18,7 @@ import pytest
 from api_world import SERVICE, Api, World, wait_for
 
 from attacker import UID, squatting
+from patience import PATIENCE_S
 from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.scope import Scope
 
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/stream":
             return self.stream()
         if self.path == "/slow":
-            self.gate.wait(60)
+            self.gate.wait(PATIENCE_S)
         if self.path == "/die":
             return self.die()
         size = self.headers.get("Content-Length")
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"5\r\nfirst\r\n")
         self.wfile.flush()
-        self.gate.wait(60)
+        self.gate.wait(PATIENCE_S)
         self.wfile.write(b"6\r\nsecond\r\n0\r\n\r\n")
 
     def die(self) -> None:
@@ -228,7 +229,7 @@ def test_service_that_takes_its_time_is_in_use_until_it_has_answered(
             assert not answer.done()
         finally:
             Handler.gate.set()
-        assert answer.result(60).status_code == 200
+        assert answer.result(PATIENCE_S).status_code == 200
 
 
 def test_service_is_in_use_while_a_request_is_being_sent(api: Api, world: World, job_id: str) -> None:

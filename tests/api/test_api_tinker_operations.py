@@ -19,6 +19,7 @@ import zstandard
 from api_world import SERVICE, WAIT_S, Served, post_then_read, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
+from patience import PATIENCE_S
 from trainmaster.server.doors import bodies, futures
 from trainmaster.server.http import requests
 from trainmaster.server.store import jobs
@@ -143,7 +144,7 @@ def test_poll_is_held_by_the_trainer_and_not_answered_before(client: Client, tra
         wait_for(lambda: trainer.of("retrieve_future"))
         assert not asked.done()
         trainer.gate.set()
-        assert asked.result(60) == {}
+        assert asked.result(PATIENCE_S) == {}
 
 
 def test_future_is_answered_after_the_server_was_restarted(tinker_world: TinkerWorld, trainer: StandIn) -> None:
@@ -397,7 +398,7 @@ def test_save_is_done_when_it_is_on_record(client: Client, trainer: StandIn) -> 
         wait_for(lambda: trainer.of("retrieve_future"))
         assert not asked.done()
         client.save(model_id, "late")
-        assert asked.result(60) == {"path": path}
+        assert asked.result(PATIENCE_S) == {"path": path}
     assert client.post("weights_info", {"tinker_path": path})["lora_rank"] == 8
 
 
@@ -466,7 +467,7 @@ def test_polls_by_the_hundred_are_held_at_once(client: Client, trainer: StandIn)
         wait_for(lambda: len(trainer.of("retrieve_future")) >= 100)
         client.post("session_heartbeat", {"session_id": model_id.partition(":")[0]})
         trainer.gate.set()
-        assert all(each.result(60) is not None for each in asked)
+        assert all(each.result(PATIENCE_S) is not None for each in asked)
 
 
 def test_door_belongs_to_the_gateway(tinker_world: TinkerWorld) -> None:

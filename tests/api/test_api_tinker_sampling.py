@@ -12,6 +12,7 @@ import pytest
 from api_world import wait_for
 from tinker_world import ALIAS, MODEL, Client, StandIn
 
+from patience import PATIENCE_S
 from trainmaster.server.doors.tinker.routes import sampling
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
@@ -47,7 +48,7 @@ def test_sampling_session_of_a_base_model_starts_its_trainer_and_waits_for_it(cl
         asked = pool.submit(client.post, "create_sampling_session", wanted(session_id, base_model=ALIAS))
         job = client.trainer_job()
         client.start_trainer(trainer)
-        made = asked.result(60)
+        made = asked.result(PATIENCE_S)
     assert made["sampling_session_id"] == f"{session_id}:sample:0@{job.job_id}.1"
     assert trainer.of("create_sampling_session")[0].json()["base_model"] == ALIAS
     assert client.get(f"samplers/{made['sampling_session_id']}") == {
@@ -208,7 +209,7 @@ def test_trainer_that_ended_is_resumed_for_a_sampling_session(client: Client, tr
         asked = pool.submit(client.post, "create_sampling_session", wanted(client.session(), base_model=MODEL))
         wait_for(lambda: client.world.job(job.job_id).status == "QUEUED")
         client.start_trainer(trainer, job.job_id)
-        assert asked.result(60)["sampling_session_id"].endswith(f"@{job.job_id}.2")
+        assert asked.result(PATIENCE_S)["sampling_session_id"].endswith(f"@{job.job_id}.2")
 
 
 def test_trainer_that_fails_is_not_started_again_and_again(client: Client) -> None:
@@ -219,7 +220,7 @@ def test_trainer_that_fails_is_not_started_again_and_again(client: Client) -> No
         job = client.trainer_job()
         client.world.start(job.job_id)
         client.world.end(job.job_id, "EXITED_NONZERO", "no such weights")
-        response = asked.result(60)
+        response = asked.result(PATIENCE_S)
     assert response.status_code == 400
     assert "no such weights" in response.text
     assert client.world.job(job.job_id).attempt_count == 1

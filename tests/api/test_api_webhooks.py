@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
+from patience import PATIENCE_S
 from tls_files import self_signed
 from trainmaster.client import SignatureError, verify_webhook
 from trainmaster.server.coordinator import webhook_delivery
@@ -357,7 +358,7 @@ def test_server_that_does_not_lead_delivers_nothing(api: Api, world: World) -> N
         deliveries = Deliveries(world.database, subscriptions, epoch=nobody)
         deliveries.start()
         live(api, world)
-        asked.result(60)
+        asked.result(PATIENCE_S)
         deliveries.stop()
         assert receiver.arrived == []
         assert show(api, webhook)["delivered_at"] is None

@@ -12,6 +12,7 @@ import input_cases
 import job_cases
 import type_cases
 
+from patience import PATIENCE_S
 from process_signals import kill_all_marked
 from wheel_index import WheelIndex
 
@@ -65,7 +66,7 @@ class Run:
 
     def outcomes(self) -> dict[str, str]:
         """What every case came to."""
-        code = self._process.wait(200)
+        code = self._process.wait(PATIENCE_S)
         self._log.seek(0)
         assert code == 0, self._log.read()
         written = (self.directory / "outcomes.jsonl").read_text().splitlines()

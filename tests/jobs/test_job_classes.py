@@ -19,6 +19,7 @@ import pytest
 import yaml
 from walking import Walk, WalkConfig, flip_a_byte, walk
 
+from patience import PATIENCE_S
 from trainmaster.jobs import (
     BasicJob,
     CheckpointedJob,
@@ -320,7 +321,7 @@ def test_reader_right_after_a_save_waits_for_it(tmp_path: Path, reader: str) -> 
 
     class Slow:
         def require(self) -> None:
-            assert held.wait(60)
+            assert held.wait(PATIENCE_S)
 
     job.hold(Slow())
     job.save_tree_and_metadata("a", job.state, {"step": 1})

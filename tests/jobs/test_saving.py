@@ -19,6 +19,7 @@ import torch
 from checkpoint_files import assert_no_pickle, same
 from forked_ranks import run_ranks
 
+from patience import PATIENCE_S
 from trainmaster.jobs import checkpoint_saver, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
@@ -53,7 +54,7 @@ class SlowRoot(LocalRoot):
                 self.drafts -= 1
 
     def commit(self, *args: Any, **kwargs: Any) -> Manifest:
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         return super().commit(*args, **kwargs)
 
 
@@ -199,7 +200,7 @@ def test_memory_for_copies_comes_back_when_a_file_cannot_be_written(
     buffers.limit = 0
     done = threading.Thread(target=lambda: buffers.acquire(1, pinned=False), daemon=True)
     done.start()
-    done.join(60)
+    done.join(PATIENCE_S)
     assert not done.is_alive()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from running_service import BASE_MODEL
 
+from patience import PATIENCE_S
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.sampler import Sampler
 from trainmaster.jobs.report import Reporter
@@ -54,7 +55,7 @@ class RealEngine:
         self._control.write_text(
             json.dumps({"version": 1, "seq": 1, "stop": StopCause.CANCEL, "save": False, "grace_s": 5.0})
         )
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._channel.close()
 
     def notes(self) -> list[str]:

@@ -80,7 +80,7 @@ class RunningFront:
         self.http.close()
         self.engine.die()
         try:
-            self.process.wait(15)
+            self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             self.process.wait()

@@ -141,8 +141,8 @@ def test_nothing_is_lost_in_a_storm() -> None:
                 drawn = [samplers.submit(draw, seq_id) for seq_id in range(512)]
                 # A gap must not hold all connections: acknowledgements and results are asked for apart from each other.
                 trained = {seq_id: trainers.submit(train, seq_id) for seq_id in sorted(numbers, key=lambda n: n // 8)}
-                assert [answer.result(120) for answer in drawn] == list(range(512))
-                assert {seq_id: answer.result(120) for seq_id, answer in trained.items()} == {
+                assert [answer.result(PATIENCE_S) for answer in drawn] == list(range(512))
+                assert {seq_id: answer.result(PATIENCE_S) for seq_id, answer in trained.items()} == {
                     seq_id: seq_id for seq_id in numbers
                 }
         assert client.done() == [(seq_id, "forward_backward") for seq_id in range(1, 209)]

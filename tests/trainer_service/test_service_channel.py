@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.trainer_service import channel
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel, FrontChannel
 from trainmaster.trainer_service.messages import (
@@ -102,7 +103,7 @@ def test_engine_that_hangs_up_waits_for_who_sends(
 
     def slow(end: socket.socket, _datagram: bytes, _bodies: list[SharedBody]) -> None:
         begun.set()
-        goes_on.wait(20)
+        goes_on.wait(PATIENCE_S)
         open_still.append(end.fileno() >= 0)
 
     monkeypatch.setattr(channel, "_send", slow)
@@ -110,12 +111,12 @@ def test_engine_that_hangs_up_waits_for_who_sends(
     sends = threading.Thread(target=engine.send, args=(EngineStopped(reason="paused"),))
     closes = threading.Thread(target=engine.close)
     sends.start()
-    begun.wait(20)
+    begun.wait(PATIENCE_S)
     closes.start()
     closes.join(0.2)
     goes_on.set()
     for thread in (sends, closes):
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert open_still == [True]
     assert ends[0].fileno() == -1
 

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from patience import PATIENCE_S
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -142,7 +144,7 @@ class Hub:
         if handler.command == "GET":
             self.downloads.append(name)
             if name in self.held:
-                self.held[name].wait(60)
+                self.held[name].wait(PATIENCE_S)
         headers = {
             "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
             "X-Repo-Commit": COMMIT,

@@ -283,11 +283,11 @@ def test_lock_is_waited_for(root: Root) -> None:
     def hold() -> None:
         with root.lock("a", "first"):
             taken.set()
-            done.wait(60)
+            done.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         holder = pool.submit(hold)
-        assert taken.wait(60)
+        assert taken.wait(PATIENCE_S)
 
         def wait() -> str:
             with root.lock("a", "second", wait_s=60):
@@ -295,8 +295,8 @@ def test_lock_is_waited_for(root: Root) -> None:
 
         waiter = pool.submit(wait)
         done.set()
-        assert waiter.result(60) == "got it"
-        holder.result(60)
+        assert waiter.result(PATIENCE_S) == "got it"
+        holder.result(PATIENCE_S)
 
 
 def test_progress_counts_every_byte(root: Root) -> None:

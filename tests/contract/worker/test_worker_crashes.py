@@ -110,7 +110,7 @@ def test_fork_server_that_retires_makes_room_at_once_and_leaves_its_workers(
     assert mortal_fork_server.ask(op="retire") == {}
     successor = ForkServerProcess(mortal_fork_server.directory)
     try:
-        assert mortal_fork_server.process.wait(60) == 0
+        assert mortal_fork_server.process.wait(PATIENCE_S) == 0
         assert successor.ask(op="hello")["pid"] == successor.process.pid
         attempt.stop()
         assert attempt.ended()["reason"] == Reason.CANCELLED

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.backends.container import container_process
 
 MANY = 1024
@@ -41,5 +42,5 @@ def test_kills_are_counted_at_the_end_of_the_first_process_however_many_are_watc
         kills.join(0.1)
         counter.write_text("oom 2\noom_kill 2\n")
         process.kill()
-        kills.join(30)
+        kills.join(PATIENCE_S)
     assert kills.count == 2

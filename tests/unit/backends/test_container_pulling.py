@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container import images
 from trainmaster.backends.container.engine import Engine, EngineError
@@ -35,7 +36,7 @@ class ScriptedEngine(Engine):
             if isinstance(line, Exception):
                 raise line
             yield line
-        self.goes_on.wait(10)
+        self.goes_on.wait(PATIENCE_S)
 
 
 def fetch(pulls: Pulls, attempt_id: str, image: str = IMAGE) -> None:
@@ -43,7 +44,7 @@ def fetch(pulls: Pulls, attempt_id: str, image: str = IMAGE) -> None:
     try:
         pulls.fetch(image, policy="IfNotPresent", attempt_id=attempt_id)
     except NotYetError as wait:
-        wait.until.result(10)
+        wait.until.result(PATIENCE_S)
         pulls.fetch(image, policy="IfNotPresent", attempt_id=attempt_id)
 
 
@@ -121,7 +122,7 @@ def test_attempts_share_a_pull_while_it_runs_and_later_ones_have_their_own() -> 
             pulls.fetch(IMAGE, policy="Always", attempt_id=attempt_id)
         waits.append(told.value)
     engine.goes_on.set()
-    waits[-1].until.result(10)
+    waits[-1].until.result(PATIENCE_S)
     for attempt_id in ("a.1", "b.1"):
         pulls.fetch(IMAGE, policy="Always", attempt_id=attempt_id)
     assert engine.pulls == 1
@@ -160,4 +161,4 @@ def test_whoever_is_told_of_the_end_may_ask_at_once() -> None:
 
     wait.value.until.add_done_callback(ask)
     engine.goes_on.set()
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)

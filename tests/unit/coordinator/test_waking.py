@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from patience import PATIENCE_S
 from trainmaster.server.coordinator.threads import Alarm
 
 
@@ -12,20 +13,20 @@ def test_hint_does_not_wait_for_a_database_that_hangs() -> None:
 
     def hang() -> int:
         asked.set()
-        answer.wait(60)
+        answer.wait(PATIENCE_S)
         return 0
 
     alarm = Alarm(foreign_writes=hang, poll_s=60.0)
     woken: list[frozenset[str]] = []
     loop = threading.Thread(target=lambda: woken.append(alarm.wait()), daemon=True)
     loop.start()
-    assert asked.wait(60)
+    assert asked.wait(PATIENCE_S)
     hints = threading.Thread(target=lambda: (alarm.hint("a.1"), alarm.hint("b.1")), daemon=True)
     hints.start()
-    hints.join(10)
+    hints.join(PATIENCE_S)
     assert not hints.is_alive()
     answer.set()
-    loop.join(60)
+    loop.join(PATIENCE_S)
     assert woken == [frozenset({"a.1", "b.1"})]
 
 

@@ -208,7 +208,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 for pid in children: assert os.waitpid(pid, 0)[1] == 0
 """
-    assert rank.start(code).wait(60) == 0
+    assert rank.start(code).wait(PATIENCE_S) == 0
     data = Path(rank.environ[environment.METRICS_FILE]).read_bytes()
     assert len(rank.metrics()) == data.count(b"\n") == 7 * 200
 
@@ -228,7 +228,7 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0); done.set(); thread.join()
 """
-    assert rank.start(code).wait(60) == 0
+    assert rank.start(code).wait(PATIENCE_S) == 0
     assert [event["message"] for event in rank.events_of("note")] == ["from the child"]
 
 
@@ -258,7 +258,7 @@ from trainmaster.jobs import report
 os.kill(os.getpid(), signal.SIGUSR1)
 assert seen == [1]
 """
-    assert rank.start(code).wait(60) == 0
+    assert rank.start(code).wait(PATIENCE_S) == 0
     assert rank.events_of("capable") == []
 
 

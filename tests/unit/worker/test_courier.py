@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from replica_server import LOSE_ANSWER, LOSE_REQUEST, ReplicaServer
 
+from patience import PATIENCE_S
 from process_signals import kill_claimant
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
@@ -81,7 +82,7 @@ class Site:
 
     def deliver(self) -> dict[str, Any]:
         """Run one courier to its end; the exit that the server has."""
-        assert self.courier().wait(100) == 0
+        assert self.courier().wait(PATIENCE_S) == 0
         end = self.server.exit()
         assert end is not None
         return end
@@ -204,13 +205,13 @@ def test_claim_names_the_courier(site: Site) -> None:
     assert identity is not None
     assert {name: claim[name] for name in identity.to_json()} == identity.to_json()
     (site.left_by_ranks / "go").touch()
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
 
 
 def test_node_that_another_claimed_is_left_alone(site: Site) -> None:
     site.serve("sh", "-c", 'touch "$LEFT/ran"')
     assert site.server.run.claim(0, {"nonce": "somebody else"})
-    assert site.courier().wait(60) == 0
+    assert site.courier().wait(PATIENCE_S) == 0
     assert site.server.exit() is None
     assert not list(site.left_by_ranks.iterdir())
     assert not site.home().exists()
@@ -220,16 +221,16 @@ def test_courier_beside_another_in_the_same_directory_leaves(site: Site) -> None
     site.serve("sh", "-c", 'echo run >> "$LEFT/runs"; while [ ! -e "$LEFT/go" ]; do sleep 0.05; done')
     first = site.courier()
     eventually((site.left_by_ranks / "runs").exists)
-    assert site.courier().wait(60) == 0
+    assert site.courier().wait(PATIENCE_S) == 0
     (site.left_by_ranks / "go").touch()
-    assert first.wait(60) == 0
+    assert first.wait(PATIENCE_S) == 0
     assert (site.left_by_ranks / "runs").read_text() == "run\n"
     assert site.server.exit()["reason"] == Reason.SUCCEEDED  # type: ignore[index]
 
 
 def test_courier_with_a_token_that_is_not_valid_leaves(site: Site) -> None:
     site.serve("sh", "-c", 'touch "$LEFT/ran"')
-    assert site.courier(token="wrong").wait(60) == 0
+    assert site.courier(token="wrong").wait(PATIENCE_S) == 0
     assert not list(site.left_by_ranks.iterdir())
 
 
@@ -239,7 +240,7 @@ def test_server_that_comes_late_is_waited_for(site: Site) -> None:
     eventually(site.home().exists)
     assert courier.poll() is None
     site.server.start()
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     assert site.server.stream(OUT) == b"hello\n"
 
 
@@ -262,7 +263,7 @@ def test_server_away_in_the_middle_loses_nothing(site: Site) -> None:
     assert courier.poll() is None
     assert len(site.server.stream(OUT)) == received
     site.server.start()
-    assert courier.wait(100) == 0
+    assert courier.wait(PATIENCE_S) == 0
     last = int(count.read_text())
     assert site.server.stream(OUT) == b"".join(b"line %d\n" % number for number in range(1, last + 1))
     assert site.server.exit()["reason"] == Reason.SUCCEEDED  # type: ignore[index]
@@ -292,7 +293,7 @@ def test_stream_that_the_server_lost_in_part_is_sent_again_from_there(site: Site
     eventually(lambda: site.server.stream(OUT).endswith(b"\n1000\n"))
     os.truncate(site.server.run.path / OUT, 100)
     (site.left_by_ranks / "go").touch()
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     assert site.server.stream(OUT) == b"".join(b"%d\n" % number for number in range(1, 2001))
 
 
@@ -307,7 +308,7 @@ def test_stop_comes_down_and_ends_the_job(site: Site) -> None:
     courier = site.courier()
     eventually(lambda: site.server.stream(OUT))
     site.server.control(Control(seq=1, stop=StopCause.CANCEL, grace_s=30))
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     end = site.server.exit()
     assert end is not None
     assert (end["reason"], end["stop_cause"]) == (Reason.CANCELLED, StopCause.CANCEL)
@@ -350,7 +351,7 @@ def test_worker_that_is_killed_is_reported_lost_and_leaves_nothing_behind(site: 
         lambda: [record for record in records(site, "nodes/0/worker.jsonl") if record["type"] == "claimed"]
     )
     kill_claimant(worker)
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     assert all(ended(pid) for pid in pids)
     end = site.server.exit()
     assert end is not None
@@ -384,7 +385,7 @@ def test_attempt_that_the_server_no_longer_knows_is_ended(site: Site) -> None:
     courier = site.courier()
     pid = pid_in(site.left_by_ranks / "rank")
     site.server.fault = lambda method, path: 404
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     assert ended(pid)
     assert not site.home().exists()
 
@@ -392,7 +393,7 @@ def test_attempt_that_the_server_no_longer_knows_is_ended(site: Site) -> None:
 def test_two_nodes_meet_where_the_first_one_says(site: Site) -> None:
     site.serve("sh", "-c", "echo $NODE_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT", nodes=2)
     couriers = [site.courier(1), site.courier(0)]
-    assert [courier.wait(60) for courier in couriers] == [0, 0]
+    assert [courier.wait(PATIENCE_S) for courier in couriers] == [0, 0]
     rendezvous = site.server.run.document(RENDEZVOUS)
     assert rendezvous is not None
     outputs = [site.server.stream(f"nodes/{node}/logs/main.{node}.out").decode().split() for node in (0, 1)]
@@ -416,7 +417,7 @@ def test_service_is_announced_where_it_answers(site: Site) -> None:
     endpoint = eventually(lambda: site.server.run.document("nodes/0/endpoint.json"))
     assert endpoint["port"] > 0
     site.server.control(Control(seq=1, stop=StopCause.CANCEL, grace_s=30))
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
 
 
 CHECKPOINT = """
@@ -438,7 +439,7 @@ def test_checkpoints_are_committed_only_while_the_server_says_so(site: Site) -> 
     eventually((site.root / "output" / "saved").exists)
     site.server.owner = False
     site.server.control(Control(seq=1, save=True))
-    assert courier.wait(60) == 0
+    assert courier.wait(PATIENCE_S) == 0
     events = records(site, "nodes/0/rank-0.events.jsonl")
     assert [event["step"] for event in events if event["type"] == "checkpoint"] == [1]
     assert "finished" in [event["type"] for event in events]
@@ -466,7 +467,7 @@ def test_pause_saves_before_the_job_leaves(site: Site) -> None:
     courier = site.courier()
     eventually(lambda: records(site, "nodes/0/rank-0.metrics.jsonl"))
     site.server.control(Control(seq=1, stop=StopCause.PAUSE, save=True, grace_s=60))
-    assert courier.wait(100) == 0
+    assert courier.wait(PATIENCE_S) == 0
     end = site.server.exit()
     assert end is not None
     assert (end["reason"], end["exit_code"]) == (Reason.PAUSED, EXIT_STOPPED)
@@ -498,12 +499,12 @@ def test_courier_that_died_while_it_fetched_files_is_followed_by_an_end_and_no_s
 
     server.fault = hang
     first = site.courier()
-    assert asked.wait(60)
+    assert asked.wait(PATIENCE_S)
     first.kill()
     first.wait()
     assert server.run.claimant(0) is not None
     server.fault = lambda method, path: None
-    assert site.courier(delivers_only=True).wait(60) == 0
+    assert site.courier(delivers_only=True).wait(PATIENCE_S) == 0
     end = server.exit()
     assert end is not None
     assert end["reason"] == Reason.WORKER_LOST

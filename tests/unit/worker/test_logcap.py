@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.protocol.run_directory import RunDirectory, log_stream
 from trainmaster.worker.watch import LogCap
 
@@ -88,6 +89,6 @@ def test_rank_that_locks_its_log_does_not_hold_up_its_worker(directory: RunDirec
         fcntl.flock(file, fcntl.LOCK_EX)
         looking = threading.Thread(target=cap.look, daemon=True)
         looking.start()
-        looking.join(10)
+        looking.join(PATIENCE_S)
         assert not looking.is_alive()
     assert directory.gap(LOG) is not None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from patience import PATIENCE_S
 from trainmaster.protocol.processes import identity_of, send_signal
 from trainmaster.worker.processes import SeenProcess, descendants, seen, signal_all
 
@@ -33,7 +34,7 @@ def test_signal_reaches_the_process_that_was_seen_and_not_another_with_its_pid(c
     assert process is not None
     signal_all([SeenProcess(process.pid, process.start_time - 1)], signal.SIGKILL)
     signal_all([process], signal.SIGTERM)
-    assert child.wait(60) == -signal.SIGTERM, "the first signal was for another"
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM, "the first signal was for another"
 
 
 def test_signal_for_a_process_of_another_time_is_refused(child: subprocess.Popen[bytes]) -> None:
@@ -42,7 +43,7 @@ def test_signal_for_a_process_of_another_time_is_refused(child: subprocess.Popen
     with pytest.raises(ProcessLookupError, match=str(child.pid)):
         send_signal(replace(identity, start_time=identity.start_time - 1), signal.SIGKILL)
     send_signal(identity, signal.SIGTERM)
-    assert child.wait(60) == -signal.SIGTERM
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         send_signal(identity, signal.SIGKILL)
 
@@ -50,6 +51,6 @@ def test_signal_for_a_process_of_another_time_is_refused(child: subprocess.Popen
 def test_descendants_are_seen_with_their_start(child: subprocess.Popen[bytes]) -> None:
     assert seen(child.pid) in descendants(os.getpid())
     child.kill()
-    child.wait(60)
+    child.wait(PATIENCE_S)
     assert child.pid not in [process.pid for process in descendants(os.getpid())]
     assert descendants(child.pid) == []

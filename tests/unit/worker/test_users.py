@@ -300,7 +300,7 @@ def test_sweep_finds_processes_of_users_where_root_may_not_look_into_them() -> N
     try:
         swept = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
         assert swept.stdout == "1\n"
-        assert stray.wait(60) == -signal.SIGKILL
+        assert stray.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         stray.kill()
         stray.wait()
