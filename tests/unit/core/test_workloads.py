@@ -21,7 +21,7 @@ from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit, secret_values
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.server.core.workloads import kinds, register, spec_for
-from trainmaster.server.core.workloads.service import ServiceSpec
+from trainmaster.server.core.workloads.programs import ServiceSpec
 
 DIGEST = "ab" * 32
 

@@ -18,7 +18,7 @@ from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stor
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Actor, Desired, Trigger, allowed_from
-from trainmaster.server.core.workloads.service import Serving
+from trainmaster.server.core.workloads.programs import Serving
 
 
 def cancel(job: Job, *, now: float, message: str = "") -> Change | None:

@@ -19,7 +19,7 @@ from trainmaster.server.core.states import (
     JobStatus,
     Trigger,
 )
-from trainmaster.server.core.workloads.service import DEFAULT_INACTIVITY_S
+from trainmaster.server.core.workloads.programs import DEFAULT_INACTIVITY_S
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER
 
 BACKOFF_S = 5.0

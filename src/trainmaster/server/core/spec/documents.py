@@ -19,7 +19,7 @@ from trainmaster.server.core.training.types import FrameworkType
 from trainmaster.server.core.workloads.base import PackagedSpec, initializers_of
 from trainmaster.server.core.workloads.initializers import conceal
 from trainmaster.server.core.workloads.initializers import secret_values as initializer_secrets
-from trainmaster.server.core.workloads.service import Serving
+from trainmaster.server.core.workloads.programs import Serving
 from trainmaster.server.core.workloads.trainer import configs_of, is_training
 
 # Parsing: from an untrusted document to a request that can be run, or to every problem with it. A submission that sets

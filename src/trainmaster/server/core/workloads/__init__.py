@@ -15,8 +15,7 @@ from trainmaster.server.core.workloads.base import (
 )
 from trainmaster.server.core.workloads.function import FunctionSpec
 from trainmaster.server.core.workloads.job_class import JobClassSpec
-from trainmaster.server.core.workloads.programs import CommandSpec, ContainerSpec, ScriptSpec
-from trainmaster.server.core.workloads.service import ServiceSpec
+from trainmaster.server.core.workloads.programs import CommandSpec, ContainerSpec, ScriptSpec, ServiceSpec
 from trainmaster.server.core.workloads.trainer import TrainerSpec
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
 

@@ -19,7 +19,7 @@ from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, Mode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
-from trainmaster.server.core.workloads.service import Serving
+from trainmaster.server.core.workloads.programs import Serving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, CONSEQUENCES, RUNNING, Desired, Fault, JobStatus
 from trainmaster.server.core.trainer_request import MANAGED_BY, PURPOSE, WantedTrainer
-from trainmaster.server.core.workloads.service import MAX_TIMEOUT_S
+from trainmaster.server.core.workloads.programs import MAX_TIMEOUT_S
 from trainmaster.server.core.workloads.trainer_service import MAX_LORA_RANK, TrainerServiceSpec
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
