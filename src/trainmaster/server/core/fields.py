@@ -233,6 +233,11 @@ RelativePath = Annotated[
 ]
 AbsolutePath = Annotated[PathText, Matches(r"/.*", "must be an absolute path")]
 
+DNS_LABEL = Matches(
+    r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+    "has 1 to 63 lower-case letters, digits and dashes, and no dash at either end",
+)
+
 EnvironmentName = Annotated[
     str,
     StringConstraints(max_length=256),

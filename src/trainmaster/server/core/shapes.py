@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, choice_message
-from trainmaster.server.core.fields import Broken, Count, Flag, Matches, Model, Name, Names, RuledModel, Scalar, Text
+from trainmaster.server.core.fields import DNS_LABEL, Broken, Count, Flag, Model, Name, Names, RuledModel, Scalar, Text
 
 ANYBODYS = "fireworks"
 """Shapes are the operator's, and found in every account; clients also ask for them in this one."""
@@ -19,7 +19,6 @@ LATEST = "latest"
 """Stands for the latest version that is validated."""
 
 _REFERENCE = re.compile(r"accounts/([^/]+)/trainingShapes/([^/]+)(?:/versions/([^/]+))?")
-_LABEL = Matches(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "has 1 to 63 lower-case letters, digits and dashes")
 
 
 class TrainerMode(StrEnum):
@@ -42,7 +41,7 @@ class Sharding(Model):
 class ShapeVersion(Model):
     """One version of a shape."""
 
-    version: Annotated[Scalar, _LABEL] = Field(description="Its name among the versions.")
+    version: Annotated[Scalar, DNS_LABEL] = Field(description="Its name among the versions.")
     validated: Flag = Field(default=True, description="Whether it may be launched without asking for it by name.")
     trainer_mode: TrainerMode = Field(default=TrainerMode.LORA, description="What its trainers are for.")
     base_models: Names = Field(default=(), description="The models that it is for; empty: any.")
@@ -73,7 +72,7 @@ class ShapeVersion(Model):
 class Shape(RuledModel):
     """A shape with its versions, the latest last."""
 
-    name: Annotated[str, _LABEL] = Field(description="In its address.")
+    name: Annotated[str, DNS_LABEL] = Field(description="In its address.")
     description: Text | None = Field(default=None, description="For people.")
     versions: Annotated[tuple[ShapeVersion, ...], Field(min_length=1, max_length=1024)] = Field(
         description="The latest last."

@@ -18,11 +18,12 @@ from math import inf
 
 from trainmaster.server.core.job import AGEING_S_PER_PRIORITY, Attempt, Job
 from trainmaster.server.core.resources import Node, NodeState, Share
+from trainmaster.server.core.spec.configs import HIGHEST_PRIORITY
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.placement import good_enough
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan
-from trainmaster.server.scheduling.traces import HIGHEST_PRIORITY, Trace
+from trainmaster.server.scheduling.traces import Trace
 from trainmaster.server.scheduling.view import ClusterView, Key, key_of
 from trainmaster.server.scheduling.virtual_time import Watcher
 

@@ -10,7 +10,8 @@ from math import log
 from typing import Any
 
 from trainmaster.server.core.resources import Needs, Node, Queue
-from trainmaster.server.scheduling.traces import HIGHEST_PRIORITY, Trace, TraceError, TraceJob, uniform_nodes
+from trainmaster.server.core.spec.configs import HIGHEST_PRIORITY
+from trainmaster.server.scheduling.traces import Trace, TraceError, TraceJob, uniform_nodes
 
 SHORTEST_S = 30.0
 LONGEST_S = 7 * 86_400.0

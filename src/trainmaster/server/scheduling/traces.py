@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.server.core.resources import Gpu, Needs, Node, Queue, needs_from_json, needs_to_json
+from trainmaster.server.core.spec.configs import HIGHEST_PRIORITY
 
 BACKEND = "simulated"
 DEFAULT_SAVE_S = 10.0
 """What a job of ours typically takes to write a checkpoint when it has to stop."""
-HIGHEST_PRIORITY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,8 +159,8 @@ class ResourceConfig(RuledModel):
 
 
 DEFAULT_PRIORITY = 5
-"""The middle of 0 to 10."""
-Priority = Annotated[int, Strict(), Field(ge=0, le=10)]
+HIGHEST_PRIORITY = 10
+Priority = Annotated[int, Strict(), Field(ge=0, le=HIGHEST_PRIORITY)]
 Retries = Annotated[int, Strict(), Field(ge=0, le=100)]
 
 

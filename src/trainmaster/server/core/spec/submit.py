@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.fields import (
+    DNS_LABEL,
     MAX_RANKS_PER_NODE,
     NO_OTHER_KEYS,
     Broken,
@@ -57,13 +58,7 @@ LabelKey = Annotated[
 LabelValue = Annotated[Scalar, Field(max_length=256)]
 MAX_LABELS = 64
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_LABELS, json_schema_extra=NO_OTHER_KEYS)]
-Handle = Annotated[
-    str,
-    Matches(
-        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
-        "has 1 to 63 lower-case letters, digits and dashes, and no dash at either end",
-    ),
-]
+Handle = Annotated[str, DNS_LABEL]
 
 
 class SubmitJobRequest(RuledModel):

@@ -22,16 +22,19 @@ from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.programs import Serving
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrainerArgument:
     """An argument of the trainer process."""
 
     name: str
     """In `service.json`."""
-    flag: str
     meaning: str
     read: Callable[[str], Any] | None = None
     """Its value of a text, or ValueError with what it must be; None: it has none, and is true."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
 
 
 def _precision(text: str) -> str:
@@ -57,30 +60,16 @@ def _seconds(text: str) -> float:
 
 
 OPTIONS: tuple[TrainerArgument, ...] = (
-    TrainerArgument(name="forward_only", flag="--forward-only", meaning="only forward passes, as `forward_only`"),
+    TrainerArgument("forward_only", "only forward passes, as `forward_only`"),
+    TrainerArgument("precision", f"of the base model: {', '.join(PRECISIONS)}", _precision),
+    TrainerArgument("max_adapters", "how many models may be loaded at a time", _count),
+    TrainerArgument("keep_results_s", "for how many seconds results can be fetched again", _seconds),
     TrainerArgument(
-        name="precision", flag="--precision", meaning=f"of the base model: {', '.join(PRECISIONS)}", read=_precision
+        "gradient_accumulation_steps", "so many optim_steps make one, as `gradient_accumulation_steps`", _count
     ),
     TrainerArgument(
-        name="max_adapters", flag="--max-adapters", meaning="how many models may be loaded at a time", read=_count
-    ),
-    TrainerArgument(
-        name="keep_results_s",
-        flag="--keep-results-s",
-        meaning="for how many seconds results can be fetched again",
-        read=_seconds,
-    ),
-    TrainerArgument(
-        name="gradient_accumulation_steps",
-        flag="--gradient-accumulation-steps",
-        meaning="so many optim_steps make one, as `gradient_accumulation_steps`",
-        read=_count,
-    ),
-    TrainerArgument(
-        name="tempered_logprobs",
-        flag="--tempered-logprobs",
-        meaning="sampled tokens have the log-probabilities of what they were drawn from, after temperature, top_k and "
-        "top_p",
+        "tempered_logprobs",
+        "sampled tokens have the log-probabilities of what they were drawn from, after temperature, top_k and top_p",
     ),
 )
 """Every argument that there is."""
