@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from api_world import WAIT_S, Api, Served, World
+from api_world import Api, Served, World
 from tinker_world import Client, StandIn, TinkerWorld
+
+from patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def api(world: World, served: Served) -> Iterator[Api]:
     key = world.key(account_id)
     # Loading the system's certificates takes longer than most requests; this server speaks plain HTTP.
     with httpx.Client(
-        base_url=served.url, headers={"Authorization": f"Bearer {key}"}, verify=False, timeout=WAIT_S
+        base_url=served.url, headers={"Authorization": f"Bearer {key}"}, verify=False, timeout=PATIENCE_S
     ) as http:
         yield Api(http=http, world=world, account_id=account_id, key=key)
 

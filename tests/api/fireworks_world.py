@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from api_world import VAULT, WAIT_S, Served, World
+from api_world import VAULT, Served, World
 
 from model_config import model_config
+from patience import PATIENCE_S
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.base_models import BaseModels
@@ -186,5 +187,5 @@ def knowing(world: World, directory: Path) -> Iterator[Served]:
 @contextlib.contextmanager
 def door_of(world: World, served: Served, account_id: str) -> Iterator[Door]:
     key = world.key(account_id)
-    with httpx.Client(base_url=served.url, headers={"X-Api-Key": key}, verify=False, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=served.url, headers={"X-Api-Key": key}, verify=False, timeout=PATIENCE_S) as http:
         yield Door(http=http, world=world, account_id=account_id, key=key)

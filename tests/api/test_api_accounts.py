@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from api_world import WAIT_S, Api, Served, World, wait_for
+from api_world import Api, Served, World, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
@@ -23,7 +24,7 @@ def with_key(world: World, served: Served, api: Api) -> Iterator[As]:
 
     def make(*scopes: KeyScope, key: str | None = None) -> Api:
         key = key or world.key(api.account_id, *scopes)
-        http = httpx.Client(base_url=served.url, headers={"X-API-Key": key}, verify=False, timeout=WAIT_S)
+        http = httpx.Client(base_url=served.url, headers={"X-API-Key": key}, verify=False, timeout=PATIENCE_S)
         opened.append(http)
         return Api(http=http, world=world, account_id=api.account_id, key=key)
 
@@ -153,7 +154,7 @@ def test_key_that_another_server_revoked_is_refused_soon(api: Api, world: World)
     made = api.call("POST", "/v1/keys", 201, json={"name": "n", "scopes": ["view"]})
     with (
         Served.serve(world.context()) as other,
-        httpx.Client(base_url=other.url, headers={"X-API-Key": made["key"]}, verify=False, timeout=WAIT_S) as user,
+        httpx.Client(base_url=other.url, headers={"X-API-Key": made["key"]}, verify=False, timeout=PATIENCE_S) as user,
     ):
         assert user.get("/v1/jobs").status_code == 200
         api.call("DELETE", f"/v1/keys/{made['key_id']}")

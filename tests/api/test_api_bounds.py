@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from api_world import COMMAND, WAIT_S, Api, Served, World
+from api_world import COMMAND, Api, Served, World
 
+from patience import PATIENCE_S
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.http import requests
 from trainmaster.server.http.requests import MAX_COMMAS, parse_json
@@ -24,7 +25,7 @@ COSTLY = "def train():\n    return f'" + "{x}" * 25_000 + "'\n"
 def half_sent(served: Served, api: Api, path: str, method: str = "POST") -> bytes:
     """What is answered to a request of whose body only the beginning comes."""
     address = urlsplit(served.url)
-    with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
         head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nX-API-Key: {api.key}\r\nContent-Length: 1000\r\n\r\n"
         connection.sendall(head.encode() + b"{")
         received = b""
@@ -76,7 +77,7 @@ def test_blob_that_says_it_is_too_large_is_refused_before_any_of_it_comes(
 ) -> None:
     digest = hashlib.sha256(length.encode()).hexdigest()
     address = urlsplit(served.url)
-    with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
         head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: h\r\nX-API-Key: {api.key}\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(13) == b"HTTP/1.1 413 "
@@ -93,7 +94,7 @@ def test_server_answers_others_while_a_costly_source_is_checked(api: Api, served
 
     thread = threading.Thread(target=submit)
     answered = 0
-    with httpx.Client(base_url=served.url, timeout=WAIT_S) as other:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE_S) as other:
         thread.start()
         while thread.is_alive():
             assert other.get("/healthz").status_code == 200

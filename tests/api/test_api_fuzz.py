@@ -11,7 +11,7 @@ import httpx
 import pytest
 import schemathesis
 from api_roles import BY_SCOPE, ROUTES, Who
-from api_world import WAIT_S, Served, World
+from api_world import Served, World
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from patience import PATIENCE_S
 from trainmaster.server.app import ROOT, routers_of
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.settings.settings import Role
@@ -58,7 +59,7 @@ class Target:
 def target(world: World, served: Served) -> Target:
     key = world.key("fuzz")
     headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=served.url, headers=headers, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=served.url, headers=headers, timeout=PATIENCE_S) as http:
         document = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
         job_id, running_id = (http.post("/v1/jobs", json=document).json()["data"]["job_id"] for _ in range(2))
         job = world.start(job_id)
@@ -85,7 +86,7 @@ def test_operation_keeps_to_its_description(target: Target, tag: str) -> None:
         key = target.tokens.get(wanted, target.key)
 
         def send(case: Any, key: str = key) -> None:
-            case.call_and_validate(headers={"X-API-Key": key}, timeout=WAIT_S, checks=CHECKS)
+            case.call_and_validate(headers={"X-API-Key": key}, timeout=PATIENCE_S, checks=CHECKS)
 
         fuzz(operation, target, EXAMPLES, send)
 
@@ -99,7 +100,7 @@ def test_key_of_one_scope_succeeds_only_where_it_may(target: Target, tag: str, s
         may = who in (Who.ANYBODY, Who.ANY_KEY) or BY_SCOPE.get(who) == scope
 
         def send(case: Any, may: bool = may) -> None:
-            answer = case.call_and_validate(headers=headers, timeout=WAIT_S, checks=CHECKS)
+            answer = case.call_and_validate(headers=headers, timeout=PATIENCE_S, checks=CHECKS)
             if may and case.path in ("/v1/keys", "/v1/usage"):
                 assert answer.status_code != 401  # a key cannot give scopes that it has not, nor see all accounts
             elif may:

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from api_world import COMMAND, EVERYTHING, SEALER, WAIT_S, Api, Served, World, wait_for
+from api_world import COMMAND, EVERYTHING, SEALER, Api, Served, World, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.resources import Gpu, Node, Share
@@ -44,7 +45,7 @@ def served(world: World) -> Iterator[Served]:
 def stranger(api: Api) -> Iterator[Api]:
     """A client of another account."""
     key = api.world.key("stranger")
-    with httpx.Client(base_url=api.http.base_url, headers={"X-API-Key": key}, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=api.http.base_url, headers={"X-API-Key": key}, timeout=PATIENCE_S) as http:
         yield Api(http=http, world=api.world, account_id="stranger", key=key)
 
 
@@ -150,19 +151,21 @@ def silent_receivers() -> Iterator[str]:
 
 
 def test_tests_of_webhooks_at_the_same_time_are_few(world: World) -> None:
-    patient = Subscriptions(world.database, SEALER, private_addresses=True, timeout_s=WAIT_S)
+    patient = Subscriptions(world.database, SEALER, private_addresses=True, timeout_s=PATIENCE_S)
     key = world.key("tests")
     with (
         silent_receivers() as url,
         Served.serve(world.context(subscriptions=patient)) as served,
         contextlib.ExitStack() as stack,
     ):
-        made = httpx.post(f"{served.url}/v1/webhooks", json={"url": url}, headers={"X-API-Key": key}, timeout=WAIT_S)
+        made = httpx.post(
+            f"{served.url}/v1/webhooks", json={"url": url}, headers={"X-API-Key": key}, timeout=PATIENCE_S
+        )
         path = f"/v1/webhooks/{made.json()['data']['webhook_id']}/test"
         asked = [stack.enter_context(connect(served)) for _ in range(AT_ONCE_OF_AN_ACCOUNT + 1)]
         for connection in asked:
             connection.sendall(request("POST", path, key))
-        answered, _, _ = select.select(asked, [], [], WAIT_S)
+        answered, _, _ = select.select(asked, [], [], PATIENCE_S)
         assert [connection.recv(12) for connection in answered] == [b"HTTP/1.1 429"]
 
 
@@ -170,7 +173,7 @@ def test_streams_of_a_key_at_the_same_time_are_bounded(world: World) -> None:
     first, second = world.key("many"), world.key("many")
     with (
         Served.serve(world.context(rate_limit_per_s=100_000.0, rate_burst=100_000)) as served,
-        httpx.Client(base_url=served.url, timeout=WAIT_S) as http,
+        httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http,
         contextlib.ExitStack() as stack,
     ):
         streams = []
@@ -190,7 +193,7 @@ def test_streams_of_a_key_at_the_same_time_are_bounded(world: World) -> None:
 
 @pytest.mark.parametrize("path", ["/readyz", "/v1/jobs", "/v1/blobs/" + "0" * 64])
 def test_stranger_is_not_told_what_the_database_says(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Served.serve(world.context()) as served, httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
+    with Served.serve(world.context()) as served, httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
 
         def broken() -> Any:
             raise StoreUnavailableError('cannot be reached (connection to "10.1.2.3" as user "canary" failed)')
@@ -204,7 +207,7 @@ def test_stranger_is_not_told_what_the_database_says(world: World, path: str, mo
 
 def connect(served: Served) -> socket.socket:
     url = httpx.URL(served.url)
-    return socket.create_connection((url.host, int(url.port or 0)), timeout=WAIT_S)
+    return socket.create_connection((url.host, int(url.port or 0)), timeout=PATIENCE_S)
 
 
 def request(method: str, path: str, key: str, *headers: str) -> bytes:

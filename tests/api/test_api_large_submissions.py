@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api_world import COMMAND, WAIT_S, Api, wait_for
+from api_world import COMMAND, Api, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.http.routes import submissions
@@ -30,21 +31,21 @@ class SlowParser:
         self.threads.add(threading.get_ident())
         self._under_way.add(threading.get_ident())
         self.most = max(self.most, len(self._under_way))
-        assert self.go.wait(WAIT_S)
+        assert self.go.wait(PATIENCE_S)
         self._under_way.discard(threading.get_ident())
         return parse_submit(document, seed=seed)
 
 
 def submit(api: Api, job_id: str) -> Any:
-    return api.call("POST", "/v1/jobs", 201, json=LARGE, timeout=WAIT_S)
+    return api.call("POST", "/v1/jobs", 201, json=LARGE, timeout=PATIENCE_S)
 
 
 def validate(api: Api, job_id: str) -> Any:
-    return api.call("POST", "/v1/jobs/validate", json=LARGE, timeout=WAIT_S)
+    return api.call("POST", "/v1/jobs/validate", json=LARGE, timeout=PATIENCE_S)
 
 
 def clone(api: Api, job_id: str) -> Any:
-    return api.call("POST", f"/v1/jobs/{job_id}/clone", 201, timeout=WAIT_S)
+    return api.call("POST", f"/v1/jobs/{job_id}/clone", 201, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("ask", [submit, validate, clone])
@@ -60,10 +61,10 @@ def test_others_are_answered_while_large_requests_are_read(
         try:
             wait_for(lambda: len(parser.threads) == submissions.AT_ONCE)
             for _ in range(20):
-                api.call("GET", "/v1/jobs", timeout=5.0)
+                api.call("GET", "/v1/jobs", timeout=PATIENCE_S / 2)
             assert not any(each.done() for each in asking)
         finally:
             parser.go.set()
         for each in asking:
-            each.result(WAIT_S)
+            each.result(PATIENCE_S)
     assert parser.most == submissions.AT_ONCE

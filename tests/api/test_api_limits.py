@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from api_world import COMMAND, WAIT_S, Served, World
+from api_world import COMMAND, Served, World
 
+from patience import PATIENCE_S
 from trainmaster.server.http.auth import FAILURES_AT_ONCE, Buckets
 
 SLOW = 0.001
@@ -48,7 +49,7 @@ def test_buckets_are_apart_and_bounded() -> None:
 @contextlib.contextmanager
 def limited(world: World, burst: int = 3, **changes: object) -> Iterator[httpx.Client]:
     context = world.context(rate_limit_per_s=SLOW, rate_burst=burst, **changes)
-    with Served.serve(context) as served, httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
+    with Served.serve(context) as served, httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
         yield http
 
 
@@ -113,6 +114,6 @@ def test_proxy_tells_addresses_apart_only_where_there_is_one(world: World) -> No
 
 def test_without_a_limit_nothing_is_limited(world: World, served: Served) -> None:
     key = {"X-API-Key": world.key("limits")}
-    with httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
         assert {http.get("/v1/nodes", headers=key).status_code for _ in range(100)} == {200}
         assert {http.get("/v1/nodes", headers={"X-API-Key": "x"}).status_code for _ in range(100)} == {401}

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_world import WAIT_S, Api, Served, ServerEvent, World, server_events
+from api_world import Api, Served, ServerEvent, World, server_events
 
+from patience import PATIENCE_S
 from trainmaster.schema.reports import LogPage
 from trainmaster.server.http import log_files
 from trainmaster.server.http.envelope import Ok
@@ -285,7 +286,7 @@ def test_follower_can_begin_with_the_last_lines(api: Api, world: World) -> None:
 
 def test_follower_survives_a_restart_of_the_server(world: World) -> None:
     key = world.key("restart")
-    with httpx.Client(headers={"X-API-Key": key}, timeout=WAIT_S) as http:
+    with httpx.Client(headers={"X-API-Key": key}, timeout=PATIENCE_S) as http:
         last = ""
         seen: list[str] = []
         job = None
@@ -317,7 +318,7 @@ def test_many_followers_miss_nothing(api: Api, served: Served, world: World) -> 
 
     def follow(number: int) -> None:
         with (
-            httpx.Client(base_url=served.url, headers={"X-API-Key": api.key}, timeout=WAIT_S) as http,
+            httpx.Client(base_url=served.url, headers={"X-API-Key": api.key}, timeout=PATIENCE_S) as http,
             Api(http=http, world=world, account_id="", key="").stream(f"/v1/jobs/{job_id}/logs") as events,
         ):
             seen[number] = list(messages(events))
@@ -330,7 +331,7 @@ def test_many_followers_miss_nothing(api: Api, served: Served, world: World) -> 
         time.sleep(0.02)  # not for luck: so that there are many looks, and followers at many places
     world.end(job_id)
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert seen == dict.fromkeys(range(40), expected)
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-from api_world import WAIT_S, Api, Served, World, wait_for
+from api_world import Api, Served, World, wait_for
 from sqlalchemy import Connection
 
+from patience import PATIENCE_S
 from trainmaster.client import Client
 from trainmaster.protocol.run_directory import Gap, log_stream
 from trainmaster.server.coordinator.retention import Collector
@@ -196,7 +197,7 @@ def test_collecting_tells_first_and_then_removes(api: Api, world: World) -> None
     key = {"Authorization": f"Bearer {api.key}"}
     with (
         Served.serve(context) as served,
-        httpx.Client(base_url=served.url, headers=key, timeout=WAIT_S) as http,
+        httpx.Client(base_url=served.url, headers=key, timeout=PATIENCE_S) as http,
     ):
         dry = http.post("/v1/gc", json={"dry_run": True}).json()["data"]
         by_kind = {kind["what"]: kind for kind in dry["kinds"]}

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from api_roles import BY_SCOPE, ROUTES, Who, served
-from api_world import COMMAND, WAIT_S, Served, World
+from api_world import COMMAND, Served, World
 from fastapi import APIRouter
 
+from patience import PATIENCE_S
 from trainmaster.server.core.accounts import KeyScope, key_id_of
 from trainmaster.server.http.auth import refuse_unguarded
 from trainmaster.server.store import accounts
@@ -85,7 +86,7 @@ def stage(world: World, served: Served) -> Iterator[Stage]:
     revoked = world.key(OURS)
     world.database.write_now(lambda connection: accounts.revoke_key(connection, Scope(OURS), key_id_of(revoked), 1.0))
     headers = {"Authorization": f"Bearer {ours}"}
-    with httpx.Client(base_url=served.url, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
         assert http.put(f"/v1/blobs/{SHA256}", content=BLOB, headers=headers).is_success
         made = http.post("/v1/jobs", json=COMMAND, headers=headers).json()["data"]
         attempt = world.start(made["job_id"]).live

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_world import WAIT_S, Api, Served, World
+from api_world import Api, Served, World
 
+from patience import PATIENCE_S
 from trainmaster.server.coordinator.operator_files import load_runtimes
 from trainmaster.server.core.accounts import KeyScope
 
@@ -104,7 +105,7 @@ def test_broken_file_is_told_beside_the_good_ones(api: Api, directory: Path, con
 
 def test_key_without_the_scope_sees_none(api: Api, served: Served) -> None:
     key = api.world.key(api.account_id, KeyScope.MANAGE)
-    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as http:
+    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as http:
         assert http.get("/v1/runtimes").status_code == 403
         assert http.get("/v1/runtimes/a").status_code == 403
     api.call("GET", "/v1/runtimes?nme=a", 422)

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs
 import httpx
 import pytest
 import sqlalchemy as sa
-from api_world import COMMAND, SERVICE, WAIT_S, Api, Served, World
+from api_world import COMMAND, SERVICE, Api, Served, World
 
+from patience import PATIENCE_S
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import SPEC_VERSION
@@ -284,8 +285,8 @@ def exchanging(world: World, exchange: Exchange) -> Iterator[Api]:
     account_id = f"account-{randomness.token_hex(4)}"
     key = world.key(account_id)
     with (
-        Served.serve(world.context(token_exchange=TokenExchange(exchange.url, timeout_s=WAIT_S))) as served,
-        httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as http,
+        Served.serve(world.context(token_exchange=TokenExchange(exchange.url, timeout_s=PATIENCE_S))) as served,
+        httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as http,
     ):
         yield Api(http=http, world=world, account_id=account_id, key=key)
 
@@ -360,7 +361,7 @@ def test_exchange_that_is_away_or_slow_is_unavailable(world: World, exchange: Ex
     gate = threading.Event()
 
     def slow(form: dict[str, str]) -> tuple[int, object]:
-        gate.wait(WAIT_S)
+        gate.wait(PATIENCE_S)
         return 200, {}
 
     exchange.answer = slow
@@ -370,7 +371,7 @@ def test_exchange_that_is_away_or_slow_is_unavailable(world: World, exchange: Ex
     for url in (exchange.url, gone.url):
         with (
             Served.serve(world.context(token_exchange=TokenExchange(url, timeout_s=0.2))) as served,
-            httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as http,
+            httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as http,
         ):
             answer = http.post("/v1/jobs", json=COMMAND)
             assert answer.status_code == 503

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_world import WAIT_S, Served, World
+from api_world import Served, World
 from fireworks_world import MODEL, Door, door_of, knowing
 
+from patience import PATIENCE_S
 from trainmaster.protocol.account_files import open_real
 
 SERVICE = {"name": "t", "workload": {"kind": "trainer_service", "base_model": MODEL, "lora_rank": 8}}
@@ -55,7 +56,7 @@ def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
     answers = threading.Event()
 
     def slow(path: Path, within: Sequence[Path]) -> int:
-        assert answers.wait(WAIT_S)
+        assert answers.wait(PATIENCE_S)
         return open_real(path, within)
 
     monkeypatch.setattr("trainmaster.server.coordinator.base_models.open_real", slow)
@@ -63,11 +64,11 @@ def test_model_that_cannot_be_read_yet_keeps_nobody_else_waiting(
         asking = pool.submit(ask, door)
         try:
             for _ in range(20):
-                door.call("GET", "/v1/jobs", timeout=5.0)
+                door.call("GET", "/v1/jobs", timeout=PATIENCE_S / 2)
                 assert not asking.done()
         finally:
             answers.set()
-        asking.result(WAIT_S)
+        asking.result(PATIENCE_S)
 
 
 def test_config_that_is_a_pipe_is_refused_at_once(door: Door, directory: Path) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api_world import COMMAND, WAIT_S, Served, wait_for
+from api_world import COMMAND, Served, wait_for
 from tinker_world import ALIAS, CONTEXT_LENGTH, MODEL, OTHER, Client, StandIn, TinkerWorld
 
 from model_config import model_config
@@ -67,14 +67,14 @@ def test_disk_of_a_model_that_does_not_answer_keeps_nobody_waiting(
 
     def config(model: BaseModel) -> Mapping[str, Any]:
         reached.set()
-        answers.wait(WAIT_S)
+        answers.wait(PATIENCE_S)
         return read(model)
 
     monkeypatch.setattr(BaseModel, "config", config)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.get, "get_server_capabilities")
         try:
-            assert reached.wait(WAIT_S)
+            assert reached.wait(PATIENCE_S)
             assert client.http.get("healthz", timeout=PATIENCE_S).status_code == 200
         finally:
             answers.set()

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
-from api_world import SERVICE, WAIT_S, Served, post_then_read, wait_for
+from api_world import SERVICE, Served, post_then_read, wait_for
 from tinker_world import Client, StandIn, TinkerWorld
 
 from patience import PATIENCE_S
@@ -308,7 +308,7 @@ def test_bodies_that_do_not_come_keep_nobody_else_out_and_are_given_up(
         stalled = []
         for _ in range(8):
             address = (client.http.base_url.host, client.http.base_url.port)
-            stalled.append(stack.enter_context(socket.create_connection(address, timeout=WAIT_S)))
+            stalled.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S)))
             stalled[-1].sendall(head.encode() + large("")[: 512 << 10])
         time.sleep(0.3)
         assert client.http.post("forward_backward", content=large(model_id)).status_code == 200

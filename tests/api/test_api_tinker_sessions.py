@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from api_world import WAIT_S, Served, wait_for
+from api_world import Served, wait_for
 from tinker_world import MODEL, Client, StandIn, TinkerWorld
 
+from patience import PATIENCE_S
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus
@@ -150,7 +151,7 @@ def test_trainer_that_a_sampler_waits_for_is_queued_again(client: Client, traine
         client.post(f"sessions/{leaving}/finish", {"reason": {"type": "success"}})
         wait_for(lambda: client.jobs()[0].status is JobStatus.QUEUED)
         client.start_trainer(trainer, client.jobs()[0].job_id)
-        assert asked.result(WAIT_S)["sampling_session_id"].startswith(staying)
+        assert asked.result(PATIENCE_S)["sampling_session_id"].startswith(staying)
 
 
 def test_model_that_waits_is_given_up_with_its_client_whichever_server_it_asked(

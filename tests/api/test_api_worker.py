@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from api_world import WAIT_S, Api, Served, World, wait_for
+from api_world import Api, Served, World, wait_for
 
+from patience import PATIENCE_S
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import log_stream
 from trainmaster.server.core.job import Job
@@ -33,7 +34,7 @@ class Worker:
             base_url=f"{served.url}/v1/worker/attempts/{self.attempt_id}/",
             headers={"Authorization": f"Bearer {job.live.token}"},
             verify=False,
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
         )
 
     @property
@@ -203,7 +204,7 @@ def test_control_waits_for_a_wish(worker: Worker, world: World) -> None:
     waiting.start()
     time.sleep(0.1)  # not for luck: the answer is the same when the wish comes first
     world.directory(worker.job).set_control({"seq": 2, "stop": "pause"})
-    waiting.join(WAIT_S)
+    waiting.join(PATIENCE_S)
     assert answers == [{"seq": 2, "stop": "pause"}]
 
 

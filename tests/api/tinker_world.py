@@ -15,13 +15,14 @@ from typing import Any
 
 import httpx
 import uvicorn
-from api_world import EVERYTHING, VAULT, WAIT_S, Served, World, wait_for
+from api_world import EVERYTHING, VAULT, Served, World, wait_for
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from model_config import model_config
+from patience import PATIENCE_S
 from trainmaster.backends import capabilities_of
 from trainmaster.protocol.trainer_requests import PeekError, Trainer, peek_protobuf
 from trainmaster.server.coordinator.admission import Admission
@@ -88,7 +89,7 @@ class StandIn:
     def serving(self) -> Iterator[StandIn]:
         app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
         config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_keep_alive=int(WAIT_S)
+            app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_keep_alive=int(PATIENCE_S)
         )
         server = self._server = uvicorn.Server(config)
         thread = self._thread = threading.Thread(target=server.run)
@@ -216,7 +217,7 @@ class Client:
         account_id = account_id or f"account-{secrets.token_hex(4)}"
         key = world.key(account_id)
         with httpx.Client(
-            base_url=f"{served.url}/api/v1/", headers={"X-API-Key": key}, verify=False, timeout=WAIT_S
+            base_url=f"{served.url}/api/v1/", headers={"X-API-Key": key}, verify=False, timeout=PATIENCE_S
         ) as http:
             yield Client(http=http, world=world, account_id=account_id, key=key)
 
@@ -251,7 +252,7 @@ class Client:
 
     def result(self, ack: Any) -> Any:
         """What a future says when it is not pending any more."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             body = {"request_id": ack["request_id"], "allow_metadata_only": True}
             response = self.http.post("retrieve_future", json=body)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import VARIABLES, WAIT_S, Server, retire_fork_server, wait_for
+from cli_server import VARIABLES, Server, retire_fork_server, wait_for
 from typer.testing import CliRunner, Result
 
+from patience import PATIENCE_S
 from trainmaster.cli.app import app
 from trainmaster.client import Client
 
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield Server(url=url, api_key=(directory / "api-key").read_text().strip(), directory=directory)
         finally:
             process.terminate()
-            process.wait(timeout=WAIT_S)
+            process.wait(timeout=PATIENCE_S)
             retire_fork_server(directory)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import WAIT_S, Server, retire_fork_server
+from cli_server import Server, retire_fork_server
 from typer.testing import Result
 
+from patience import PATIENCE_S
 from trainmaster.client import Client, local
 from webhook_receiver import receiving
 
@@ -155,7 +156,7 @@ def test_variables_of_settings_are_not_passed_on(tmp_path: Path) -> None:
     )
     command: list[Any] = [sys.executable, "-c", code]
     ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=WAIT_S, check=True, env={"HOME": str(tmp_path)}
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={"HOME": str(tmp_path)}
     )
     assert ran.stdout == "['TRAINMASTER_URL']\n"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import WAIT_S
 from typer.testing import Result
 
+from patience import PATIENCE_S
 from trainmaster.cli.job_file import load
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
@@ -187,7 +187,7 @@ def test_terminal_is_asked_for_what_is_missing() -> None:
     try:
         os.write(ours, b"sft\norg/asked\n")
         ran = subprocess.run(
-            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=True
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True
         )
     finally:
         os.close(theirs)

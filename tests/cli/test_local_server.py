@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import WAIT_S, retire_fork_server, wait_for
+from cli_server import retire_fork_server, wait_for
 from typer.testing import Result
 
+from patience import PATIENCE_S
 from trainmaster.client import Client, local
 from trainmaster.protocol.processes import send_signal
 
@@ -118,7 +119,7 @@ def test_two_commands_at_once_share_one_server() -> None:
     ]
     pids = set()
     for process in processes:
-        out, err = process.communicate(timeout=WAIT_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         pids.add(json.loads(out)["pid"])
 
@@ -156,7 +157,7 @@ def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
         go_on.touch()
         wait_for(lambda: local.running() is None)
         tm("up")
-        after = follower.communicate(timeout=WAIT_S)[0]
+        after = follower.communicate(timeout=PATIENCE_S)[0]
 
     assert follower.returncode == 0
     assert [int(line) for line in before] + [int(line) for line in after.split()] == list(range(1, 601))
@@ -170,7 +171,7 @@ def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], 
         assert follower.stdout is not None
         assert follower.stdout.readline() == "begun\n"
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=WAIT_S)
+        _, said = follower.communicate(timeout=PATIENCE_S)
 
     assert follower.returncode == 130
     assert "the job goes on" in said
@@ -215,7 +216,7 @@ def watched(command: list[str]) -> str:
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         seen = bytearray()
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 1.0)[0]:
                 continue
@@ -257,7 +258,7 @@ def test_second_server_on_a_directory_is_refused_in_a_line(tm: Callable[..., Res
     tm("up")
     command: list[Any] = [*COMMAND, "serve", "--port", "0", "--data-dir", local.data_dir()]
 
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     assert refused.returncode == 1
     assert "another server" in refused.stderr
@@ -277,7 +278,7 @@ def test_command_starts_no_server_where_somebody_keeps_one_running(tm: Callable[
     assert serve.stdout is not None
     assert serve.stdout.readline().startswith(b"ready ")
     serve.send_signal(signal.SIGTERM)
-    serve.communicate(timeout=WAIT_S)
+    serve.communicate(timeout=PATIENCE_S)
     refused = tm("nodes")
     assert refused.exit_code != 0
     assert "trainmaster serve" in refused.stderr
