@@ -132,7 +132,7 @@ def test_job_runs_on_without_the_server_and_is_found_again(tm: Callable[..., Res
     job_id = submitted(tm, tmp_path, f"echo before; until [ -e {go_on} ]; do sleep 0.05; done; echo after")
     wait_for(lambda: status_of(job_id) == "TRAINING")
 
-    assert "Running jobs go on" in tm("down").stdout
+    assert "Jobs keep running" in tm("down").stdout
     go_on.touch()
     tm("up")
 
@@ -174,7 +174,7 @@ def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], 
         _, said = follower.communicate(timeout=PATIENCE_S)
 
     assert follower.returncode == 130
-    assert "the job goes on" in said
+    assert "the job keeps running" in said
     assert "trainmaster cancel" in said
     assert "Traceback" not in said
     assert "TRAINING" in tm("ps").stdout

@@ -168,7 +168,7 @@ def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number:
         first.kill()
     assert first.returncode == 85, said
     assert f"trainmaster: {number.name}: saving and stopping after this step" in said
-    assert "Saved; the same command goes on from there." in said
+    assert "Saved; the same command continues from there." in said
     saved = [path.name for path in (place / "runs/checkpoints/general/default/Count").iterdir() if path.is_dir()]
     assert len(saved) == 1
     second = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True, env={**os.environ})

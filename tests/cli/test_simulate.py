@@ -90,7 +90,7 @@ def test_mixes_of_kueue_are_built_in(name: str) -> None:
         (["--trace", "t.jsonl"], '{"arrival_s": 0, "duration_s": 1, "gpu": 2}', "unknown fields: gpu"),
         (["--trace", "t.jsonl"], '{"arrival_s": 0, "duration_s": 1, "gpus": -2}', "gpus must be a whole number"),
         (["--trace", "t.jsonl"], "nonsense", "is not JSON"),
-        (["--trace", "t.yaml"], "cohorts: [}", "is not YAML"),
+        (["--trace", "t.yaml"], "cohorts: [}", "t.yaml, line 1"),
         (["--trace", "t.yaml"], "cohorts: 3", "cohorts must be a list"),
         (["--trace", "t.yaml"], "- className: c\n  count: 1\n", "has no 'queuesSets'"),
         (["--trace", "kueue-baseline", "--nodes", "3"], None, "has nodes and queues of its own"),

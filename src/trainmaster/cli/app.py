@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -14,18 +13,16 @@ from typer.core import TyperGroup
 
 from trainmaster.cli.commands import (
     accounts,
-    artifacts,
-    checkpoints,
     cluster,
     data,
     doctor,
     history,
     init,
     job_control,
-    login,
     metrics,
     ps,
     queues,
+    results,
     server,
     show,
     simulate,
@@ -35,71 +32,67 @@ from trainmaster.cli.exits import DEBUG_VARIABLE, EPILOG, CommandError, ExitCode
 from trainmaster.cli.output import print_json
 from trainmaster.client.errors import ClientError
 
-GROUPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "Run": {
-            "init": init.init,
-            "data": data.app,
-            "submit": submit.submit,
-            "run": submit.run,
-            "cancel": job_control.cancel,
-            "pause": job_control.pause,
-            "resume": job_control.resume,
-            "retry": job_control.retry,
-            "rerun": job_control.rerun,
-            "clone": submit.clone,
-            "edit": job_control.edit,
-            "delete": job_control.delete,
-        },
-        "Look": {
-            "ps": ps.ps,
-            "show": show.show,
-            "logs": history.logs,
-            "metrics": metrics.metrics,
-            "events": history.events,
-            "checkpoints": checkpoints.app,
-            "download": artifacts.download,
-            "why": history.why,
-            "diff": show.diff,
-            "compare": show.compare,
-            "runtimes": cluster.runtimes,
-        },
-        "Cluster": {
-            "nodes": cluster.nodes,
-            "queues": queues.app,
-            "drain": cluster.drain,
-            "enable": cluster.enable,
-            "accounts": accounts.accounts_app,
-            "keys": accounts.keys_app,
-            "usage": queues.usage,
-        },
-        "Server": {
-            "up": server.up,
-            "down": server.down,
-            "login": login.login,
-            "logout": login.logout,
-            "env": login.env,
-            "serve": server.serve,
-            "config": server.config,
-            "webhooks": accounts.webhooks_app,
-            "gc": artifacts.gc,
-            "simulate": simulate.simulate,
-            "doctor": doctor.doctor,
-        },
-    }
-)
+GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "Run": {
+        "init": init.init,
+        "data": data.app,
+        "submit": submit.submit,
+        "run": submit.run,
+        "cancel": job_control.cancel,
+        "pause": job_control.pause,
+        "resume": job_control.resume,
+        "retry": job_control.retry,
+        "rerun": job_control.rerun,
+        "clone": submit.clone,
+        "edit": job_control.edit,
+        "delete": job_control.delete,
+    },
+    "Look": {
+        "ps": ps.ps,
+        "show": show.show,
+        "logs": history.logs,
+        "metrics": metrics.metrics,
+        "events": history.events,
+        "checkpoints": results.app,
+        "download": results.download,
+        "why": history.why,
+        "diff": show.diff,
+        "compare": show.compare,
+        "runtimes": cluster.runtimes,
+    },
+    "Cluster": {
+        "nodes": cluster.nodes,
+        "queues": queues.app,
+        "drain": cluster.drain,
+        "enable": cluster.enable,
+        "accounts": accounts.accounts_app,
+        "keys": accounts.keys_app,
+        "usage": queues.usage,
+    },
+    "Server": {
+        "up": server.up,
+        "down": server.down,
+        "login": server.login,
+        "logout": server.logout,
+        "env": server.env,
+        "serve": server.serve,
+        "config": server.config,
+        "webhooks": accounts.webhooks_app,
+        "gc": results.gc,
+        "simulate": simulate.simulate,
+        "doctor": doctor.doctor,
+    },
+}
 """Title of a group -> name of a command -> its function, or the `Typer` of its subcommands."""
 
 
-MEANT: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("jobs", "list", "ls"), "ps"),
-        **dict.fromkeys(("status", "describe", "get", "info"), "show"),
-        **dict.fromkeys(("train", "start", "create"), "submit"),
-        **dict.fromkeys(("stop", "kill"), "cancel"),
-        **dict.fromkeys(("rm", "remove"), "delete"),
-    }
-)
+MEANT: Mapping[str, str] = {
+    **dict.fromkeys(("jobs", "list", "ls"), "ps"),
+    **dict.fromkeys(("status", "describe", "get", "info"), "show"),
+    **dict.fromkeys(("train", "start", "create"), "submit"),
+    **dict.fromkeys(("stop", "kill"), "cancel"),
+    **dict.fromkeys(("rm", "remove"), "delete"),
+}
 """Name of a command in other tools -> its name here."""
 
 ClickException: Any = typer.BadParameter.__mro__[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any
 
 from trainmaster.client.errors import (
@@ -18,6 +18,7 @@ from trainmaster.client.errors import (
     UnauthorizedError,
     UnreachableError,
 )
+from trainmaster.client.server_lookup import KEY_VARIABLE, URL_VARIABLE, configured_url
 
 DEBUG_VARIABLE = "TRAINMASTER_DEBUG"
 
@@ -36,15 +37,13 @@ class ExitCode(IntEnum):
     DETACHED = 130
 
 
-EXIT_OF_STATUS: Mapping[str, ExitCode] = MappingProxyType(
-    {
-        "COMPLETED": ExitCode.OK,
-        "FAILED": ExitCode.FAILED,
-        "CANCELLED": ExitCode.CANCELLED,
-        "PREEMPTED": ExitCode.PREEMPTED,
-        "PAUSED": ExitCode.PAUSED,
-    }
-)
+EXIT_OF_STATUS: Mapping[str, ExitCode] = {
+    "COMPLETED": ExitCode.OK,
+    "FAILED": ExitCode.FAILED,
+    "CANCELLED": ExitCode.CANCELLED,
+    "PREEMPTED": ExitCode.PREEMPTED,
+    "PAUSED": ExitCode.PAUSED,
+}
 """How `--follow` ends, by the job's last status."""
 
 EPILOG = """
@@ -99,9 +98,7 @@ def error_document(error: ClientError | CommandError) -> dict[str, Any]:
     described: dict[str, Any] = {"code": code.name, "message": str(error)}
     if isinstance(error, ApiError):
         details = (
-            dict(error.details)
-            if isinstance(error.details, Mapping)
-            else [{"field": problem.field, "message": problem.message} for problem in error.problems]
+            dict(error.details) if isinstance(error.details, Mapping) else [asdict(each) for each in error.problems]
         )
         described |= {"code": error.code, "details": details, "request_id": error.request_id}
     return {"error": described, "exit_code": int(code)}
@@ -126,8 +123,6 @@ def _say_refusal(error: ApiError) -> None:
 
 
 def _which_key() -> str:
-    from trainmaster.client.server_lookup import KEY_VARIABLE, configured_url
-
     if os.environ.get(KEY_VARIABLE):
         local = "" if configured_url() else ", or unset it to use the local server's own key"
         return f"The key comes from {KEY_VARIABLE}: correct it{local}."
@@ -138,8 +133,6 @@ def _which_key() -> str:
 
 
 def _where_to_look() -> str:
-    from trainmaster.client.server_lookup import URL_VARIABLE, configured_url
-
     if os.environ.get(URL_VARIABLE):
         return f"check {URL_VARIABLE}, or unset it to use the local server"
     if configured_url():

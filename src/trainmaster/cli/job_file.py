@@ -24,11 +24,7 @@ _NOT_JOB_FILES = {
 
 
 def load(file: str) -> tuple[dict[str, Any], Path]:
-    """The document of a job file (`-` is the standard input), and the directory that its paths are relative to.
-
-    Raises:
-        UsageError: it cannot be read, or is no job file.
-    """
+    """The document of a job file (`-` is the standard input), and the directory that its paths are relative to."""
     if (instead := _NOT_JOB_FILES.get(Path(file).suffix)) is not None:
         raise UsageError(f"{file} is not a job file, which is YAML or JSON; {instead.format(file=shlex.quote(file))}")
     try:
@@ -49,11 +45,7 @@ def load(file: str) -> tuple[dict[str, Any], Path]:
 
 
 def set_values(document: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    r"""A copy with `path=value` settings; the path has dots, `\.` is a dot in a name, and the value is YAML.
-
-    Raises:
-        UsageError: a setting has no `=`, or its path leads nowhere.
-    """
+    r"""A copy with `path=value` settings; the path has dots, `\.` is a dot in a name, and the value is YAML."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
     for setting in settings:
         path, equals, value = setting.partition("=")
@@ -67,11 +59,7 @@ def set_values(document: dict[str, Any], settings: Sequence[str]) -> dict[str, A
 def changed(
     document: dict[str, Any], settings: Sequence[str], *, name: str | None = None, labels: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A copy with the values of --set, --name and --label.
-
-    Raises:
-        UsageError: one of them cannot be read, or the document's labels are no labels.
-    """
+    """A copy with the values of --set, --name and --label."""
     copy = set_values(document, settings)
     if name is not None:
         copy["name"] = name
@@ -84,33 +72,29 @@ def changed(
 
 
 def pairs(settings: Sequence[str], option: str) -> dict[str, str]:
-    """The `key=value` settings of an option such as --label.
-
-    Raises:
-        UsageError: one has no `=`.
-    """
-    parted = [setting.partition("=") for setting in settings]
-    for setting, (key, equals, _) in zip(settings, parted, strict=True):
+    """The `key=value` settings of an option such as --label."""
+    found = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
         if not key or not equals:
             raise UsageError(f"cannot read {option} {setting!r}: write it as key=value")
-    return {key: value for key, _, value in parted}
+        found[key] = value
+    return found
 
 
 def _set(node: Any, names: list[str], value: Any, path: str) -> None:
-    for name in names[:-1]:
-        if isinstance(node, dict):
-            if node.get(name) is None:
-                node[name] = {}
-            node = node[name]
-            continue
-        node = node[_index(node, name, path)]
+    *before, last = names
+    for name in before:
+        key = _key(node, name, path)
+        if isinstance(node, dict) and node.get(name) is None:
+            node[name] = {}
+        node = node[key]
+    node[_key(node, last, path)] = value
+
+
+def _key(node: Any, name: str, path: str) -> str | int:
     if isinstance(node, dict):
-        node[names[-1]] = value
-    else:
-        node[_index(node, names[-1], path)] = value
-
-
-def _index(node: Any, name: str, path: str) -> int:
+        return name
     if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
         return int(name)
     what = f"a list of {len(node)}" if isinstance(node, list) else "a single value"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainmaster.cli.human_units import duration, number
+from trainmaster.cli.output import duration, number
 from trainmaster.client.training_files import TRAINER
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from trainmaster.cli.exits import UsageError
@@ -29,14 +28,12 @@ from trainmaster.server.core.training.hyperparameters import ValueKind, hyperpar
 from trainmaster.server.core.training.options import positions_of
 from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable
 
-TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "sft": "all weights learn the answers in conversations or pairs of prompt and completion",
-        "lora": "a small adapter beside the model learns the answers; takes the least memory",
-        "full_finetune": "all weights learn every token of the rows",
-        "continued_pretrain": "all weights learn plain text, packed into full sequences",
-    }
-)
+TYPES: Mapping[str, str] = {
+    "sft": "all weights learn the answers in conversations or pairs of prompt and completion",
+    "lora": "a small adapter beside the model learns the answers; takes the least memory",
+    "full_finetune": "all weights learn every token of the rows",
+    "continued_pretrain": "all weights learn plain text, packed into full sequences",
+}
 """What may be chosen, and what it does."""
 
 _TALK = '{"messages": [{"role": "user", "content": ...}, ...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
@@ -50,27 +47,25 @@ _OFTEN_CHANGED = frozenset(
     {"learning_rate", "num_train_epochs", "warmup_steps", "lr_scheduler_type", "lora_r", "lora_alpha"}
 )
 """Hyperparameters that are not commented out."""
-_EXAMPLES: Mapping[str, object] = MappingProxyType(
-    {
-        "labels": {"project": "first-steps"},
-        "revision": "main",
-        "tokenizer_id": "org/tokenizer",
-        "eval_strategy": "epoch",
-        "eval_steps": 100,
-        "attn_implementation": "sdpa",
-        "neftune_noise_alpha": 5,
-        "tracker_project": "trainmaster",
-        "modules_to_save": "lm_head",
-        "format": "jsonl",
-        "filters": [{"column": "language", "op": "eq", "value": "en"}],
-        "sampling": {"max_samples": 1000},
-        "field_mapping": {"prompt": "question", "completion": "answer"},
-        "seed": 42,
-        "gpu_type": "H100",
-        "metric_for_best_model": "eval_loss",
-        "max_runtime_seconds": 86400,
-    }
-)
+_EXAMPLES: Mapping[str, object] = {
+    "labels": {"project": "first-steps"},
+    "revision": "main",
+    "tokenizer_id": "org/tokenizer",
+    "eval_strategy": "epoch",
+    "eval_steps": 100,
+    "attn_implementation": "sdpa",
+    "neftune_noise_alpha": 5,
+    "tracker_project": "trainmaster",
+    "modules_to_save": "lm_head",
+    "format": "jsonl",
+    "filters": [{"column": "language", "op": "eq", "value": "en"}],
+    "sampling": {"max_samples": 1000},
+    "field_mapping": {"prompt": "question", "completion": "answer"},
+    "seed": 42,
+    "gpu_type": "H100",
+    "metric_for_best_model": "eval_loss",
+    "max_runtime_seconds": 86400,
+}
 """What is shown, commented out, of fields that are empty by default."""
 _SEQ_LENGTH = 1024
 """Enough for most conversations, and little enough for a small GPU; a model may have fewer positions."""
@@ -87,11 +82,7 @@ class _Line:
 
 
 def training_type_of(text: str) -> TrainingType:
-    """The training type that a person names, in any case and with dashes or underscores.
-
-    Raises:
-        UsageError: there is none, or no trainer does it in this version.
-    """
+    """The training type that a person names, in any case and with dashes or underscores."""
     name = text.strip().upper().replace("-", "_")
     if name not in TrainingType.__members__:
         raise UsageError(f"--type: {choice_message('training type', text, TYPES)}")
@@ -106,15 +97,8 @@ def job_file(
 ) -> str:
     """The text of a job file: what is usually changed, and all else commented out with its default.
 
-    Args:
-        training_type: One that has a built-in trainer.
-        model: The base model, as the file is to name it.
-        data: The training data, likewise.
-        file: What the comments call the file.
-        config: The model's `config.json`, where it is on this machine.
-
-    Raises:
-        UsageError: the model or the data is nothing that a job can name.
+    `model` and `data` are as the file is to name them, and `file` is what its comments call it. `config` is the
+    model's `config.json`, if it is on this machine.
     """
     lines = [*_header(training_type, file), *_job(training_type, model, data, positions_of(config or {}))]
     text = "".join(f"{line}\n" for each in lines for line in _rendered(each))
@@ -139,16 +123,13 @@ def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
 
 def _job(training_type: TrainingType, model: str, data: str, positions: int | None) -> Iterator[_Line]:
     yield _set(SubmitJobRequest, "name", 0, _name(training_type, model))
-    yield _unset(SubmitJobRequest, "labels", 0)
+    yield from _unset(SubmitJobRequest, 0, "labels")
     yield _Line(text="")
     yield _Line(text="training_config:")
     yield _Line(text=f"training_type: {training_type}", depth=1)
     yield _Line(text="base_model:", depth=1)
     yield _set(BaseModelConfig, "model_id", 2, model)
-    yield _unset(BaseModelConfig, "revision", 2)
-    yield _unset(BaseModelConfig, "tokenizer_id", 2)
-    yield _unset(BaseModelConfig, "dtype", 2)
-    yield _unset(BaseModelConfig, "trust_remote_code", 2)
+    yield from _unset(BaseModelConfig, 2, "revision", "tokenizer_id", "dtype", "trust_remote_code")
     yield _Line(text="hyperparameters:", depth=1)
     yield from _hyperparameters(training_type)
     yield _Line(text="")
@@ -156,14 +137,13 @@ def _job(training_type: TrainingType, model: str, data: str, positions: int | No
     yield _Line(text="")
     yield _Line(text="resource_config:")
     yield _set(ResourceConfig, "gpu_count", 1, None)
-    yield _unset(ResourceConfig, "gpu_type", 1)
+    yield from _unset(ResourceConfig, 1, "gpu_type")
     yield _Line(text="")
     yield from _output(training_type)
     yield _Line(text="")
     yield _Line(text="scheduling_config:")
     yield _set(SchedulingConfig, "max_retries", 1, 2)
-    for name in ("priority", "preemptible", "queue", "max_runtime_seconds"):
-        yield _unset(SchedulingConfig, name, 1)
+    yield from _unset(SchedulingConfig, 1, "priority", "preemptible", "queue", "max_runtime_seconds")
 
 
 def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
@@ -185,28 +165,26 @@ def _data(training_type: TrainingType, data: str, positions: int | None) -> Iter
     yield _Line(text="sources:", depth=1)
     path = _set(DataSource, "path", 2, data)
     yield _Line(text=f"- {path.text}", comment=path.comment, depth=2)
-    for name in ("format", "filters", "sampling"):
-        yield _unset(DataSource, name, 3)
+    yield from _unset(DataSource, 3, "format", "filters", "sampling")
     yield _Line(text="preprocess:", depth=1)
     yield _set(PreprocessConfig, "packing", 2, training_type is TrainingType.CONTINUED_PRETRAIN)
-    yield _unset(PreprocessConfig, "field_mapping", 2)
+    yield from _unset(PreprocessConfig, 2, "field_mapping")
     yield _set(DataConfig, "max_seq_length", 1, min(_SEQ_LENGTH, positions or _SEQ_LENGTH))
     yield _set(DataConfig, "batch_size", 1, 4)
     yield _set(DataConfig, "gradient_accumulation_steps", 1, 4)
     yield _set(DataConfig, "validation_split", 1, 0.05)
-    yield _unset(DataConfig, "seed", 1)
-    yield _unset(DataConfig, "num_workers", 1)
+    yield from _unset(DataConfig, 1, "seed", "num_workers")
 
 
 def _output(training_type: TrainingType) -> Iterator[_Line]:
     yield _Line(text="output_config:")
     if training_type in LORA_TYPES:
         yield _set(OutputConfig, "merge_lora", 1, True)
-    yield _unset(OutputConfig, "export_format", 1)
+    yield from _unset(OutputConfig, 1, "export_format")
     yield _Line(text="checkpoint:", depth=1)
     yield _set(CheckpointConfig, "save_steps", 2, 100)
-    for name in ("save_strategy", "save_total_limit", "metric_for_best_model", "resume_from_best"):
-        yield _unset(CheckpointConfig, name, 2)
+    less_often = ("save_strategy", "save_total_limit", "metric_for_best_model", "resume_from_best")
+    yield from _unset(CheckpointConfig, 2, *less_often)
 
 
 def _set(model: type[Model], name: str, depth: int, value: object) -> _Line:
@@ -219,11 +197,12 @@ def _set(model: type[Model], name: str, depth: int, value: object) -> _Line:
     return _Line(text=f"{name}: {_written(value)}", comment=comment, depth=depth)
 
 
-def _unset(model: type[Model], name: str, depth: int) -> _Line:
-    """A field that is commented out, with its default or an example."""
-    field = model.model_fields[name]
-    value = _EXAMPLES.get(name, field.get_default(call_default_factory=True))
-    return _Line(text=f"{name}: {_written(value)}", comment=field.description or "", depth=depth, active=False)
+def _unset(model: type[Model], depth: int, *names: str) -> Iterator[_Line]:
+    """Fields that are commented out, each with its default or an example."""
+    for name in names:
+        field = model.model_fields[name]
+        value = _EXAMPLES.get(name, field.get_default(call_default_factory=True))
+        yield _Line(text=f"{name}: {_written(value)}", comment=field.description or "", depth=depth, active=False)
 
 
 def _name(training_type: TrainingType, model: str) -> str:
@@ -252,8 +231,11 @@ def _written(value: object) -> str:
             return "null"
         case bool():
             return "true" if value else "false"
+        case float() if 0 < abs(value) < 1e-3:
+            digits, _, exponent = f"{value:e}".partition("e")
+            return f"{float(digits):g}e{int(exponent)}"  # 2e-5, and not 2e-05
         case float():
-            return _number(value)
+            return f"{value:g}"
         case int():
             return str(value)
         case list():
@@ -262,14 +244,6 @@ def _written(value: object) -> str:
             return f"{{{', '.join(f'{_written(key)}: {_written(each)}' for key, each in value.items())}}}"
         case _:
             return _text(str(value))
-
-
-def _number(value: float) -> str:
-    """As people write it: 0.05, and 2e-5."""
-    if abs(value) >= 1e-3 or value == 0:
-        return f"{value:g}"
-    digits, _, exponent = f"{value:e}".partition("e")
-    return f"{float(digits):g}e{int(exponent)}"
 
 
 def _text(text: str) -> str:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from trainmaster.cli.exits import CommandError, say
-from trainmaster.cli.human_units import clock
+from trainmaster.cli.output import clock
+from trainmaster.client import local
 from trainmaster.client.errors import ClientError, NotFoundError
+from trainmaster.client.server_lookup import configured_url
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -33,8 +35,7 @@ Named = TypeVar("Named", "JobSummary", "Tombstone")
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Jobs for the shell: handles, ids and names that begin with what was typed. Silent and quick, or nothing."""
-    from trainmaster.client import Client, local
-    from trainmaster.client.server_lookup import configured_url
+    from trainmaster.client import Client
 
     try:
         if configured_url() is None and local.find() is None:
@@ -156,8 +157,7 @@ def _only(found: Sequence[Named], what_they_share: str) -> Named:
 
 def connect() -> Client:
     """The server that a variable or a login names, else the local one, started when it does not run."""
-    from trainmaster.client import Client, local
-    from trainmaster.client.server_lookup import configured_url
+    from trainmaster.client import Client
 
     if configured_url() is None and local.running() is None:
         say(f"Starting the local server (its state is in {local.data_dir()}).")

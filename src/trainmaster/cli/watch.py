@@ -11,22 +11,26 @@ import re
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from trainmaster.cli.exits import say
 from trainmaster.cli.job_summary import StepRate, ending, percent, sentence
 from trainmaster.cli.output import console, print_json_line, status_text
+from trainmaster.client import Client
 from trainmaster.client.errors import ClientError, UnavailableError, UnreachableError
-from trainmaster.client.event_stream import OpenLineStates
+from trainmaster.client.event_stream import Following, OpenLineStates
+from trainmaster.client.types import Job, LogLine
 from trainmaster.schema.jobs import TERMINAL
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
-    from trainmaster.client.types import Job, LogLine
 
 BAR_WIDTH = 24
 _COUNTED = re.compile(r"\d+")
@@ -40,7 +44,7 @@ class LineForm:
     times: bool = False
 
 
-class View:
+class View(ABC):
     """Shows a job while it runs."""
 
     plain: LineForm | None = None
@@ -49,16 +53,17 @@ class View:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None: ...  # noqa: B027 - most views have nothing to close
 
-    def lines(self, lines: Sequence[LogLine]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def lines(self, lines: Sequence[LogLine]) -> None: ...
 
+    @abstractmethod
     def job(self, job: Job) -> None:
         """Show the job's state, which is polled."""
 
-    def end(self, job: Job) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self, job: Job) -> None: ...
 
 
 def has_several_ranks(job: Job) -> bool:
@@ -123,6 +128,9 @@ class JsonView(View):
         for line in lines:
             print_json_line({"log": line} if self._with_job else line)
 
+    def job(self, job: Job) -> None:
+        """Write nothing: a program reads the job at its end."""
+
     def end(self, job: Job) -> None:
         if self._with_job:
             print_json_line({"job": job})
@@ -132,9 +140,6 @@ class LiveView(View):
     """The job's lines scroll; below them one line shows how it goes."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
-        from rich.live import Live
-        from rich.spinner import Spinner
-
         self._form = self.plain = LineForm(ranks=ranks, times=times)
         self._open: dict[tuple[int, str], str] = {}
         """Progress bars that the job draws, by rank and stream."""
@@ -152,8 +157,6 @@ class LiveView(View):
 
     def lines(self, lines: Sequence[LogLine]) -> None:
         """Print the lines above the footer, with the colours that the job gave them; open ones stay beside it."""
-        from rich.text import Text
-
         texts: list[str] = []
         for line in lines:
             source = (line["rank"], line["stream"])
@@ -166,9 +169,6 @@ class LiveView(View):
             self._console.print(Text("\n").join(Text.from_ansi(text) for text in texts), soft_wrap=True)
 
     def job(self, job: Job) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
         self._pace.see(job)
         bars = [Text.from_ansi(text) for text in self._open.values()]
         self._live.update(Group(*bars, self._footer(job)))
@@ -182,10 +182,6 @@ class LiveView(View):
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _footer(self, job: Job) -> RenderableType:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
         footer = Table.grid(padding=(0, 1))
         parts: list[RenderableType] = [self._spinner, status_text(job["status"])]
         done = percent(job)
@@ -198,11 +194,6 @@ class LiveView(View):
         footer.add_row(*parts)
         return footer
 
-
-if TYPE_CHECKING:
-    from trainmaster.client import Client
-    from trainmaster.client.event_stream import Following
-    from trainmaster.client.types import Job, LogLine
 
 LOOK_EVERY_S = 0.5
 BATCH = 500
@@ -218,12 +209,7 @@ def view_for(*, as_json: bool, with_job: bool = False, ranks: bool = False, time
 
 
 def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False, **filters: Any) -> Job:
-    """Show a job until it has ended and its log is complete; or, if asked, until it is paused.
-
-    Raises:
-        KeyboardInterrupt: the person has seen enough.
-        ClientError: the server said no, or stayed away for too long.
-    """
+    """Show a job until it has ended and its log is complete; or, if asked, until it is paused."""
     job = client.get(job_id)
     start = {"tail": filters.pop("tail", None)}
     if (form := view.plain) is not None:
@@ -236,14 +222,17 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
     with contextlib.closing(incoming), view:
         while not incoming.ended:
             view.job(job)
-            _show_lines(view, incoming)
+            look_at = time.monotonic() + LOOK_EVERY_S
+            while not incoming.ended and (left_s := look_at - time.monotonic()) > 0:
+                view.lines(incoming.take(left_s))
             if until_paused and job["status"] == "PAUSED":
                 incoming.close()
                 # What it wrote before it stopped may still have been on its way.
                 for lines in pages(client, job_id, cursor=incoming.cursor, **filters):
                     view.lines(lines)
                 break
-            job = _look(client, job_id) or job
+            with contextlib.suppress(UnreachableError, UnavailableError):  # the follower waits for the server
+                job = client.get(job_id)
         job = client.get(job_id)
         view.end(job)
     if incoming.notice:
@@ -318,18 +307,3 @@ class _Incoming:
             with contextlib.suppress(queue.Full):
                 self._queue.put((self._lines.cursor, item), timeout=LOOK_EVERY_S)
                 return
-
-
-def _show_lines(view: View, incoming: _Incoming) -> None:
-    """Show what comes in, until it is time to look at the job again."""
-    look_at = time.monotonic() + LOOK_EVERY_S
-    while not incoming.ended and (left_s := look_at - time.monotonic()) > 0:
-        view.lines(incoming.take(left_s))
-
-
-def _look(client: Client, job_id: str) -> Job | None:
-    """The job as it is now; None while the server is away, for which the stream has its own patience."""
-    try:
-        return client.get(job_id)
-    except (UnreachableError, UnavailableError):
-        return None

@@ -46,7 +46,7 @@ class Client:
     to trust instead of the system's. `scaidrive_token` and `scaiatlas_token`, or the variables
     TRAINMASTER_SCAIDRIVE_TOKEN and TRAINMASTER_SCAIATLAS_TOKEN, are passed on to the jobs that are submitted, resumed
     or retried, to fetch with.
-    Methods raise `ApiError` when the server says no and `UnreachableError` when it does not answer; both
+    Methods raise `ApiError` when the server refuses and `UnreachableError` when it does not answer; both
     are `ClientError`. A job is named by its id or its handle.
     """
 
@@ -140,7 +140,7 @@ class Client:
         new_resource_config: Mapping[str, Any] | None = None,
         handle: str | None = None,
     ) -> ControlledJob:
-        """Make a child of a job that ended; it goes on from the parent's checkpoint."""
+        """Make a child of a job that ended; it continues from the parent's checkpoint."""
         body = given(checkpoint_id=checkpoint_id, handle=handle, new_resource_config=new_resource_config)
         if new_resource_config is not None:
             body["modify_resources"] = True

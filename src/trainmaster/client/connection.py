@@ -7,7 +7,6 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, TypedDict, Unpack
 from urllib.parse import quote, urlsplit
@@ -24,6 +23,7 @@ from trainmaster.client.errors import (
     UntrustedError,
     error_from_answer,
 )
+from trainmaster.client.server_lookup import Address
 from trainmaster.protocol.environment import CA
 
 RETRY_DELAYS_S = (0.1, 0.3, 0.9, 2.0)
@@ -50,16 +50,6 @@ class Options(TypedDict, total=False):
     headers: Mapping[str, str] | None
     patience_s: float | None
     """How long the answer may take; None: as long as usual."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where a server is, and the key to it."""
-
-    url: str
-    api_key: str = field(repr=False)
-    ca: str | None = None
-    """A file with the certificates of the authorities that vouch for it; None means the system's."""
 
 
 class Connection:
@@ -109,7 +99,7 @@ class Connection:
         response = self.answer(method, path, **options)
         if method == "HEAD":
             return None
-        document = _document(response)
+        document = document_of(response)
         if "data" not in document:
             raise _foreign(response)
         return document["data"]
@@ -122,7 +112,7 @@ class Connection:
         Idempotency-Key for it.
 
         Raises:
-            ApiError: the server said no.
+            ApiError: the server refused.
             UnreachableError: it did not answer.
             UntrustedError: whatever answered cannot be trusted.
         """
@@ -165,12 +155,7 @@ class Connection:
             params["page_token"] = page["next_page_token"]
 
     def send(self, method: str, path: str, **options: Unpack[Options]) -> httpx.Response:
-        """Send a request once; returns whatever the answer is.
-
-        Raises:
-            UnreachableError: there was none.
-            UntrustedError: whatever answered cannot be trusted.
-        """
+        """Send a request once; returns whatever the answer is."""
         body = options.get("body")
         with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
             return self._http.request(
@@ -193,12 +178,7 @@ class Connection:
         headers: Mapping[str, str] = MappingProxyType({}),
         silence_s: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """An answer whose body is yet to come; the connection is dead after `silence_s` without a byte of it.
-
-        Raises:
-            ApiError: the server refused.
-            UnreachableError: it did not answer, or the connection broke.
-        """
+        """An answer whose body is yet to come; the connection is dead after `silence_s` without a byte of it."""
         with (
             self._as_unreachable(),
             self._http.stream(
@@ -256,12 +236,7 @@ def job_path(job: str, route: str = "") -> str:
 
 
 def _check(address: Address) -> None:
-    """Check an address before requests are sent to it.
-
-    Raises:
-        UnreachableError: its URL is malformed.
-        ClientError: its key has characters that a header cannot hold.
-    """
+    """Check an address before requests are sent to it: its URL, and that a header can hold its key."""
     try:
         parts = urlsplit(address.url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -290,14 +265,14 @@ def _may_pass(error: ClientError, repeatable: bool) -> bool:
 
 
 def _error_of(response: httpx.Response) -> ClientError:
-    document = _document(response)
+    document = document_of(response)
     # A HEAD has no body, and a proxy in front of a server that is down answers for itself.
     if isinstance(document.get("error"), Mapping) or response.request.method == "HEAD" or response.is_server_error:
         return error_from_answer(response.status_code, document, response.headers.get("X-Request-Id"))
     return _foreign(response)
 
 
-def _document(response: httpx.Response) -> Mapping[str, Any]:
+def document_of(response: httpx.Response) -> Mapping[str, Any]:
     """The JSON object that an answer holds; empty where it holds none."""
     try:
         document = response.json()

@@ -5,53 +5,29 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
+Line = tuple[bool, re.Pattern[str]]
+"""A line of an ignore file: whether it ignores, or keeps after all, and the paths that it names.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
-    """One line of an ignore file."""
-
-    ignores: bool
-    """False: what it names is kept after all."""
-    directories_only: bool
-    whole_path: bool
-    """Whether it names a path from the file's directory on, or a name anywhere below."""
-    expression: re.Pattern[str]
+Paths are relative to the file's directory; that of a directory ends with a slash.
+"""
 
 
-class IgnoreFile:
-    """The patterns of one ignore file; the last one that matches decides."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._patterns = [pattern for line in lines if (pattern := _read(line)) is not None]
-
-    def verdict(self, path: str, *, is_directory: bool) -> bool | None:
-        """Whether a path, relative to the file's directory, is ignored; None where no line names it itself."""
-        name = path.rpartition("/")[2]
-        for pattern in reversed(self._patterns):
-            if pattern.directories_only and not is_directory:
-                continue
-            if pattern.expression.fullmatch(path if pattern.whole_path else name):
-                return pattern.ignores
-        return None
-
-
-def _read(line: str) -> Pattern | None:
+def _read(line: str) -> Line | None:
     text = re.sub(r"((?:\\.|[^\\])*?) *\Z", r"\1", line.rstrip("\r"), flags=re.DOTALL)  # an escaped space stays
     ignores = not text.startswith("!")
     text = text if ignores else text[1:]
-    directories_only = text.endswith("/")
+    end = "/" if text.endswith("/") else "/?"  # a slash at the end names directories alone
     text = text.removesuffix("/")
     if not text or line.startswith("#"):
         return None
+    start = "" if "/" in text else "(?:.*/)?"  # without a slash it names what is anywhere below
     try:
-        expression = re.compile(_whole(text.removeprefix("/")), re.DOTALL)
+        return ignores, re.compile(start + _whole(text.removeprefix("/")) + end, re.DOTALL)
     except re.error:
-        return None  # as git passes over what it cannot read
-    return Pattern(ignores=ignores, directories_only=directories_only, whole_path="/" in text, expression=expression)
+        return None  # git ignores such a line, too
 
 
 def _whole(text: str) -> str:
@@ -60,7 +36,8 @@ def _whole(text: str) -> str:
     for place, part in enumerate(parts):
         last = place == len(parts) - 1
         if part != "**":
-            written.append(_part(part) + ("" if last else "/"))
+            # A name is not empty: `data/*` names what is in `data/`, and not `data/` itself.
+            written.append(f"(?=[^/]){_part(part)}" if last else f"{_part(part)}/")
         elif last:
             written.append(".+" if place else "[^/]+")
         else:
@@ -94,8 +71,8 @@ LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cach
 """Directories that are never sent with the one around them."""
 _IGNORING = ".gitignore"
 
-Rules = tuple[tuple[Path, IgnoreFile], ...]
-"""Ignore files with their directories, from the outermost to the innermost, which takes precedence."""
+Rules = tuple[tuple[Path, list[Line]], ...]
+"""Ignore files with their directories, from the outermost to the innermost. The last line that names a path decides."""
 
 
 def kept_files(directory: Path) -> list[str]:
@@ -182,12 +159,13 @@ def _rules_of(base: Path, file: Path) -> Rules:
         return ()
     except OSError as error:
         raise ValueError(f"cannot read the ignore file {file}: {error.strerror}") from error
-    return ((base, IgnoreFile(lines)),)
+    return ((base, [read for line in lines if (read := _read(line)) is not None]),)
 
 
 def _ignored(path: Path, rules: Rules, *, is_directory: bool) -> bool:
-    for base, said in reversed(rules):
-        verdict = said.verdict(path.relative_to(base).as_posix(), is_directory=is_directory)
-        if verdict is not None:
-            return verdict
+    for base, lines in reversed(rules):
+        relative = path.relative_to(base).as_posix() + ("/" if is_directory else "")
+        for ignores, named in reversed(lines):
+            if named.fullmatch(relative):
+                return ignores
     return False

@@ -1,7 +1,7 @@
 """Downloads of a job's files: parallel, resumable and verified; and the verification of a checkpoint on the server.
 
 A file appears under its name only when it is whole. Until then it is `.<name>.<its version>.part` beside it, so that a
-download that is started again goes on with the same version of the file and never with another.
+download that is started again continues with the same version of the file, never with another.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ def targets(artifacts: Iterator[Artifact], directory: Path, patterns: Sequence[s
     """Where the files go that some patterns choose; without patterns, all.
 
     A pattern is a path as it will be below the directory, with `*` and `?`, or a directory on the way to it.
-
-    Raises:
-        DownloadError: the server names a path that leads out of the directory.
     """
     chosen = []
     for artifact in artifacts:
         # `output/` or `checkpoints/<id>/` goes: the directory holds one or the other.
         prefix = "output/" if artifact["checkpoint_id"] is None else f"checkpoints/{artifact['checkpoint_id']}/"
         name = artifact["path"].removeprefix(prefix)
-        if not patterns or any(_matches(name, pattern) for pattern in patterns):
+        plain = [pattern.rstrip("/") for pattern in patterns]
+        if not plain or any(fnmatch.fnmatchcase(name, each) or name.startswith(f"{each}/") for each in plain):
             chosen.append(DownloadTarget(artifact=artifact, path=directory / _inside(name)))
     return chosen
 
@@ -69,11 +67,6 @@ def download(
     """Fetch files into a directory. What is there already, whole, is left as it is.
 
     `progress` is called, from any thread, with the number of bytes that are there in addition.
-
-    Raises:
-        DownloadError: a file cannot be written, or is not what it should be.
-        ApiError: the server said no.
-        UnreachableError: it does not answer any more.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -187,11 +180,6 @@ def _changed(artifact: Artifact) -> DownloadError:
     return DownloadError(f"{artifact['path']} was changed while it was fetched; the job still writes it: try again")
 
 
-def _matches(name: str, pattern: str) -> bool:
-    pattern = pattern.rstrip("/")
-    return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}/")
-
-
 def _inside(name: str) -> Path:
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
@@ -205,12 +193,7 @@ MANIFEST = "manifest.json"
 def checkpoint_problems(
     connection: Connection, job: str, checkpoint_id: str, artifacts: Iterator[Artifact], *, progress: Progress
 ) -> list[str]:
-    """What is wrong with a checkpoint, a line for each file; empty when all is as it was committed.
-
-    Raises:
-        ApiError: the server said no.
-        UnreachableError: it does not answer any more.
-    """
+    """What is wrong with a checkpoint, a line for each file; empty when all is as it was committed."""
     home = job_path(job, f"artifacts/checkpoints/{quote(checkpoint_id, safe='')}")
     there = {artifact["path"].removeprefix(f"checkpoints/{checkpoint_id}/") for artifact in artifacts}
     if MANIFEST not in there:

@@ -142,7 +142,7 @@ def started_here(server: LocalServer) -> bool:
 
 
 def stop() -> bool:
-    """Stop the local server; running jobs go on. Returns whether one ran.
+    """Stop the local server; jobs keep running. Returns whether one ran.
 
     Raises:
         LocalServerError: it does not stop.

@@ -44,7 +44,7 @@ class Results(RouteGroup):
 
         Args:
             job: which one.
-            directory: where to; it is made. What is there whole is left as it is, what broke off goes on.
+            directory: where to; it is made. What is there whole is left as it is; an interrupted download continues.
             patterns: only these, such as `*.safetensors` or a directory.
             checkpoint: an id, `latest` or `best`.
             progress: called with the number of bytes that came in addition, from any thread.

@@ -239,12 +239,12 @@ class Webhooks(RouteGroup):
         statuses: Sequence[str] | None = None,
         secret: str | None = None,
     ) -> Webhook:
-        """Change a webhook; it goes on with the event that is next."""
+        """Change a webhook; it continues with the next event."""
         body = given(url=url, statuses=None if statuses is None else [*statuses], secret=secret)
         return cast(Webhook, self._connection.call("PATCH", _webhook(webhook_id), json=body))
 
     def remove(self, webhook_id: str, *, missing_ok: bool = False) -> None:
-        """Take a webhook away."""
+        """Remove a webhook."""
         try:
             self._connection.call("DELETE", _webhook(webhook_id))
         except NotFoundError:

@@ -5,20 +5,29 @@ The login is saved in a file that only this user can read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainmaster.client import local
-from trainmaster.client.connection import Address
 from trainmaster.client.errors import ClientError
 from trainmaster.protocol.environment import CA
 
 URL_VARIABLE = "TRAINMASTER_URL"
 KEY_VARIABLE = "TRAINMASTER_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server is, and the key to it."""
+
+    url: str
+    api_key: str = field(repr=False)
+    ca: str | None = None
+    """A file with the certificates of the authorities that vouch for it; None means the system's."""
+
 
 LookAgain = Callable[[], Address | None]
 """Finds the server once more; a local one may have another port after a restart."""
@@ -64,11 +73,7 @@ def login_file() -> Path:
 
 
 def load_login() -> Address | None:
-    """The saved login, if there is one.
-
-    Raises:
-        ClientError: the file cannot be read.
-    """
+    """The saved login, if there is one."""
     try:
         return Address(**json.loads(login_file().read_text()))
     except (FileNotFoundError, NotADirectoryError):
@@ -78,17 +83,12 @@ def load_login() -> Address | None:
 
 
 def save_login(login: Address) -> None:
-    """Save a login in the place of any other.
-
-    Raises:
-        ClientError: the file cannot be written.
-    """
+    """Save a login in the place of any other."""
     file = login_file()
     draft = file.with_name(".login.json")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             json.dump(asdict(login), opened)
         os.replace(draft, file)
@@ -97,11 +97,6 @@ def save_login(login: Address) -> None:
 
 
 def remove_login() -> None:
-    """Forget the saved login.
-
-    Raises:
-        ClientError: the file cannot be removed.
-    """
     try:
         login_file().unlink(missing_ok=True)
     except OSError as error:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import ExitCode, UsageError, say
-from trainmaster.cli.human_units import age, clock
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, print_json, styled, table
+from trainmaster.cli.output import age, clock, print_json, print_list, print_result, styled
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.client.types import Key
-
+    from trainmaster.client.types import Account, Key, Webhook
 
 accounts_app = typer.Typer(
     help="Accounts, who share the cluster: list, make, change, remove.",
@@ -38,19 +36,11 @@ def list_accounts(as_json: JsonOption = False) -> None:
     """List accounts."""
     with connect() as client:
         found = client.admin.accounts()
-    if as_json:
-        print_json(found)
-        return
+    print_list(found, ("ACCOUNT", "UID", "AGE"), _account_row, as_json=as_json, right=("UID",))
 
-    rows = [
-        (
-            account["account_id"],
-            "" if account["uid"] is None else str(account["uid"]),
-            age(account["created_at"]),
-        )
-        for account in found
-    ]
-    draw(table(("ACCOUNT", "UID", "AGE"), rows, right=("UID",)))
+
+def _account_row(account: Account) -> tuple[str, ...]:
+    return account["account_id"], str(account["uid"] or ""), age(account["created_at"])
 
 
 @accounts_app.command("create")
@@ -61,18 +51,16 @@ def create_account(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an account."""
+    """Create an account."""
     with connect() as client:
         account = client.admin.create_account(name, uid=uid)
-    if as_json:
-        print_json(account)
-        return
-    typer.echo(f"Account {name} is made; give it a key with `trainmaster keys create --account {name} --name ...`")
+    lines = [f"Account {name} is created; give it a key with `trainmaster keys create --account {name} --name ...`"]
     if account["uid"] is None:
-        typer.echo(
+        lines.append(
             "Its jobs run in containers; as processes they run only if the server has the setting shared_uid, or the "
             f"account gets a user of the system (`trainmaster accounts edit {name} --uid UID`)."
         )
+    print_result(account, *lines, as_json=as_json)
 
 
 @accounts_app.command("edit")
@@ -86,28 +74,18 @@ def edit_account(
     """Say as which of the system's users the jobs of an account run."""
     with connect() as client:
         account = client.admin.set_uid(name, uid or None)
-    if as_json:
-        print_json(account)
-        return
-    typer.echo(f"Jobs of account {name} run as {f'uid {uid}' if uid else 'no user in particular'} from now on")
+    user = f"uid {uid}" if uid else "no user in particular"
+    print_result(account, f"Jobs of account {name} run as {user} from now on", as_json=as_json)
 
 
 @accounts_app.command("remove")
 def remove_account(name: NameArgument, as_json: JsonOption = False) -> None:
     """Remove an account that has neither jobs nor keys."""
     with connect() as client:
-        account = client.admin.remove_account(name)
-    if as_json:
-        print_json(account)
-        return
-    typer.echo(f"Account {name} is removed")
+        print_result(client.admin.remove_account(name), f"Account {name} is removed", as_json=as_json)
 
 
-keys_app = typer.Typer(
-    help="API keys: list, make, revoke.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
+keys_app = typer.Typer(help="API keys: list, make, revoke.", invoke_without_command=True, rich_markup_mode=None)
 
 
 @keys_app.callback()
@@ -128,15 +106,13 @@ def create_key(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an API key. It is shown once: keep it."""
+    """Create an API key. It is shown once: keep it."""
     wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
     with connect() as client:
         made = client.admin.create_key(name, scopes=wanted, account_id=account, prefix=prefix)
-    if as_json:
-        print_json(made)
-        return
-    say(f"{made['key_id']} of account {made['account_id']} may: {', '.join(made['scopes'])}. This is shown once:")
-    typer.echo(made["key"])
+    if not as_json:
+        say(f"{made['key_id']} of account {made['account_id']} may: {', '.join(made['scopes'])}. This is shown once:")
+    print_result(made, made["key"], as_json=as_json)
 
 
 @keys_app.command("list")
@@ -148,11 +124,8 @@ def list_keys(
     with connect() as client:
         keys = client.admin.keys()
     found = [key for key in keys if every or not key["revoked_at"]]
-    if as_json:
-        print_json(found)
-        return
     headings = ("KEY", "ACCOUNT", "NAME", "SCOPES", "AGE", "REVOKED", "MADE BY")
-    draw(table(headings, [_key_row(key) for key in found], cut=("NAME",), spare=("MADE BY", "AGE")))
+    print_list(found, headings, _key_row, as_json=as_json, cut=("NAME",), spare=("MADE BY", "AGE"))
 
 
 @keys_app.command("revoke")
@@ -163,15 +136,10 @@ def revoke_key(
     """Revoke API keys, for good. Other servers on the same database follow within 5 s."""
     with connect() as client:
         revoked = [client.admin.revoke_key(key_id) for key_id in key_ids]
-    if as_json:
-        print_json(revoked)
-        return
-    for key in revoked:
-        typer.echo(f"{key['key_id']} ({key['name']}) is revoked")
+    print_result(revoked, *(f"{key['key_id']} ({key['name']}) is revoked" for key in revoked), as_json=as_json)
 
 
 def _key_row(key: Key) -> tuple[str | Text, ...]:
-
     return (
         key["key_id"],
         key["account_id"],
@@ -186,7 +154,7 @@ def _key_row(key: Key) -> tuple[str | Text, ...]:
 WebhookArgument = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.", show_default=False)]
 
 webhooks_app = typer.Typer(
-    help="Webhooks, told when jobs change their status: list, add, remove, test.",
+    help="Webhooks, called when the status of a job changes: list, add, remove, test.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -198,64 +166,61 @@ def list_webhooks(context: typer.Context, as_json: JsonOption = False) -> None:
         return
     with connect() as client:
         webhooks = client.webhooks.list()
-    if as_json:
-        print_json(webhooks)
-        return
-    if not webhooks:
-        typer.echo("No webhooks. Add one with `trainmaster webhooks add URL`.")
-        return
+    print_list(
+        webhooks,
+        ("ID", "URL", "STATUSES", "DELIVERED", "FAILURES", "GIVEN UP", "PROBLEM"),
+        _webhook_row,
+        as_json=as_json,
+        if_none="No webhooks. Add one with `trainmaster webhooks add URL`.",
+        wrap=("URL", "STATUSES", "PROBLEM"),
+        right=("FAILURES", "GIVEN UP"),
+    )
 
-    rows = [
-        (
-            webhook["webhook_id"],
-            webhook["url"],
-            ", ".join(webhook["statuses"]) or "all",
-            styled(clock(webhook["delivered_at"]) if webhook["delivered_at"] else "never", "dim"),
-            str(webhook["failures"] or ""),
-            str(webhook["given_up"] or ""),
-            styled(webhook["problem"], "yellow"),
-        )
-        for webhook in webhooks
-    ]
-    headings = ("ID", "URL", "STATUSES", "DELIVERED", "FAILURES", "GIVEN UP", "PROBLEM")
-    draw(table(headings, rows, wrap=("URL", "STATUSES", "PROBLEM"), right=("FAILURES", "GIVEN UP")))
+
+def _webhook_row(webhook: Webhook) -> tuple[str | Text, ...]:
+    return (
+        webhook["webhook_id"],
+        webhook["url"],
+        ", ".join(webhook["statuses"]) or "all",
+        styled(clock(webhook["delivered_at"]) or "never", "dim"),
+        str(webhook["failures"] or ""),
+        str(webhook["given_up"] or ""),
+        styled(webhook["problem"], "yellow"),
+    )
 
 
 @webhooks_app.command("add")
 def add_webhook(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.", show_default=False)],
     status: Annotated[
-        list[str], typer.Option("--status", metavar="STATUS", help="Tell of this status alone; may be repeated.")
+        list[str], typer.Option("--status", metavar="STATUS", help="Only this status; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
     secret_from_env: Annotated[
         str, typer.Option("--secret-from-env", metavar="VAR", help="Sign with the value of this variable.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Tell a URL of every change of status from now on."""
+    """Send every change of status to a URL from now on."""
     secret = os.environ.get(secret_from_env) if secret_from_env else None
     if secret_from_env and not secret:
         raise UsageError(f"the variable {secret_from_env} is not set")
     with connect() as client:
         webhook = client.webhooks.create(url, statuses=[each.upper() for each in status], secret=secret)
-    if as_json:
-        print_json(webhook)
-        return
-    typer.echo(f"{webhook['webhook_id']} tells {webhook['url']} of {', '.join(webhook['statuses']) or 'every status'}.")
-    if not secret:
-        typer.echo(f"Its secret, shown this once: {webhook['secret']}")
-    typer.echo(f"Try it with `trainmaster webhooks test {webhook['webhook_id']}`.")
+    print_result(
+        webhook,
+        f"{webhook['webhook_id']} tells {webhook['url']} of {', '.join(webhook['statuses']) or 'every status'}.",
+        *([] if secret else [f"Its secret, shown this once: {webhook['secret']}"]),
+        f"Try it with `trainmaster webhooks test {webhook['webhook_id']}`.",
+        as_json=as_json,
+    )
 
 
 @webhooks_app.command("remove")
 def remove_webhook(webhook: WebhookArgument, as_json: JsonOption = False) -> None:
-    """Take a webhook away; it is told nothing more."""
+    """Remove a webhook; it receives nothing more."""
     with connect() as client:
         client.webhooks.remove(webhook)
-    if as_json:
-        print_json({"webhook_id": webhook, "removed": True})
-    else:
-        typer.echo(f"{webhook} is removed.")
+    print_result({"webhook_id": webhook, "removed": True}, f"{webhook} is removed.", as_json=as_json)
 
 
 @webhooks_app.command("test")

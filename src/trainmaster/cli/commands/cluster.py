@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli.exits import CommandError, UsageError, say
-from trainmaster.cli.human_units import age, clock
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, facts, print_json, styled, table
+from trainmaster.cli.output import age, clock, draw, facts, print_json, print_list, print_result, styled, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from trainmaster.client import Client
     from trainmaster.client.types import Amount, Node, NodeEvent
-
+    from trainmaster.trainer.runtimes import TrainingRuntime
 
 EVENTS = 10
 SPARE = ("LABELS", "BACKEND", "DISK", "MEMORY", "JOBS", "CORES")
@@ -34,12 +33,12 @@ def nodes(
     label: Annotated[
         list[str], typer.Option("--label", "-l", metavar="K=V", help="Give it this label; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
-    unlabel: Annotated[list[str], typer.Option("--unlabel", metavar="K=V", help="Take this label away.")] = [],  # noqa: B006
+    unlabel: Annotated[list[str], typer.Option("--unlabel", metavar="K=V", help="Remove this label.")] = [],  # noqa: B006
     capability: Annotated[
         list[str], typer.Option("--capability", metavar="TAG", help="Give it this capability; may be repeated.")
     ] = [],  # noqa: B006
     no_capability: Annotated[
-        list[str], typer.Option("--no-capability", metavar="TAG", help="Take this capability away.")
+        list[str], typer.Option("--no-capability", metavar="TAG", help="Remove this capability.")
     ] = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
@@ -49,7 +48,16 @@ def nodes(
         raise UsageError("name the node whose labels or capabilities are to be changed")
     with connect() as client:
         if node is None:
-            _list(client.cluster.nodes(), as_json)
+            print_list(
+                client.cluster.nodes(),
+                ("NODE", "STATE", "BACKEND", "FREE: GPUS", "BROKEN", "CORES", "MEMORY", "DISK", "JOBS", "LABELS"),
+                _row,
+                as_json=as_json,
+                if_none="No nodes yet.",
+                cut=("JOBS", "LABELS"),
+                wrap=("STATE", "FREE: GPUS", "BROKEN"),
+                spare=SPARE,
+            )
             return
         if changing:
             found = _change(client, node, label, unlabel, capability, no_capability)
@@ -67,31 +75,20 @@ def state_text(node: Node) -> Text:
     return styled(node["state"], style).append(reason, style="dim")
 
 
-def _list(nodes: Sequence[Node], as_json: bool) -> None:
-    if as_json:
-        print_json(list(nodes))
-        return
-    if not nodes:
-        typer.echo("No nodes yet.")
-        return
-
-    rows = [
-        (
-            node["id"],
-            state_text(node),
-            node["backend"],
-            _gpus(node),
-            styled(_unhealthy(node), "red"),
-            f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}",
-            _gib(node["ram_mb"]),
-            _gib(node["storage_mb"]),
-            ", ".join(node["jobs"]),
-            styled(", ".join((*node["labels"], *node["capabilities"])), "dim"),
-        )
-        for node in nodes
-    ]
-    headings = ("NODE", "STATE", "BACKEND", "FREE: GPUS", "BROKEN", "CORES", "MEMORY", "DISK", "JOBS", "LABELS")
-    draw(table(headings, rows, cut=("JOBS", "LABELS"), wrap=("STATE", "FREE: GPUS", "BROKEN"), spare=SPARE))
+def _row(node: Node) -> tuple[str | Text, ...]:
+    broken = ", ".join(f"GPU {gpu['index']}: {gpu['problem']}" for gpu in node["gpus"] if not gpu["healthy"])
+    return (
+        node["id"],
+        state_text(node),
+        node["backend"],
+        _gpus(node),
+        styled(broken, "red"),
+        f"{node['cpu_cores']['free']} of {node['cpu_cores']['total']}",
+        _gib(node["ram_mb"]),
+        _gib(node["storage_mb"]),
+        ", ".join(node["jobs"]),
+        styled(", ".join((*node["labels"], *node["capabilities"])), "dim"),
+    )
 
 
 def _change(
@@ -106,8 +103,7 @@ def _change(
     for name, reported in ((unlabel, before["given_labels"]), (no_capability, before["given_capabilities"])):
         for each in name:
             if each not in reported:
-                known = ", ".join(reported) or "none"
-                raise UsageError(f"nobody gave {node} '{each}'; given were: {known}")
+                raise UsageError(f"nobody gave {node} '{each}'; given were: {', '.join(reported) or 'none'}")
     return client.cluster.change_node(
         node,
         labels=_changed(before["given_labels"], label, unlabel),
@@ -120,7 +116,6 @@ def _changed(before: Sequence[str], add: Sequence[str], remove: Sequence[str]) -
 
 
 def _parts(node: Node, events: Sequence[NodeEvent]) -> Iterator[RenderableType]:
-
     yield styled(node["id"], "bold").append("  ").append_text(state_text(node))
     yield facts(
         {
@@ -156,10 +151,6 @@ def _gpus(node: Node) -> str:
     return ", ".join(f"{free[kind]} of {count} {kind}" for kind, count in every.items()) or "none"
 
 
-def _unhealthy(node: Node) -> str:
-    return ", ".join(f"GPU {gpu['index']}: {gpu['problem']}" for gpu in node["gpus"] if not gpu["healthy"])
-
-
 def _gib(amount: Amount) -> str:
     return f"{amount['free'] / 1024:.1f} of {amount['total'] / 1024:.1f} GiB"
 
@@ -178,17 +169,14 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs there any more.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a node no more work; what runs there goes on, unless it is forced."""
+    """Give a node no more work; what runs there continues, unless you say --force."""
     if grace_seconds is not None and not force:
         raise UsageError("--grace-seconds is about what --force stops; without it, jobs run to their end")
     with connect() as client:
         found = client.cluster.drain(node, reason=reason, force=force, grace_seconds=grace_seconds)
         if wait:
             found = _wait_until_drained(client, found)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(_drain_message(found))
+    print_result(found, _drain_message(found), as_json=as_json)
 
 
 def _wait_until_drained(client: Client, node: Node) -> Node:
@@ -224,16 +212,8 @@ def enable(
     """Give a drained node work again."""
     with connect() as client:
         found = client.cluster.enable(node)
-    if as_json:
-        print_json(found)
-    elif found["state"] == "READY":
-        typer.echo(f"{found['id']} takes work.")
-    else:
-        typer.echo(f"{found['id']} is {found['state']}: it takes work when it is seen again.")
-
-
-if TYPE_CHECKING:
-    from trainmaster.trainer.runtimes import TrainingRuntime
+    later = f"is {found['state']}: it takes work when it is seen again."
+    print_result(found, f"{found['id']} {'takes work.' if found['state'] == 'READY' else later}", as_json=as_json)
 
 
 def runtimes(
@@ -246,7 +226,10 @@ def runtimes(
     with connect() as client:
         catalog = RuntimeCatalog(client)
         if not name:
-            _list_runtimes([_runtime_summary(runtime) for runtime in catalog.definitions()], as_json)
+            summaries = [_runtime_summary(runtime) for runtime in catalog.definitions()]
+            headings = ("RUNTIME", "FRAMEWORK", "TRAINER", "NODES", "IMAGE", "MODEL", "FROM")
+            cut, spare = ("IMAGE", "MODEL", "FROM"), ("FROM",)
+            print_list(summaries, headings, _runtime_row, as_json=as_json, right=("NODES",), cut=cut, spare=spare)
             return
         try:
             document = dict(catalog.definition(name).document)
@@ -276,22 +259,13 @@ def _runtime_summary(runtime: TrainingRuntime) -> dict[str, Any]:
     }
 
 
-def _list_runtimes(runtimes: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(runtimes)
-        return
-
-    rows = [
-        (
-            runtime["name"],
-            runtime["framework"],
-            runtime["trainer"],
-            str(runtime["num_nodes"]),
-            runtime["image"] or "",
-            runtime["pretrained_model"] or "",
-            styled(runtime["origin"], "dim"),
-        )
-        for runtime in runtimes
-    ]
-    headings = ("RUNTIME", "FRAMEWORK", "TRAINER", "NODES", "IMAGE", "MODEL", "FROM")
-    draw(table(headings, rows, right=("NODES",), cut=("IMAGE", "MODEL", "FROM"), spare=("FROM",)))
+def _runtime_row(runtime: dict[str, Any]) -> tuple[str | Text, ...]:
+    return (
+        runtime["name"],
+        runtime["framework"],
+        runtime["trainer"],
+        str(runtime["num_nodes"]),
+        runtime["image"] or "",
+        runtime["pretrained_model"] or "",
+        styled(runtime["origin"], "dim"),
+    )

@@ -85,21 +85,16 @@ def _show(found: CheckedData) -> None:
         draw("")
     if found["problem"]:
         draw(_wrong(found["problem"]))
-    if any(_has_context(source) for source in found["sources"]):
+    segments = [each for source in found["sources"] for sample in source["samples"] for each in sample["segments"]]
+    if not all(segment["trained"] for segment in segments):
         context = "Dim text" if sys.stdout.isatty() else "What stands in ‹ ›"
         draw(f"{context} is context: the model reads it, and is not trained to write it.")
     if found["ok"]:
         draw(_verdict(found))
 
 
-def _has_context(source: CheckedSource) -> bool:
-    return any(not segment["trained"] for sample in source["samples"] for segment in sample["segments"])
-
-
 def _wrong(message: str) -> Text:
-    from rich.text import Text
-
-    return Text.assemble(("error: ", "bold red"), message)
+    return styled("").append("error: ", style="bold red").append(message)
 
 
 def _problems(source: CheckedSource) -> Iterator[str]:
@@ -147,7 +142,6 @@ def _facts(source: CheckedSource, max_seq_length: int | None) -> dict[str, Any]:
 
 
 def _title(sample: DataSample, unit: str) -> Text:
-
     parts = [f"{unit} {sample['row']}"]
     if sample["length"] is not None:
         trained = sum(segment["tokens"] for segment in sample["segments"] if segment["trained"])

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli.exits import ExitCode, say
-from trainmaster.cli.human_units import about, clock
 from trainmaster.cli.job_summary import brief, failure_lines, title
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import draw, print_json, print_json_line, styled, table
+from trainmaster.cli.output import about, clock, print_json, print_json_line, print_list, print_result, styled
 from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from trainmaster.client import Client
     from trainmaster.client.types import Blocker, Event, Job, Pending
-
 
 LONGEST_TAIL = 10_000
 
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, max=LONGEST_TAIL, metavar="N", help="Only the last N lines.")
     ] = None,
@@ -49,7 +49,7 @@ def logs(
             try:
                 watch(client, job_id, view, tail=tail, **filters)
             except KeyboardInterrupt:
-                say(f"Detached; the job goes on. End it with `trainmaster cancel {job_id}`.")
+                say(f"Detached; the job keeps running. End it with `trainmaster cancel {job_id}`.")
                 raise typer.Exit(ExitCode.DETACHED) from None
         elif as_json:
             print_json([line for page in pages(client, job_id, tail=tail, **filters) for line in page])
@@ -78,7 +78,7 @@ PAGE = 500
 
 def events(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to a job."""
@@ -88,23 +88,27 @@ def events(
             for event in client.follow_events(job_id):
                 print_json_line(event) if as_json else typer.echo(_event_line(event))
             return
-        events = list(_all_events(client, job_id))
-    if as_json:
-        print_json(events)
-    else:
-        rows = [
-            (
-                styled(clock(event["ts"]), "dim"),
-                str(event["attempt"] or ""),
-                _event_title(event),
-                event["reason"] or "",
-                styled(event["actor"], "dim"),
-                event["message"],
-            )
-            for event in events
-        ]
-        headings = ("TIME", "ATTEMPT", "EVENT", "REASON", "BY", "MESSAGE")
-        draw(table(headings, rows, right=("ATTEMPT",), wrap=("MESSAGE",), spare=("BY", "ATTEMPT", "REASON")))
+        events = _all_events(client, job_id)
+    print_list(
+        events,
+        ("TIME", "ATTEMPT", "EVENT", "REASON", "BY", "MESSAGE"),
+        _event_row,
+        as_json=as_json,
+        right=("ATTEMPT",),
+        wrap=("MESSAGE",),
+        spare=("BY", "ATTEMPT", "REASON"),
+    )
+
+
+def _event_row(event: Event) -> tuple[str | Text, ...]:
+    return (
+        styled(clock(event["ts"]), "dim"),
+        str(event["attempt"] or ""),
+        _event_title(event),
+        event["reason"] or "",
+        styled(event["actor"], "dim"),
+        event["message"],
+    )
 
 
 def _all_events(client: Client, job_id: str) -> list[Event]:
@@ -128,31 +132,25 @@ def _event_line(event: Event) -> str:
 
 
 BLOCKERS = 5
+WHY = (
+    "job_id",
+    "status",
+    "status_reason",
+    "status_message",
+    "queue",
+    "queue_position",
+    "estimated_wait_seconds",
+    "pending",
+    "error",
+)
+"""The fields of a job that `why --json` shows."""
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Say why a job waits or failed, and what would help."""
     with connect() as client:
         found = client.get(job_id_of(client, job))
-    if as_json:
-        print_json(_waiting_document(found))
-        return
-    for line in _explanation(found):
-        typer.echo(line)
-
-
-def _waiting_document(job: Job) -> dict[str, object]:
-    return {
-        "job_id": job["job_id"],
-        "status": job["status"],
-        "status_reason": job["status_reason"],
-        "status_message": job["status_message"],
-        "queue": job["queue"],
-        "queue_position": job["queue_position"],
-        "estimated_wait_seconds": job["estimated_wait_seconds"],
-        "pending": job["pending"],
-        "error": job["error"],
-    }
+    print_result({field: dict(found)[field] for field in WHY}, *_explanation(found), as_json=as_json)
 
 
 def _explanation(job: Job) -> Iterator[str]:
@@ -182,7 +180,7 @@ def _waiting_lines(job: Job, pending: Pending) -> Iterator[str]:
         yield f"  place       {job['queue_position']} in queue {job['queue']}, priority {job['priority']}"
     if job["status"] == "QUEUED":
         wait = job["estimated_wait_seconds"]
-        unknown = "never, as things are" if pending["code"] == "IMPOSSIBLE" else "nobody knows when"
+        unknown = "never, as things are" if pending["code"] == "IMPOSSIBLE" else "unknown when"
         yield f"  starts      {unknown if wait is None else 'now' if wait < 1 else f'in about {about(wait)}'}"
     yield f"  needs       {pending['needs']}"
     best = pending["best_node"]

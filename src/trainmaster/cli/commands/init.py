@@ -65,7 +65,7 @@ def init(
     text = job_template.job_file(
         chosen,
         model=_model_from(base, model),
-        data=_data_from(base, data),
+        data=os.path.relpath(data, base) if _is_relative(data) else data,
         file="job.yaml" if file == STDOUT else file,
         config=_config_of(model),
     )
@@ -104,13 +104,8 @@ def _is_relative(path: str) -> bool:
     return path != "" and "://" not in path and not os.path.isabs(path)
 
 
-def _data_from(base: Path, path: str) -> str:
-    """A path as a file in `base` has to name it."""
-    return os.path.relpath(path, base) if _is_relative(path) else path
-
-
 def _model_from(base: Path, path: str) -> str:
-    """The same. What is no directory here is a name, and the dot tells a directory from one."""
+    """A model as a file in `base` has to name it: what is no directory here is a name, and a dot marks a directory."""
     if not _is_relative(path) or not Path(path).is_dir():
         return path
     found = os.path.relpath(path, base)

@@ -31,20 +31,14 @@ def for_each(
 ) -> None:
     """Carry an action out on each job, and tell about each. One that is refused does not keep the others from it.
 
-    Args:
-        names: the jobs, as a person named them.
-        action: what to do with each id.
-        what_happened: what to tell about a job afterwards.
-        as_json: print the jobs as JSON, an error in the place of each job that was refused.
-        find: makes an id of a name.
-        ask: called with how many jobs were found, before the first action; what it raises ends all.
+    In JSON, an error takes the place of each job that was refused. `find` makes an id of a name. `ask` is called with
+    the number of jobs found, before the first action; what it raises ends everything.
     """
     documents: list[Job | dict[str, Any]] = []
-    refused = False
+    refused: list[str] = []
 
     def refuse(name: str, error: ApiError | CommandError) -> None:
-        nonlocal refused
-        refused = True
+        refused.append(name)
         report(error)
         documents.append({"job": name, **error_document(error)})
 
@@ -119,9 +113,6 @@ def cancel(
     )
 
 
-RESOURCES = "resource_config."
-
-
 def retry(
     jobs: JobsArgument,
     checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="ID", help="Instead of the latest one.")] = "",
@@ -132,35 +123,27 @@ def retry(
 
     --set changes what the new job needs, such as --set gpu_count=2 or --set ram_min_mb=64000.
     """
-    for_each(
-        jobs,
-        lambda client, job: client.retry(
-            job,
-            checkpoint_id=checkpoint,
-            new_resource_config=_changed_resources(client, job, settings) if settings else None,
-        ),
-        lambda job: f"tries {job['parent_job_id']} again, {from_checkpoint(job)}",
-        as_json=as_json,
-    )
-
-
-def _changed_resources(client: Client, job: str, settings: list[str]) -> dict[str, Any]:
     from trainmaster.cli.job_file import set_values
 
-    before: Job = client.get(job)
-    return set_values(before["resource_config"], [setting.removeprefix(RESOURCES) for setting in settings])
+    def retried(client: Client, job: str) -> Job:
+        changes = [setting.removeprefix("resource_config.") for setting in settings]
+        resources = set_values(client.get(job)["resource_config"], changes) if changes else None
+        return client.retry(job, checkpoint_id=checkpoint, new_resource_config=resources)
+
+    for_each(jobs, retried, lambda job: f"tries {job['parent_job_id']} again, {from_checkpoint(job)}", as_json=as_json)
 
 
 def rerun(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     """Run jobs again from the start, each as a new job with the same request. They may be in any state.
 
-    `retry` goes on from the checkpoint of a job that failed; `clone` runs a changed copy.
+    `retry` continues from the checkpoint of a job that failed; `clone` runs a changed copy.
     """
-    for_each(jobs, _submit_again, lambda _: "is submitted, and runs from the start", as_json=as_json)
-
-
-def _submit_again(client: Client, job: str) -> Job:
-    return client.get(client.clone(job)["job_id"])
+    for_each(
+        jobs,
+        lambda client, job: client.get(client.clone(job)["job_id"]),
+        lambda _: "is submitted, and runs from the start",
+        as_json=as_json,
+    )
 
 
 def edit(
@@ -178,18 +161,13 @@ def edit(
         raise UsageError("nothing to change: give --priority, --queue, --label or --unlabel")
     added = pairs(label, "--label")
 
-    def labels_of(client: Client, job: str) -> dict[str, str] | None:
-        if not added and not unlabel:
-            return None
-        kept = {key: value for key, value in client.get(job)["labels"].items() if key not in unlabel}
-        return kept | added
+    def edited(client: Client, job: str) -> Job:
+        labels = None
+        if added or unlabel:
+            labels = {key: value for key, value in client.get(job)["labels"].items() if key not in unlabel} | added
+        return client.edit(job, priority=priority, queue=queue, labels=labels)
 
-    for_each(
-        jobs,
-        lambda client, job: client.edit(job, priority=priority, queue=queue, labels=labels_of(client, job)),
-        lambda job: f"has priority {job['priority']} in queue {job['queue']}",
-        as_json=as_json,
-    )
+    for_each(jobs, edited, lambda job: f"has priority {job['priority']} in queue {job['queue']}", as_json=as_json)
 
 
 def delete(
@@ -202,25 +180,22 @@ def delete(
 ) -> None:
     """Stop jobs and hide them. Their checkpoints stay, unless you say --purge."""
     if not yes and (as_json or not sys.stdin.isatty()):
-        raise UsageError("deleting needs your word: say --yes")
+        raise UsageError("deleting needs a confirmation: give --yes")
 
     def ask(count: int) -> None:
         if not yes:
             what = "this job" if count == 1 else f"these {count} jobs"
             typer.confirm(f"Delete {what}{' and all their checkpoints' if purge else ''}?", abort=True, err=True)
 
+    def deleted(job: Job) -> str:
+        done = "is deleted" if job["status"] in TERMINAL else "is being stopped, and will then be deleted"
+        return f"{done}{', with its checkpoints' if purge else ''}"
+
     for_each(
         jobs,
         lambda client, job: client.delete(job, purge=purge),
-        lambda job: _deletion_message(job, purge),
+        deleted,
         as_json=as_json,
         find=job_with_files if purge else job_id_of,
         ask=ask,
-    )
-
-
-def _deletion_message(job: Job, purge: bool) -> str:
-    with_it = ", with its checkpoints" if purge else ""
-    return (
-        f"is deleted{with_it}" if job["status"] in TERMINAL else f"is being stopped, and will then be deleted{with_it}"
     )

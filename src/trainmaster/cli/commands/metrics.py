@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.human_units import number, sparkline
 from trainmaster.cli.job_summary import PREPARED_PERCENT
 from trainmaster.cli.options import JobArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import console, draw, print_json, print_json_line, styled, table
+from trainmaster.cli.output import console, draw, number, print_json, print_json_line, sparkline, styled, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +35,7 @@ _FIRST = ("loss", "eval_loss", "grad_norm", "learning_rate", "mean_token_accurac
 def metrics(
     job: JobArgument,
     name: Annotated[list[str], typer.Option("--name", help="Only this metric; may be repeated.")] = [],  # noqa: B006
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the numbers that a job reports: on a terminal as plots over the steps."""
@@ -70,7 +69,7 @@ def _draw(metrics: Metrics) -> None:
         abreast = 2 if len(drawn) > 1 and out.width >= 2 * NARROWEST_PLOT + 2 else 1
         width = min((out.width - 2 * (abreast - 1)) // abreast, WIDEST_PLOT)
         for start in range(0, len(drawn), abreast):
-            _print_abreast([_plot(each, width) for each in drawn[start : start + abreast]], width)
+            _print_abreast(drawn[start : start + abreast], width)
     draw(_table(series, metrics))
 
 
@@ -82,13 +81,12 @@ def _rank(series: Series) -> tuple[int, str]:
     return _FIRST.index(name) if name in _FIRST else len(_FIRST), name
 
 
-def _plot(series: Series, width: int) -> list[str]:
-    points = [(step, value) for step, _, value in series["points"]]
-    return [series["name"][:width], *plot(points, width=width, height=PLOT_HEIGHT), ""]
-
-
-def _print_abreast(plots: list[list[str]], width: int) -> None:
+def _print_abreast(series: list[Series], width: int) -> None:
     out = console()
+    plots = []
+    for each in series:
+        points = [(step, value) for step, _, value in each["points"]]
+        plots.append([each["name"][:width], *plot(points, width=width, height=PLOT_HEIGHT), ""])
     for number_of_line, lines in enumerate(zip(*plots, strict=True)):
         style = "bold" if number_of_line == 0 else "cyan" if number_of_line <= PLOT_HEIGHT else "dim"
         text = "  ".join(f"{line:{width}}" for line in lines).rstrip()
@@ -96,7 +94,6 @@ def _print_abreast(plots: list[list[str]], width: int) -> None:
 
 
 def _table(series: list[Series], metrics: Metrics) -> Table:
-
     rows = []
     for each in series:
         values = [value for _, _, value in each["points"] if value is not None]

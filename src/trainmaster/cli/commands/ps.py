@@ -12,15 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.human_units import age, number, size
 from trainmaster.cli.job_summary import brief
 from trainmaster.cli.options import JsonOption, LabelOption, connect
-from trainmaster.cli.output import console, draw, print_json, print_json_line, status_text, styled, table
+from trainmaster.cli.output import (
+    age,
+    console,
+    draw,
+    number,
+    print_json,
+    print_json_line,
+    print_list,
+    print_result,
+    size,
+    status_text,
+    styled,
+    table,
+)
+from trainmaster.client import local
 from trainmaster.client.errors import NotFoundError
+from trainmaster.client.server_lookup import configured_url
 from trainmaster.schema.jobs import STATUSES, TERMINAL
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from trainmaster.client import Client
     from trainmaster.client.types import JobSummary, Tombstone
@@ -40,7 +55,7 @@ def ps(
     label: LabelOption = [],  # noqa: B006 - typer copies it
     queue: Annotated[str | None, typer.Option("--queue", help="Only this queue.")] = None,
     deleted: Annotated[bool, typer.Option("--deleted", help="Deleted jobs whose files are still there.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many, the newest.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most N, the newest.")] = 200,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
     as_json: JsonOption = False,
@@ -68,8 +83,12 @@ def ps(
             jobs = _fetch(client, query, limit)
             if as_json:
                 print_json_line(jobs) if watch else print_json(jobs)
+            elif quiet:
+                print_result(jobs, *(job["job_id"] for job in jobs), as_json=False)
+            elif jobs:
+                draw(_drawn(client, jobs))
             else:
-                _show(client, jobs, quiet=quiet, if_none="No jobs." if everything or status else NONE_LEFT)
+                typer.echo("No jobs." if everything or status else NONE_LEFT)
             if not watch:
                 return
             time.sleep(WATCH_EVERY_S)
@@ -77,9 +96,6 @@ def ps(
 
 def _nothing_to_list(statuses: list[str]) -> bool:
     """Whether the list is known to be empty without a server, which then is not started."""
-    from trainmaster.client import local
-    from trainmaster.client.server_lookup import configured_url
-
     if configured_url() is not None:
         return False
     ended_too = not set(statuses) <= set(NOT_ENDED) or not statuses
@@ -90,45 +106,33 @@ def _fetch(client: Client, query: dict[str, Any], limit: int) -> list[JobSummary
     return list(itertools.islice(client.list(**query, page_size=min(limit, 100)), limit))
 
 
-def _show(client: Client, jobs: list[JobSummary], *, quiet: bool, if_none: str) -> None:
-    if quiet:
-        for job in jobs:
-            typer.echo(job["job_id"])
-    elif jobs:
-        draw(_drawn(client, jobs))
-    else:
-        typer.echo(if_none)
-
-
 def _show_deleted(limit: int, *, quiet: bool, as_json: bool) -> None:
     with connect() as client:
         found = list(itertools.islice(client.results.tombstones(page_size=min(limit, 100)), limit))
-    if as_json:
-        print_json(found)
-    elif quiet:
-        for each in found:
-            typer.echo(each["job_id"])
-    elif found:
-        draw(_drawn_deleted(found))
-    else:
-        typer.echo("No deleted job has left files.")
+    if quiet and not as_json:
+        print_result(found, *(each["job_id"] for each in found), as_json=False)
+        return
+    print_list(
+        found,
+        ("JOB", "HANDLE", "NAME", "STATUS", "DELETED", "SIZE"),
+        _deleted_row,
+        as_json=as_json,
+        if_none="No deleted job has left files.",
+        right=("DELETED", "SIZE"),
+        cut=("NAME",),
+        spare=("STATUS",),
+    )
 
 
-def _drawn_deleted(found: list[Tombstone]) -> Table:
-
-    rows = [
-        (
-            each["job_id"],
-            each["handle"] or "",
-            each["name"],
-            status_text(each["status"]),
-            age(each["deleted_at"]),
-            size(each["size_bytes"]),
-        )
-        for each in found
-    ]
-    headings = ("JOB", "HANDLE", "NAME", "STATUS", "DELETED", "SIZE")
-    return table(headings, rows, right=("DELETED", "SIZE"), cut=("NAME",), spare=("STATUS",))
+def _deleted_row(job: Tombstone) -> tuple[str | Text, ...]:
+    return (
+        job["job_id"],
+        job["handle"] or "",
+        job["name"],
+        status_text(job["status"]),
+        age(job["deleted_at"]),
+        size(job["size_bytes"]),
+    )
 
 
 def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
@@ -141,7 +145,6 @@ def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
 
 
 def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
-
     rows = [
         (
             job["handle"] or job["job_id"],

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import UsageError, say
-from trainmaster.cli.human_units import clock, duration, number
 from trainmaster.cli.options import JsonOption, connect
-from trainmaster.cli.output import draw, print_json, styled, table
+from trainmaster.cli.output import clock, draw, duration, number, print_json, print_list, print_result, styled, table
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trainmaster.client.types import UsageRow
-
+    from trainmaster.client.types import Queue, QueueEntry, UsageRow
 
 SHOWN = 50
 
@@ -37,59 +35,56 @@ def list_queues(context: typer.Context, as_json: JsonOption = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with connect() as client:
-        queues = list(client.cluster.queues())
-    if as_json:
-        print_json(queues)
-        return
-
-    rows = [
-        (
-            queue["name"],
-            number(queue["weight"]),
-            "" if queue["quota_gpus"] is None else str(queue["quota_gpus"]),
-            str(queue["depth"]),
-            str(queue["running"]),
-            str(queue["paused"]),
-            str(queue["gpus_held"]),
-            "" if queue["oldest_wait_seconds"] is None else duration(int(queue["oldest_wait_seconds"])),
-        )
-        for queue in queues
-    ]
+        queues = client.cluster.queues()
     headings = ("QUEUE", "WEIGHT", "QUOTA", "WAITING", "RUNNING", "PAUSED", "GPUS HELD", "LONGEST WAIT")
-    draw(table(headings, rows, right=headings[1:]))
+    print_list(queues, headings, _queue_row, as_json=as_json, right=headings[1:])
+
+
+def _queue_row(queue: Queue) -> tuple[str, ...]:
+    return (
+        queue["name"],
+        number(queue["weight"]),
+        "" if queue["quota_gpus"] is None else str(queue["quota_gpus"]),
+        str(queue["depth"]),
+        str(queue["running"]),
+        str(queue["paused"]),
+        str(queue["gpus_held"]),
+        "" if queue["oldest_wait_seconds"] is None else duration(int(queue["oldest_wait_seconds"])),
+    )
 
 
 @app.command("show")
 def show(
     name: NameArgument = "default",
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many, the next ones.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most N, the next ones.")] = SHOWN,
     as_json: JsonOption = False,
 ) -> None:
     """Show who waits in a queue, in the order in which they will be looked at."""
     with connect() as client:
         entries = list(itertools.islice(client.cluster.queue(name, page_size=min(limit, 100)), limit))
-    if as_json:
-        print_json(entries)
-        return
-    if not entries:
-        typer.echo(f"Nothing waits in queue {name}.")
-        return
+    print_list(
+        entries,
+        ("#", "JOB", "NAME", "PRIO", "GPUS", "WAITED", "STARTS IN", "WHY"),
+        _entry_row,
+        as_json=as_json,
+        if_none=f"Nothing waits in queue {name}.",
+        right=("#", "PRIO", "GPUS", "WAITED", "STARTS IN"),
+        cut=("NAME", "WHY"),
+    )
 
-    rows = [
-        (
-            str(entry["position"]),
-            entry["job_id"] or "-",
-            styled(entry["name"] or "(another account's)", "" if entry["name"] else "dim"),
-            str(entry["priority"]),
-            str(entry["gpus"]) if entry["gpus"] else "",
-            duration(int(entry["wait_seconds"])),
-            _starts_in(entry["estimated_wait_seconds"]),
-            styled(entry["reason"] or "", "dim"),
-        )
-        for entry in entries
-    ]
-    headings = ("#", "JOB", "NAME", "PRIO", "GPUS", "WAITED", "STARTS IN", "WHY")
-    draw(table(headings, rows, right=("#", "PRIO", "GPUS", "WAITED", "STARTS IN"), cut=("NAME", "WHY")))
+
+def _entry_row(entry: QueueEntry) -> tuple[str | Text, ...]:
+    wait = entry["estimated_wait_seconds"]
+    return (
+        str(entry["position"]),
+        entry["job_id"] or "-",
+        styled(entry["name"] or "(another account's)", "" if entry["name"] else "dim"),
+        str(entry["priority"]),
+        str(entry["gpus"] or ""),
+        duration(int(entry["wait_seconds"])),
+        "?" if wait is None else "now" if wait < 1 else duration(int(wait)),
+        styled(entry["reason"] or "", "dim"),
+    )
 
 
 @app.command("set")
@@ -101,7 +96,7 @@ def set_queue(
     quota: Annotated[
         int | None, typer.Option("--quota", metavar="GPUS", help="The most GPUs that its jobs may hold.")
     ] = None,
-    no_quota: Annotated[bool, typer.Option("--no-quota", help="Take the quota away.")] = False,
+    no_quota: Annotated[bool, typer.Option("--no-quota", help="Remove the quota.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a queue, or change its weight or quota; what is not named stays."""
@@ -114,11 +109,9 @@ def set_queue(
             weight=weight if weight is not None else before["weight"] if before else 1.0,
             quota_gpus=None if no_quota else quota if quota is not None else before["quota_gpus"] if before else None,
         )
-    if as_json:
-        print_json(queue)
-        return
     quota_told = "no quota" if queue["quota_gpus"] is None else f"a quota of {queue['quota_gpus']} GPUs"
-    typer.echo(f"Queue {name} {'has' if before else 'is new, with'} weight {number(queue['weight'])} and {quota_told}.")
+    told = f"Queue {name} {'has' if before else 'is new, with'} weight {number(queue['weight'])} and {quota_told}."
+    print_result(queue, told, as_json=as_json)
 
 
 @app.command("remove")
@@ -126,16 +119,7 @@ def remove(name: NameArgument, as_json: JsonOption = False) -> None:
     """Remove a queue in which no job waits or runs."""
     with connect() as client:
         client.cluster.delete_queue(name)
-    if as_json:
-        print_json({"name": name})
-    else:
-        typer.echo(f"Queue {name} is removed.")
-
-
-def _starts_in(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    return "now" if seconds < 1 else duration(int(seconds))
+    print_result({"name": name}, f"Queue {name} is removed.", as_json=as_json)
 
 
 _AGE = re.compile(r"(\d{1,6})([mhdw])")
@@ -168,7 +152,6 @@ def usage(
         typer.echo(f"Nothing ran from {begun} to {clock(usage['to'])}.")
         return
     say(f"From {begun} to {clock(usage['to'])}; `--since` chooses another time.")
-
     rows = [_usage_row(row, row["key"] or "(none)") for row in usage["rows"]]
     rows.append(_usage_row(usage["total"], styled("total", "dim")))
     heading = by.removeprefix("label:").upper()
@@ -179,19 +162,9 @@ def usage(
 
 
 def _usage_row(row: UsageRow, name: str | Text) -> tuple[str | Text, ...]:
-
-    seconds = (row["gpu_seconds"], row["cpu_seconds"], row["wall_seconds"])
-    return (
-        name,
-        str(row["jobs"]),
-        str(row["attempts"]),
-        *(_hours(value) for value in seconds),
-    )
-
-
-def _hours(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:,.2f}" if hours >= 0.1 or hours == 0 else f"{hours:.2g}"
+    times = [row[unit] / 3600 for unit in ("gpu_seconds", "cpu_seconds", "wall_seconds")]
+    hours = (f"{time:,.2f}" if time >= 0.1 or time == 0 else f"{time:.2g}" for time in times)
+    return name, str(row["jobs"]), str(row["attempts"]), *hours
 
 
 def _moment(option: str, text: str) -> str:

@@ -1,17 +1,32 @@
-"""Commands that start, stop and configure a server: up, down, serve and config."""
+"""Commands that start, stop, configure and choose a server: up, down, serve, config, login, logout and env."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from trainmaster.cli.exits import CommandError, ExitCode, UsageError, say
-from trainmaster.cli.options import ConfigOption, DataDirOption, DataRootOption, JsonOption
-from trainmaster.cli.output import draw, print_json, styled, table
+from trainmaster.cli.options import ConfigOption, DataDirOption, DataRootOption, JsonOption, connect
+from trainmaster.cli.output import draw, print_json, print_result, styled, table
+from trainmaster.client import local
+from trainmaster.client.server_lookup import (
+    KEY_VARIABLE,
+    URL_VARIABLE,
+    Address,
+    configured_url,
+    login_file,
+    remove_login,
+    save_login,
+)
 
 if TYPE_CHECKING:
+    from trainmaster.client.types import Key
     from trainmaster.server.settings.resolution import Resolved
 
 
@@ -33,7 +48,6 @@ def up(
     The options are for this start. What shall hold whenever it is started belongs into its settings file.
     """
     from trainmaster.cli.job_file import pairs
-    from trainmaster.client import local
 
     aliases = {name: Path(directory).absolute() for name, directory in pairs(model_alias, "--model-alias").items()}
     named = ",".join(f"{name}={directory}" for name, directory in aliases.items())
@@ -43,34 +57,28 @@ def up(
     )
     if before and (config or data_root or model_alias):
         say("It runs with the settings of its start; for others, run `trainmaster down` first.")
-    if as_json:
-        print_json(
-            {
-                "url": server.url,
-                "data_dir": str(server.data_dir),
-                "pid": server.process.pid,
-                "version": server.version,
-                "started": before is None,
-            }
-        )
-        return
-    typer.echo(f"The local server {'runs already' if before else 'is up'} at {server.url}")
-    typer.echo(f"  state    {server.data_dir}")
-    typer.echo(f"  log      {local.log_file()}")
-    typer.echo("Submit a job with `trainmaster submit FILE`; stop the server with `trainmaster down`.")
+    print_result(
+        {
+            "url": server.url,
+            "data_dir": str(server.data_dir),
+            "pid": server.process.pid,
+            "version": server.version,
+            "started": before is None,
+        },
+        f"The local server {'runs already' if before else 'is up'} at {server.url}",
+        f"  state    {server.data_dir}",
+        f"  log      {local.log_file()}",
+        "Submit a job with `trainmaster submit FILE`; stop the server with `trainmaster down`.",
+        as_json=as_json,
+    )
 
 
 def down(as_json: JsonOption = False) -> None:
-    """Stop the local server; running jobs go on."""
-    from trainmaster.client import local
-
+    """Stop the local server; jobs keep running."""
     stopped = local.stop()
-    if as_json:
-        print_json({"stopped": stopped, "data_dir": str(local.data_dir())})
-    elif stopped:
-        typer.echo("The local server is down. Running jobs go on; `trainmaster up` finds them again.")
-    else:
-        typer.echo("No local server runs.")
+    told = "The local server is down. Jobs keep running; `trainmaster up` finds them again."
+    document = {"stopped": stopped, "data_dir": str(local.data_dir())}
+    print_result(document, told if stopped else "No local server runs.", as_json=as_json)
 
 
 def serve(
@@ -88,7 +96,7 @@ def serve(
         bool | None, typer.Option("--behind-proxy", help="A proxy in front terminates TLS.", show_default=False)
     ] = None,
     data_dir: DataDirOption = None,
-    database: Annotated[
+    database_url: Annotated[
         str | None, typer.Option("--database", metavar="URL", help="By default SQLite in --data-dir.")
     ] = None,
     roles: Annotated[
@@ -101,8 +109,8 @@ def serve(
     cache_root: Annotated[
         Path | None, typer.Option("--cache-root", help="The cache of fetched models and data.")
     ] = None,
-    data_root: DataRootOption = None,
-    model_alias: Annotated[
+    data_roots: DataRootOption = None,
+    model_aliases: Annotated[
         list[str] | None,
         typer.Option(
             "--model-alias", metavar="NAME=DIR", help="A base model of trainer services, by this name; repeatable."
@@ -125,7 +133,7 @@ def serve(
         str | None,
         typer.Option("--advertise-url", metavar="URL", help="The API address for workers that report over HTTP."),
     ] = None,
-    slots: Annotated[
+    slots_per_node: Annotated[
         int | None, typer.Option("--slots", min=0, help="Jobs on a node at a time; 0: by its cores [0].")
     ] = None,
     simulated_gpus: Annotated[
@@ -133,34 +141,14 @@ def serve(
         typer.Option("--simulated-gpus", metavar="TYPE:N,...", help="Simulate these GPUs; semicolons separate nodes."),
     ] = None,
 ) -> None:
-    """Run a server in the foreground. SIGTERM stops it; running jobs go on.
+    """Run a server in the foreground. SIGTERM stops it; jobs keep running.
 
     Every setting can also come from a file or a variable; `trainmaster config` shows them all.
     """
+    # Every other parameter has the name of its setting.
+    flags = {name: value for name, value in locals().items() if name not in ("config", "free_port")}
     from trainmaster.server.settings.resolution import SettingsError, forget_variables, resolve
 
-    flags = {
-        "data_dir": data_dir,
-        "host": host,
-        "port": port,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "behind_proxy": behind_proxy,
-        "database_url": database,
-        "runs_root": runs_root,
-        "artifacts_root": artifacts_root,
-        "cache_root": cache_root,
-        "data_roots": data_root,
-        "model_aliases": model_alias,
-        "shapes_dir": shapes_dir,
-        "runtimes_dir": runtimes_dir,
-        "roles": roles,
-        "transport": transport,
-        "advertise_url": advertise_url,
-        "simulated_gpus": simulated_gpus,
-        "slots_per_node": slots,
-        "stalled_after_s": stalled_after_s,
-    }
     try:
         resolved = resolve(flags, config=config, defaults={"port": 0} if free_port else {})
     except SettingsError as error:
@@ -194,17 +182,12 @@ def config(
     try:
         resolved = resolve({"data_dir": data_dir}, config=config)
     except SettingsError as error:
-        if as_json:
-            print_json({"problems": [{"place": each.place, "message": each.message} for each in error.problems]})
-        else:
-            say("\n".join(f"error: {problem}" for problem in error.problems))
-        raise typer.Exit(ExitCode.REFUSED) from None
-    if check and (wrong := _problems(resolved)):
-        if as_json:
-            print_json({"problems": [{"place": "", "message": message} for message in wrong]})
-        else:
-            say("\n".join(f"error: {message}" for message in wrong))
-        raise typer.Exit(ExitCode.REFUSED)
+        _refuse([(each.place, each.message) for each in error.problems], as_json)
+    if check:
+        from trainmaster.server.process import problems
+
+        if wrong := problems(resolved.settings, resolved.declared):
+            _refuse([("", message) for message in wrong], as_json)
     if as_json:
         print_json(_document(resolved))
     elif check:
@@ -213,10 +196,13 @@ def config(
         _draw(resolved)
 
 
-def _problems(resolved: Resolved) -> list[str]:
-    from trainmaster.server.process import problems
-
-    return problems(resolved.settings, resolved.declared)
+def _refuse(problems: Sequence[tuple[str, str]], as_json: bool) -> NoReturn:
+    """Report problems, each with its place in the file if it has one."""
+    if as_json:
+        print_json({"problems": [{"place": place, "message": message} for place, message in problems]})
+    else:
+        say("\n".join(f"error: {f'{place}: ' if place else ''}{message}" for place, message in problems))
+    raise typer.Exit(ExitCode.REFUSED)
 
 
 def _document(resolved: Resolved) -> dict[str, object]:
@@ -237,7 +223,6 @@ def _document(resolved: Resolved) -> dict[str, object]:
 
 
 def _draw(resolved: Resolved) -> None:
-
     from trainmaster.server.settings import resolution
     from trainmaster.server.settings.resolution import SettingSource
 
@@ -282,3 +267,90 @@ def _words(value: object) -> str:
             return ", ".join(map(str, plain))
         case _:
             return str(plain)
+
+
+def login(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The server, such as https://train.example.com.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="Trust the certificates in this file, not the system's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Use a server for all later commands; without a URL, show which server and which key are in use.
+
+    The API key is read from TRAINMASTER_API_KEY, from a prompt on a terminal, or else from the standard input. URL and
+    key are saved in login.json in TRAINMASTER_HOME (~/.trainmaster), readable by you alone. TRAINMASTER_URL and
+    TRAINMASTER_API_KEY win over them; `trainmaster logout` removes them.
+    """
+    from trainmaster.client import Client
+
+    if url is None:
+        if ca is not None:
+            raise UsageError("--ca goes with a URL")
+        _show_current(as_json=as_json)
+        return
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"'{url}' is not a URL; write the server's, such as https://train.example.com")
+    wanted = Address(
+        url=url.rstrip("/"),
+        api_key=os.environ.get(KEY_VARIABLE) or _read_key(),
+        ca=str(ca.absolute()) if ca else None,
+    )
+    with Client(wanted.url, wanted.api_key, ca=wanted.ca) as client:
+        key = client.admin.own_key()
+    save_login(wanted)
+    _tell(wanted.url, f"login, saved in {login_file()}", key, as_json=as_json)
+    if configured_url() != wanted.url:
+        say(f"{URL_VARIABLE} is set and wins over the login; unset it to use {wanted.url}.")
+
+
+def _show_current(*, as_json: bool) -> None:
+    from trainmaster.client import Client
+
+    url = configured_url()
+    if url is None and local.running() is None:
+        told = f"Not logged in; commands use the local server of {local.data_dir()}, which does not run."
+        print_result({"url": None, "source": "local server", "key": None}, told, as_json=as_json)
+        return
+    with Client() as client:
+        source = URL_VARIABLE if os.environ.get(URL_VARIABLE) else "login" if url else "local server"
+        _tell(client.url, source, client.admin.own_key(), as_json=as_json)
+
+
+def _tell(url: str, source: str, key: Key, *, as_json: bool) -> None:
+    print_result(
+        {"url": url, "source": source.partition(",")[0], "key": key},
+        f"Server  {url} ({source})",
+        f"Key     {key['name']} of account {key['account_id']}, may {', '.join(key['scopes'])}",
+        as_json=as_json,
+    )
+
+
+def _read_key() -> str:
+    asks = sys.stdin.isatty()
+    key = typer.prompt("API key", hide_input=True, err=True) if asks else sys.stdin.readline()
+    if not key.strip():
+        raise UsageError("no API key was given: set TRAINMASTER_API_KEY, or pipe the key into this command")
+    return str(key).strip()
+
+
+def logout(as_json: JsonOption = False) -> None:
+    """Forget the server and the key that `trainmaster login` saved. The key itself stays valid."""
+    there = login_file().exists()
+    remove_login()
+    told = "Logged out; commands use the local server again, unless TRAINMASTER_URL is set."
+    print_result({"logged_out": there}, told if there else "Not logged in.", as_json=as_json)
+
+
+def env(as_json: JsonOption = False) -> None:
+    """Print the variables by which the public clients of Tinker find this server, with its API key.
+
+    For a shell: eval "$(trainmaster env)"
+    """
+    with connect() as client:
+        client.admin.own_key()  # before a client is sent there, see that the server answers and takes the key
+        variables = {"TINKER_BASE_URL": client.url, "TINKER_API_KEY": client.api_key}
+    exports = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    print_result(variables, *exports, as_json=as_json)

@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from trainmaster.cli.exits import UsageError
-from trainmaster.cli.human_units import clock, duration, number, seconds_between
 from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines, steps, title
 from trainmaster.cli.options import JobArgument, JobsArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import draw, facts, print_json, status_text, styled, table
+from trainmaster.cli.output import (
+    clock,
+    draw,
+    duration,
+    facts,
+    number,
+    print_json,
+    seconds_between,
+    status_text,
+    styled,
+    table,
+)
 from trainmaster.client.training_files import TRAINER
 
 JOB_CLASS = "job_class"
@@ -56,7 +65,6 @@ def _results(client: Client, job: Job) -> str | None:
 
 
 def _parts(job: Job, results: str | None) -> Iterator[RenderableType]:
-
     title = styled(job["name"], "bold").append(f"  {job['job_id']}  ", style="dim not bold")
     yield title.append_text(status_text(job["status"]))
     yield facts(_facts(job, results))
@@ -72,11 +80,13 @@ def _parts(job: Job, results: str | None) -> Iterator[RenderableType]:
 
 
 def _facts(job: Job, results: str | None) -> dict[str, Any]:
+    # The job's own `started_at` is when it was first TRAINING: what its processes do before that counts as run time.
+    starts = [attempt["started_at"] for attempt in job["attempts"] if attempt["started_at"]]
+    in_attempts = f" in {len(starts)} attempts" if len(starts) > 1 else ""
+    endpoint = job["endpoint"]
     return {
         "handle": job["handle"],
-        "trains": _training(job),
-        "hyperparameters": _hyperparameters(job),
-        "data": _data(job),
+        **_training(job),
         "waits": job["pending_reason"],
         "reason": None if job["error"] else _reason(job),
         "progress": brief(job),
@@ -86,12 +96,12 @@ def _facts(job: Job, results: str | None) -> dict[str, Any]:
         "queue": f"{job['queue']}, priority {job['priority']}"
         + (f", number {job['queue_position']}" if job["queue_position"] else ""),
         "where": _placement(job),
-        "endpoint": _endpoint(job),
+        "endpoint": endpoint and f"{endpoint['address']}, through the server {endpoint['path']}",
         "labels": "  ".join(f"{key}={value}" for key, value in job["labels"].items()),
         "created": clock(job["created_at"]),
-        "started": clock(_first_start(job)),
+        "started": clock(starts[0]) if starts else None,
         "finished": clock(job["finished_at"]),
-        "ran": _ran(job),
+        "ran": f"{duration(job['runtime_seconds'])}{in_attempts}" if job["runtime_seconds"] else None,
         "GPU time": duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
         "attempt": _attempts(job),
         "checkpoints": _checkpoints(job),
@@ -117,48 +127,23 @@ def _attempts(job: Job) -> str | None:
     return f"{job['attempt']}{retries}"
 
 
-def _first_start(job: Job) -> str | None:
-    # The job's own `started_at` is when it was first TRAINING: what its processes do before that counts as run time.
-    return next((attempt["started_at"] for attempt in job["attempts"] if attempt["started_at"]), None)
-
-
-def _ran(job: Job) -> str | None:
-    if not job["runtime_seconds"]:
-        return None
-    count = sum(1 for attempt in job["attempts"] if attempt["started_at"])
-    return duration(job["runtime_seconds"]) + (f" in {count} attempts" if count > 1 else "")
-
-
-def _training(job: Job) -> str | None:
-    training = _trained(job)
-    if training is None:
-        return None
+def _training(job: Job) -> dict[str, str]:
+    """What is trained, how, and on which data: the sources, each with the fields that were given."""
+    training, data = job["training_config"], job["data_config"]
+    if training is None or (job["workload"] or {"kind": TRAINER})["kind"] != TRAINER:
+        return {}
     base, framework = training["base_model"], training["framework"]
     revision = f"@{base['revision']}" if base["revision"] else ""
     does = framework["custom_script_path"] or framework["type"]
-    return f"{base['model_id']}{revision}, {training['training_type']} with {does}"
-
-
-def _hyperparameters(job: Job) -> str | None:
-    training = _trained(job)
-    if training is None:
-        return None
-    given = ", ".join(f"{name} {value}" for name, value in training["hyperparameters"].items())
-    return given or "the defaults"
-
-
-def _data(job: Job) -> str | None:
-    """The sources, each with the fields that were given, and how they are read."""
-    data = job["data_config"]
-    if data is None or _trained(job) is None:
-        return None
-    sources = [" ".join([source["path"], *_given_fields(source, "path")]) for source in data["sources"]]
-    return "\n".join([*sources, ", ".join(_given_fields(data, "sources"))])
-
-
-def _trained(job: Job) -> dict[str, Any] | None:
-    kind = (job["workload"] or {"kind": TRAINER})["kind"]
-    return job["training_config"] if kind == TRAINER else None
+    hyperparameters = ", ".join(f"{name} {value}" for name, value in training["hyperparameters"].items())
+    told = {
+        "trains": f"{base['model_id']}{revision}, {training['training_type']} with {does}",
+        "hyperparameters": hyperparameters or "the defaults",
+    }
+    if data is not None:
+        sources = [" ".join([source["path"], *_given_fields(source, "path")]) for source in data["sources"]]
+        told["data"] = "\n".join([*sources, ", ".join(_given_fields(data, "sources"))])
+    return told
 
 
 def _given_fields(config: dict[str, Any], *without: str) -> list[str]:
@@ -167,12 +152,10 @@ def _given_fields(config: dict[str, Any], *without: str) -> list[str]:
     for name, value in config.items():
         if name in without or value in (None, "", [], {}, False):
             continue
-        inner = (
-            [f"{name}.{each}" for each in _given_fields(value)]
-            if isinstance(value, dict)
-            else [f"{name} {shown(value)}"]
-        )
-        given += inner
+        if isinstance(value, dict):
+            given += [f"{name}.{each}" for each in _given_fields(value)]
+        else:
+            given.append(f"{name} {shown(value)}")
     return given
 
 
@@ -201,11 +184,6 @@ def _placement(job: Job) -> str | None:
     return f"{where}, {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else where
 
 
-def _endpoint(job: Job) -> str | None:
-    endpoint = job["endpoint"]
-    return f"{endpoint['address']}, through the server {endpoint['path']}" if endpoint else None
-
-
 def _checkpoints(job: Job) -> str | None:
     if not job["checkpoints"]:
         return None
@@ -216,7 +194,6 @@ def _checkpoints(job: Job) -> str | None:
 
 
 def _attempt(attempt: Attempt) -> tuple[str | Text, ...]:
-
     ran = seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
     return (
         f"  {attempt['number']}",
@@ -227,38 +204,25 @@ def _attempt(attempt: Attempt) -> tuple[str | Text, ...]:
     )
 
 
-if TYPE_CHECKING:
-    from trainmaster.client.types import Job
-
-
 DIGEST_SHOWN = 12
 """Of a file's sha256, enough to tell two apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A field that jobs have different values of; None where a job does not have it."""
+def differences(jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The values of every field in which the jobs' requests differ; None stands for a job without the field.
 
-    field: str
-    values: list[Any]
-
-
-def differences(jobs: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Every field of the requests in which the jobs differ. Names are left out: they are how jobs are told apart."""
-    flat = [fields_of(job) for job in jobs]
-    names = dict.fromkeys(name for fields in flat for name in fields if name != "name")
-    found = (Difference(field=name, values=[fields.get(name) for fields in flat]) for name in names)
-    return [each for each in found if any(value != each.values[0] for value in each.values)]
-
-
-def fields_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a job's request that has a value, by its dotted path; a shipped file by its digest."""
+    Names are left out: they are how jobs are told apart.
+    """
     from trainmaster.client.types import request_of
 
-    return dict(_flat(request_of(job), ""))
+    flat = [dict(_flat(request_of(job), "")) for job in jobs]
+    names = dict.fromkeys(name for fields in flat for name in fields if name != "name")
+    values = {name: [fields.get(name) for fields in flat] for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every field that has a value, by its dotted path; a shipped file by its digest."""
     if value in (None, {}, []):
         return
     match value:
@@ -284,13 +248,17 @@ def diff(first: JobArgument, second: JobArgument, as_json: JsonOption = False) -
         jobs = [client.get(job_id_of(client, name)) for name in (first, second)]
     found = differences(jobs)
     if as_json:
-        print_json({"jobs": [job["job_id"] for job in jobs], "differences": [asdict(each) for each in found]})
+        print_json({"jobs": [job["job_id"] for job in jobs], "differences": _document(found)})
     elif found:
-        rows = [(each.field, *(shown(value) for value in each.values)) for each in found]
+        rows = [(field, *map(shown, values)) for field, values in found.items()]
         headings = ("FIELD", *(title(job) for job in jobs))
         draw(table(headings, rows, wrap=headings[1:]))
     else:
         typer.echo(f"The requests of {title(jobs[0])} and {title(jobs[1])} do not differ.")
+
+
+def _document(differ: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [{"field": field, "values": values} for field, values in differ.items()]
 
 
 def shown(value: Any) -> str:
@@ -309,16 +277,13 @@ def compare(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     if as_json:
         fields = ("job_id", "handle", "name", "status", "runtime_seconds", "progress", "metrics")
         compared = [{field: dict(job)[field] for field in fields} for job in found]
-        print_json({"jobs": compared, "differences": [asdict(each) for each in differ]})
+        print_json({"jobs": compared, "differences": _document(differ)})
         return
-    from rich.text import Text
-
     headings = ("", *(job["handle"] or job["job_id"] for job in found))
-    rows = [tuple(map(Text, row)) for row in _comparison(found, differ)]
-    draw(table(headings, rows, wrap=headings[1:]))
+    draw(table(headings, _comparison(found, differ), wrap=headings[1:]))
 
 
-def _comparison(jobs: Sequence[Job], differ: Sequence[Difference]) -> Iterator[tuple[str, ...]]:
+def _comparison(jobs: Sequence[Job], differ: Mapping[str, list[Any]]) -> Iterator[tuple[str, ...]]:
     yield ("name", *(job["name"] for job in jobs))
     yield ("status", *(job["status"] for job in jobs))
     yield ("ran", *(duration(job["runtime_seconds"]) for job in jobs))
@@ -326,5 +291,5 @@ def _comparison(jobs: Sequence[Job], differ: Sequence[Difference]) -> Iterator[t
         yield ("step", *(steps(job) for job in jobs))
     for name in dict.fromkeys(name for job in jobs for name in job["metrics"] if name != PREPARED_PERCENT):
         yield (name, *(number(job["metrics"][name]) if name in job["metrics"] else "–" for job in jobs))
-    for each in differ:
-        yield (each.field, *map(shown, each.values))
+    for field, values in differ.items():
+        yield (field, *map(shown, values))

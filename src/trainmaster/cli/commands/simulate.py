@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import CommandError, UsageError, say
-from trainmaster.cli.human_units import duration, seconds_between
-from trainmaster.cli.options import JsonOption
-from trainmaster.cli.output import draw, facts, print_json, styled, table
+from trainmaster.cli.options import JsonOption, connect
+from trainmaster.cli.output import draw, duration, facts, print_json, seconds_between, styled, table
 from trainmaster.schema.jobs import TERMINAL
 
 if TYPE_CHECKING:
@@ -75,8 +74,6 @@ def simulate(
 ) -> None:
     """Run a trace of jobs through the scheduler, in virtual time; needs no server."""
     if record is not None:
-        from trainmaster.cli.options import connect
-
         with connect() as client:
             written = record_jobs(client, record, limit=jobs)
         print_json({"file": str(record), "jobs": written}) if as_json else say(f"{written} jobs written to {record}")
@@ -105,6 +102,7 @@ def simulate(
 
 
 def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None, seed: int, load: float) -> Trace:
+    from trainmaster.plain_yaml import YamlError, parse_yaml
     from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
     from trainmaster.server.scheduling.traces import Trace, TraceError, from_lines
 
@@ -122,23 +120,14 @@ def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None
         raise UsageError(f"cannot read trace {name}: {why}; a trace is a file, or one of {known}") from None
     try:
         if path.suffix in YAML:
-            made = kueue_trace(_yaml(text), name=path.name)
+            made = kueue_trace(parse_yaml(text, name), name=path.name)
             return dataclasses.replace(made, jobs=made.jobs[:jobs])
         recorded = sorted(from_lines(text.splitlines()), key=lambda job: job.arrival_s)
         return Trace(name=path.name, jobs=recorded[:jobs], nodes=cluster, queues=queues)
     except TraceError as error:
         raise UsageError(f"{name}: {error}") from None
-
-
-def _yaml(text: str) -> object:
-    import yaml
-
-    from trainmaster.server.scheduling.traces import TraceError
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise TraceError(f"is not YAML: {' '.join(str(error).split())}") from None
+    except YamlError as error:
+        raise UsageError(str(error)) from None
 
 
 def _queue(text: str) -> Queue:
@@ -160,9 +149,6 @@ def record_jobs(client: Client, path: Path, *, limit: int | None) -> int:
 
     What a job ran for is taken for its duration: nobody knows what a cancelled one still had to do. Its label
     `class`, if it has one, is its class.
-
-    Raises:
-        CommandError: there are none, or the file cannot be written.
     """
     from trainmaster.server.scheduling.traces import to_line
 

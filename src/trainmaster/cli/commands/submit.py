@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli.exits import EXIT_OF_STATUS, CommandError, ExitCode, UsageError, say
+from trainmaster.cli.job_summary import failure_lines
 from trainmaster.cli.options import JobArgument, JsonOption, LabelOption, SetOption, connect, job_id_of
 from trainmaster.cli.output import print_json, print_json_line
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
-    from trainmaster.client.types import Job, Submitted
-    from trainmaster.jobs.spec import Cluster
+    from trainmaster.client.types import Submitted
 
-
-PENDING = "PENDING"
-QUEUED = "QUEUED"
+PENDING, QUEUED = "PENDING", "QUEUED"
 STARTING = "STARTING"
 """Why a job waits that is about to be placed: nothing to speak of."""
 ADMISSION_WAIT_S = 3.0
@@ -44,7 +42,7 @@ def submit(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show its log and progress until it ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Hand a job in.
+    """Submit a job.
 
     Files that the job names and that are here (workload.files[].source, the path of a script, the module of a job
     class, data and models of a training) are sent along, or found where they are by the local server.
@@ -60,7 +58,10 @@ def submit(
     earlier = document["job_id"] if is_job(document) else None
     document = changed(request_of(document) if earlier else document, settings, name=name, labels=label)
     if restore is not None:
-        document["workload"] = _restored(document.get("workload"), restore)
+        workload = document.get("workload")
+        if not isinstance(workload, dict) or workload.get("kind") != "job_class":
+            raise UsageError("--restore is for jobs with a workload of kind job_class")
+        workload["restore"] = restore
     with connect() as client:
         submitted = client.clone(earlier, document) if earlier else submit(client, document, base, tell=say)
         raise typer.Exit(conclude(client, submitted, follow=follow, as_json=as_json))
@@ -68,61 +69,50 @@ def submit(
 
 def conclude(client: Client, submitted: Submitted, *, follow: bool, as_json: bool) -> ExitCode:
     """Tell about a job that was submitted, or follow it to its end; the exit code says how that was."""
-    if not follow:
-        return _tell(client, submitted, as_json)
+    if follow:
+        return _follow_to_the_end(client, submitted, as_json)
     if as_json:
-        print_json_line({"job": submitted})
-    else:
-        say(f"Submitted {submitted['job_id']} ({submitted['name']})")
-    return follow_to_the_end(client, submitted["job_id"], as_json=as_json)
+        print_json(submitted)
+        return ExitCode.OK
+    return _tell(client, submitted["job_id"])
 
 
-def _restored(workload: object, rel_path: str) -> dict[str, object]:
-    if not isinstance(workload, dict) or workload.get("kind") != "job_class":
-        raise UsageError("--restore is for jobs with a workload of kind job_class")
-    return {**workload, "restore": rel_path}
-
-
-def follow_to_the_end(client: Client, job_id: str, *, as_json: bool) -> ExitCode:
+def _follow_to_the_end(client: Client, submitted: Submitted, as_json: bool) -> ExitCode:
     """Watch a job until it comes to rest; the exit code says how. Ctrl-C leaves it running."""
     from trainmaster.cli.watch import has_several_ranks, view_for, watch
 
+    job_id = submitted["job_id"]
+    if as_json:
+        print_json_line({"job": submitted})
+    else:
+        say(f"Submitted {job_id} ({submitted['name']})")
     view = view_for(as_json=as_json, with_job=True, ranks=has_several_ranks(client.get(job_id)))
     try:
         job = watch(client, job_id, view, until_paused=True)
     except KeyboardInterrupt:
-        say(f"Detached; the job goes on. Follow it with `trainmaster logs -f {job_id}`,")
+        say(f"Detached; the job keeps running. Follow it with `trainmaster logs -f {job_id}`,")
         say(f"end it with `trainmaster cancel {job_id}`.")
         return ExitCode.DETACHED
     return EXIT_OF_STATUS[job["status"]]
 
 
-def _tell(client: Client, submitted: Submitted, as_json: bool) -> ExitCode:
+def _tell(client: Client, job_id: str) -> ExitCode:
     """Say what became of the job; one that is refused at admission is so at once, and its owner is still here."""
-    if as_json:
-        print_json(submitted)
-        return ExitCode.OK
-    job = _once_admitted(client, submitted["job_id"])
-    typer.echo(f"{job['job_id']} ({job['name']}) is {job['status']}")
-    if job["error"]:
-        from trainmaster.cli.job_summary import failure_lines
-
-        say("\n".join(failure_lines(job["error"])))
-        return EXIT_OF_STATUS.get(job["status"], ExitCode.OK)
-    if job["pending"] and job["pending"]["code"] != STARTING:
-        say(f"It {job['pending']['message']}.")
-    say(f"Follow it with `trainmaster logs -f {submitted['job_id']}`.")
-    return ExitCode.OK
-
-
-def _once_admitted(client: Client, job_id: str) -> Job:
     deadline = time.monotonic() + ADMISSION_WAIT_S
     while True:
         job = client.get(job_id)
         decided = job["status"] != PENDING and (job["status"] != QUEUED or job["pending"] is not None)
         if decided or time.monotonic() > deadline:
-            return job
+            break
         time.sleep(0.05)
+    typer.echo(f"{job_id} ({job['name']}) is {job['status']}")
+    if job["error"]:
+        say("\n".join(failure_lines(job["error"])))
+        return EXIT_OF_STATUS.get(job["status"], ExitCode.OK)
+    if job["pending"] and job["pending"]["code"] != STARTING:
+        say(f"It {job['pending']['message']}.")
+    say(f"Follow it with `trainmaster logs -f {job_id}`.")
+    return ExitCode.OK
 
 
 def clone(
@@ -175,7 +165,7 @@ def run(
         typer.Option("--restore", metavar="REL_PATH", help="Begin from another run's checkpoint, as this job."),
     ] = None,
     overlay: Annotated[
-        bool, typer.Option("--overlay", help="Go on with another configuration than the checkpoint's.")
+        bool, typer.Option("--overlay", help="Continue with another configuration than the checkpoint's.")
     ] = False,
     elastic: Annotated[
         bool,
@@ -189,13 +179,14 @@ def run(
 ) -> None:
     """Run a job class here, in the foreground, without a server.
 
-    It goes on from its latest checkpoint, if it has one. SIGTERM or Ctrl-C makes it save and stop, with exit code 85;
-    run again, it goes on.
+    It continues from its latest checkpoint, if it has one. SIGTERM or Ctrl-C makes it save and stop, with exit code 85;
+    run again, it continues.
     """
     from trainmaster.jobs import runner
     from trainmaster.jobs.config_document import ConfigurationError, from_yaml
     from trainmaster.jobs.objects import ObjectStoreError
     from trainmaster.jobs.runner import RunError, RunRequest
+    from trainmaster.jobs.spec import Cluster
     from trainmaster.jobs.tracker import TRACKERS
 
     if Path(target).suffix in (".yaml", ".yml", ".json"):
@@ -223,24 +214,19 @@ def run(
         elastic=elastic,
         tracker=tracker,
     )
+    cluster = Cluster(root=os.path.abspath(root))
+    if "://" in root:
+        cluster = Cluster(root=os.path.abspath(DEFAULT_ROOT), checkpoints=f"{root.rstrip('/')}/checkpoints")
     try:
-        runner.run(request, _cluster(root), shows_progress=True)
+        runner.run(request, cluster, shows_progress=True)
     except (RunError, ObjectStoreError) as error:
         raise CommandError(str(error)) from error
     except SystemExit as stopped:
         if stopped.code == EXIT_STOPPED:
-            say("Saved; the same command goes on from there.")
+            say("Saved; the same command continues from there.")
         raise
     except Exception as error:
         # The class's own: who wrote it wants to see where, and nothing of what called it.
         traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         raise typer.Exit(ExitCode.REFUSED) from None
     say(f"Complete; its files lie below {root}.")
-
-
-def _cluster(root: str) -> Cluster:
-    from trainmaster.jobs.spec import Cluster
-
-    if "://" not in root:
-        return Cluster(root=os.path.abspath(root))
-    return Cluster(root=os.path.abspath(DEFAULT_ROOT), checkpoints=f"{root.rstrip('/')}/checkpoints")

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, Unpack
 
 import httpx
 
-from trainmaster.client.connection import Connection, Options
+from trainmaster.client.connection import Connection, Options, document_of
 from trainmaster.client.errors import ClientError, UnreachableError
 from trainmaster.client.server_lookup import find_server
 
@@ -30,7 +30,7 @@ TEXT_SHOWN = 200
 
 
 class TrainingAPIError(ClientError, RuntimeError):
-    """The server said no."""
+    """The server refused."""
 
     def __init__(self, context: str, response: httpx.Response) -> None:
         document = _document(response)
@@ -44,7 +44,7 @@ class TrainingAPIError(ClientError, RuntimeError):
 
 
 class ResumeRefusedError(TrainingAPIError, httpx.HTTPStatusError):
-    """The server does not let a job go on."""
+    """The server refuses to resume a job."""
 
     def __init__(self, context: str, response: httpx.Response) -> None:
         super().__init__(context, response)
@@ -66,12 +66,7 @@ class TrainerTimeoutError(ClientError, TimeoutError):
 
 def _document(response: httpx.Response) -> Mapping[str, Any]:
     """The part of an answer that says what went wrong: all of it, or what stands under `error`."""
-    try:
-        document = response.json()
-    except ValueError:
-        return {}
-    if not isinstance(document, Mapping):
-        return {}
+    document = document_of(response)
     error = document.get("error", document)
     return error if isinstance(error, Mapping) else {"message": str(error)}
 
@@ -165,7 +160,7 @@ class FireworksClient:
 
     Without arguments it is the server that `trainmaster.client.Client` uses: the one that TRAINMASTER_URL and
     TRAINMASTER_API_KEY or `trainmaster login` name, else the local one, which is started when it does not run.
-    Methods raise `TrainingAPIError` when the server says no, and `UnreachableError` when it does not answer for half a
+    Methods raise `TrainingAPIError` when the server refuses, and `UnreachableError` when it does not answer for half a
     minute.
     """
 

@@ -263,7 +263,7 @@ class TrainerJobManager(FireworksClient):
     def resume_and_wait(
         self, job_id: str, poll_interval_s: float = POLL_INTERVAL_S, timeout_s: float = READY_TIMEOUT_S
     ) -> TrainerServiceEndpoint:
-        """Let a job that failed, was cancelled or is paused go on, and wait until it answers.
+        """Resume a job that failed, was cancelled or is paused, and wait until it answers.
 
         Raises:
             ResumeRefusedError: the server does not let it.
@@ -339,7 +339,7 @@ class TrainerJobManager(FireworksClient):
             raise ResumeRefusedError(f"trainer job {job_id} cannot be resumed", response)
 
     def _resumed(self, job_id: str) -> bool:
-        """Whether it goes on now; not while the server still works on how it ended."""
+        """Whether it was resumed; not while the server still handles its end."""
         try:
             self._resume(job_id)
         except ResumeRefusedError as error:
