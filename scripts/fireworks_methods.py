@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
+from trainmaster.server.doors.fireworks.errors import COLLECTIONS
 
 SECTION = """
 ## fireworks-ai

@@ -16,7 +16,7 @@ from fireworks_world import ALIAS, MODEL, Door, door_of, knowing
 from model_config import model_config
 from trainmaster.server.coordinator import promotion as promoting
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS, PREFIXES
+from trainmaster.server.doors.fireworks.errors import COLLECTIONS, PREFIXES
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import checkpoints, promoted
 from trainmaster.server.store.promoted import Operation

@@ -14,7 +14,7 @@ from client_programs import Client, facts
 from fireworks_page import described_fields
 from patience import PATIENCE_S
 from real_server import RealServer, running
-from trainmaster.server.doors.fireworks.unsupported import COLLECTIONS
+from trainmaster.server.doors.fireworks.errors import COLLECTIONS
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from trainmaster import __version__
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks
 from trainmaster.server.doors.errors import failure_at
+from trainmaster.server.doors.fireworks.errors import absent
 from trainmaster.server.doors.fireworks.trainers import FireworksDoor
-from trainmaster.server.doors.fireworks.unsupported import absent
 from trainmaster.server.doors.tinker import routes as tinker_routes
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.trainers import Trainers

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, StringConstraints
@@ -76,7 +77,7 @@ class StrictRoute(APIRoute):
         return self._checked(super().get_route_handler())
 
     def _checked(self, handler: Handler) -> Handler:
-        known = {field.alias for field in self.dependant.query_params}
+        known = _query_parameters(self.dependant)
 
         async def checked(request: Request) -> Response:
             if request.scope["query_string"]:
@@ -84,6 +85,11 @@ class StrictRoute(APIRoute):
             return await handler(request)
 
         return checked
+
+
+def _query_parameters(dependant: Dependant) -> set[str]:
+    """Of a route and of its dependencies."""
+    return {field.alias for field in dependant.query_params}.union(*map(_query_parameters, dependant.dependencies))
 
 
 class RawRoute(StrictRoute):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +21,6 @@ from trainmaster.server.doors.fireworks.models import promoted_document
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
     AccountPath,
-    Filter,
     FireworksBody,
     PageSize,
     PageToken,
@@ -32,6 +31,7 @@ from trainmaster.server.doors.fireworks.resources import (
     page_size,
     present,
     read_filter,
+    router,
     trainer_job,
     unknown_token,
 )
@@ -40,14 +40,10 @@ from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import clean
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.router import StrictRoute
+from trainmaster.server.http.router import PlainText
 from trainmaster.server.store import checkpoints, jobs
-from trainmaster.server.store.promoted import Operation, PromotedModel
+from trainmaster.server.store.promoted import Operation
 from trainmaster.server.store.scope import Scope
-
-router = APIRouter(
-    prefix="/v1/accounts/{account_id}", route_class=StrictRoute, include_in_schema=False, tags=["fireworks"]
-)
 
 LOOK_EVERY_S = 0.5
 """At a promotion whose client waits for its end."""
@@ -139,20 +135,24 @@ async def list_checkpoints(
     context: Context,
     account_id: AccountPath,
     job_id: ResourcePath,
-    filter: Filter = "",  # noqa: A002 - the protocol's name
+    filter: PlainText = "",  # noqa: A002 - the protocol's name
     asked: PageSize = 0,
     token: PageToken = "",
 ) -> Response:
     """Oldest first."""
     scope = own(principal, account_id)
     conditions = read_filter(filter, CHECKPOINT_MEMBERS)
-
     size = page_size(asked)
 
     def find(connection: Connection) -> tuple[list[dict[str, Any]], str | None]:
         job = trainer_job(connection, scope, job_id)
         entries: list[tuple[str, dict[str, Any]]] = []
-        following = _after(connection, scope, job, token) if token else None
+        following: str | None = None
+        if token:
+            named = checkpoints.named(connection, scope, job.job_id, [token])
+            if not named:
+                raise unknown_token()
+            following = checkpoints.page_token_after(named[0])
         while True:
             page = checkpoints.page(connection, scope, job.job_id, page_size=size + 1, page_token=following)
             for each in page.checkpoints:
@@ -165,13 +165,6 @@ async def list_checkpoints(
                 return shown, entries[size - 1][0] if len(entries) > size else None
 
     return listing("checkpoints", *await context.read(find))
-
-
-def _after(connection: Connection, scope: Scope, job: Job, token: str) -> str:
-    found = checkpoints.named(connection, scope, job.job_id, [token])
-    if not found:
-        raise unknown_token()
-    return checkpoints.page_token_after(found[0])
 
 
 @router.post("/checkpoints/{checkpoint}:promote")
@@ -218,14 +211,12 @@ async def show_operation(
 async def _operation(context: ApiContext, scope: Scope, operation_id: str) -> dict[str, Any]:
     def find() -> tuple[Operation, dict[str, Any] | None]:
         operation, model = context.promotions.poll(scope, operation_id)
-        return operation, None if model is None else _model(context, scope, model)
+        if model is None:
+            return operation, None
+        with context.database.read() as connection:
+            return operation, promoted_document(model, jobs.get(connection, scope, model.job_id, deleted=True))
 
     return operation_document(*await run_in_threadpool(find))
-
-
-def _model(context: ApiContext, scope: Scope, model: PromotedModel) -> dict[str, Any]:
-    with context.database.read() as connection:
-        return promoted_document(model, jobs.get(connection, scope, model.job_id, deleted=True))
 
 
 def _named(found: list[Checkpoint], name: str) -> Checkpoint:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
@@ -39,18 +39,15 @@ from trainmaster.server.doors.fireworks.job_documents import (
 )
 from trainmaster.server.doors.fireworks.resources import (
     AccountPath,
-    Comparison,
-    Filter,
-    PageSize,
-    PageToken,
+    Listed,
     ReadMask,
     ResourcePath,
     listing,
     masked,
     own,
-    page_size,
     read_filter,
     read_order,
+    router,
     trainer_job,
 )
 from trainmaster.server.doors.fireworks.trainers import door_of
@@ -59,17 +56,10 @@ from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import ServiceNotReadyError
 from trainmaster.server.http.requests import parse_json, read_body
-from trainmaster.server.http.router import PlainText, StrictRoute
+from trainmaster.server.http.router import PlainText
 from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.job_list import MAX_PAGE_SIZE, JobQuery, page
 from trainmaster.server.store.scope import Scope
-
-router = APIRouter(
-    prefix="/v1/accounts/{account_id}/rlorTrainerJobs",
-    route_class=StrictRoute,
-    include_in_schema=False,
-    tags=["fireworks"],
-)
 
 RETRY_AFTER_S = 2
 DELETED_WITHIN_S = 20.0
@@ -96,7 +86,7 @@ _THEIR_WORDS = {
 """Fields of a job and of a list, by what the clients call them."""
 
 
-@router.post("")
+@router.post("/rlorTrainerJobs")
 async def create(
     request: Request,
     principal: Manager,
@@ -143,34 +133,47 @@ async def create(
     return ok(job_document(outcome.job))
 
 
-@router.get("")
+@router.get("/rlorTrainerJobs")
 async def list_jobs(
     principal: Viewer,
     context: Context,
     account_id: AccountPath,
-    filter: Filter = "",  # noqa: A002 - the protocol's name
+    query: Listed,
     order_by: Annotated[PlainText, Query(alias="orderBy")] = "",
-    asked: PageSize = 0,
-    token: PageToken = "",
-    read_mask: ReadMask = "",
 ) -> Response:
     """Trainers that nobody used for a while are shown as IDLE."""
     scope = own(principal, account_id)
-    conditions = read_filter(filter, MEMBERS)
+    conditions = read_filter(query.filter, MEMBERS)
     order = read_order(order_by, ORDERS, "name")
     now = context.clock()
 
     def find(connection: Connection) -> tuple[list[dict[str, Any]], str | None]:
-        return _page(connection, scope, conditions, order, page_size(asked), token, now)
+        used = jobs.last_uses(connection, scope)
+        found: list[dict[str, Any]] = []
+        following: str | None = query.token or None
+        while True:
+            wanted = JobQuery(kinds=(KIND,), order_by=order, page_size=MAX_PAGE_SIZE, page_token=following)
+            part = page(connection, scope, wanted)
+            for job in part.jobs:
+                last_use = max(used.get(job.job_id) or 0.0, job.last_activity_at or 0.0)
+                document = job_document(job, idle=now - last_use > IDLE_AFTER_S)
+                if all(condition.holds(document) for condition in conditions):
+                    if len(found) == query.size:
+                        return found, following
+                    found.append(document)
+                following = wanted.token_after(job)
+            following = part.next_page_token
+            if following is None:
+                return found, None
 
     try:
         entries, following = await context.read(find)
     except SpecError as error:
         raise SpecError(_in_their_words(error.problems)) from None
-    return listing("rlorTrainerJobs", [masked(each, read_mask) for each in entries], following)
+    return listing("rlorTrainerJobs", [masked(each, query.read_mask) for each in entries], following)
 
 
-@router.get("/{job_id}")
+@router.get("/rlorTrainerJobs/{job_id}")
 async def show(
     request: Request,
     principal: Viewer,
@@ -201,7 +204,7 @@ async def show(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-@router.delete("/{job_id}")
+@router.delete("/rlorTrainerJobs/{job_id}")
 async def delete(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
     """Delete a trainer; one that runs is stopped first. Its id is not given out again, and its checkpoints stay.
 
@@ -219,7 +222,7 @@ async def delete(principal: Manager, context: Context, account_id: AccountPath, 
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-@router.post("/{job_id}:resume")
+@router.post("/rlorTrainerJobs/{job_id}:resume")
 async def resume(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
     """One that waits or runs stays as it is."""
     scope = own(principal, account_id)
@@ -237,7 +240,7 @@ async def resume(principal: Manager, context: Context, account_id: AccountPath, 
         return ok(job_document(outcome.job))
 
 
-@router.post("/{job_id}:cancel")
+@router.post("/rlorTrainerJobs/{job_id}:cancel")
 async def cancel(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
     """Without saving; it can be resumed."""
     scope = own(principal, account_id)
@@ -248,7 +251,7 @@ async def cancel(principal: Manager, context: Context, account_id: AccountPath, 
     return ok({})
 
 
-@router.post("/{job_id}:executeTrainStep")
+@router.post("/rlorTrainerJobs/{job_id}:executeTrainStep")
 async def execute(principal: Manager, account_id: AccountPath, job_id: ResourcePath) -> Response:
     """The steps of a trainer in service mode are its client's."""
     own(principal, account_id)
@@ -286,38 +289,6 @@ def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) 
             "trainingShapes, and name one; or say yourself where it runs, with skip_validations"
         )
     return chosen
-
-
-def _page(
-    connection: Connection,
-    scope: Scope,
-    conditions: Sequence[Comparison],
-    order: str,
-    size: int,
-    token: str,
-    now: float,
-) -> tuple[list[dict[str, Any]], str | None]:
-    used = jobs.last_uses(connection, scope)
-    found: list[dict[str, Any]] = []
-    following: str | None = token or None
-    while True:
-        query = JobQuery(kinds=(KIND,), order_by=order, page_size=MAX_PAGE_SIZE, page_token=following)
-        part = page(connection, scope, query)
-        for job in part.jobs:
-            document = job_document(job, idle=_is_idle(job, used.get(job.job_id), now))
-            if all(condition.holds(document) for condition in conditions):
-                if len(found) == size:
-                    return found, following
-                found.append(document)
-            following = query.token_after(job)
-        following = part.next_page_token
-        if following is None:
-            return found, None
-
-
-def _is_idle(job: Job, used_at: float | None, now: float) -> bool:
-    last = max(used_at or 0.0, job.last_activity_at or 0.0)
-    return now - last > IDLE_AFTER_S
 
 
 def _in_their_words(problems: Sequence[Problem]) -> list[Problem]:

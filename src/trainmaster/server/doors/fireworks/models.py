@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
@@ -16,21 +16,17 @@ from trainmaster.server.core.shapes import ANYBODYS, Shape, ShapeVersion
 from trainmaster.server.doors.fireworks.job_documents import job_name
 from trainmaster.server.doors.fireworks.resources import (
     AccountPath,
-    Filter,
-    PageSize,
-    PageToken,
-    ReadMask,
+    Listed,
     ResourcePath,
-    filtered,
     moment,
     own,
     present,
+    router,
 )
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import clean
-from trainmaster.server.http.router import StrictRoute
 from trainmaster.server.store import jobs, promoted
 from trainmaster.server.store.promoted import PromotedModel
 
@@ -110,21 +106,8 @@ def base_model_document(model: BaseModel) -> dict[str, Any]:
     )
 
 
-router = APIRouter(
-    prefix="/v1/accounts/{account_id}/models", route_class=StrictRoute, include_in_schema=False, tags=["fireworks"]
-)
-
-
-@router.get("")
-async def list_models(
-    principal: Viewer,
-    context: Context,
-    account_id: AccountPath,
-    filter: Filter = "",  # noqa: A002 - the protocol's name
-    asked: PageSize = 0,
-    token: PageToken = "",
-    read_mask: ReadMask = "",
-) -> Response:
+@router.get("/models")
+async def list_models(principal: Viewer, context: Context, account_id: AccountPath, query: Listed) -> Response:
     """Of the key's account, those that it promoted; of any account, those that the operator named there."""
 
     def find(connection: Connection) -> list[dict[str, Any]]:
@@ -138,11 +121,10 @@ async def list_models(
     documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
     if not documents:
         own(principal, account_id)
-    named = [(str(each["name"]), each) for each in documents]
-    return filtered("models", named, members=MODEL_MEMBERS, condition=filter, asked=asked, token=token, mask=read_mask)
+    return query.page("models", [(str(each["name"]), each) for each in documents], MODEL_MEMBERS)
 
 
-@router.get("/{model_id}")
+@router.get("/models/{model_id}")
 async def show_model(principal: Viewer, context: Context, account_id: AccountPath, model_id: ResourcePath) -> Response:
     name = f"accounts/{account_id}/models/{model_id}"
 
@@ -158,7 +140,7 @@ async def show_model(principal: Viewer, context: Context, account_id: AccountPat
     return ok(await context.read(find))
 
 
-@router.delete("/{model_id}")
+@router.delete("/models/{model_id}")
 async def remove_model(
     principal: Manager, context: Context, account_id: AccountPath, model_id: ResourcePath
 ) -> Response:
@@ -246,64 +228,31 @@ def _snapshot(version: ShapeVersion) -> dict[str, Any]:
     )
 
 
-shape_router = APIRouter(
-    prefix="/v1/accounts/{account_id}/trainingShapes",
-    route_class=StrictRoute,
-    include_in_schema=False,
-    tags=["fireworks"],
-)
-
-
-@shape_router.get("")
-async def list_shapes(
-    principal: Viewer,
-    context: Context,
-    account_id: AccountPath,
-    filter: Filter = "",  # noqa: A002 - the protocol's name
-    asked: PageSize = 0,
-    token: PageToken = "",
-    read_mask: ReadMask = "",
-) -> Response:
+@router.get("/trainingShapes")
+async def list_shapes(principal: Viewer, context: Context, account_id: AccountPath, query: Listed) -> Response:
     own(principal, account_id, ANYBODYS)
     documents = [(shape.name, shape_document(account_id, shape)) for shape in context.shapes]
-    return filtered(
-        "trainingShapes", documents, members=SHAPE_MEMBERS, condition=filter, asked=asked, token=token, mask=read_mask
-    )
+    return query.page("trainingShapes", documents, SHAPE_MEMBERS)
 
 
-@shape_router.get("/{shape}")
+@router.get("/trainingShapes/{shape}")
 async def show_shape(principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath) -> Response:
     own(principal, account_id, ANYBODYS)
     return ok(shape_document(account_id, context.shapes.get(shape)))
 
 
-@shape_router.get("/{shape}/versions")
+@router.get("/trainingShapes/{shape}/versions")
 async def list_versions(
-    principal: Viewer,
-    context: Context,
-    account_id: AccountPath,
-    shape: ResourcePath,
-    filter: Filter = "",  # noqa: A002 - the protocol's name
-    asked: PageSize = 0,
-    token: PageToken = "",
-    read_mask: ReadMask = "",
+    principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, query: Listed
 ) -> Response:
     """Latest first; the filter `latest_validated=true` leaves one."""
     own(principal, account_id, ANYBODYS)
     found = context.shapes.get(shape)
     documents = [(each.version, version_document(account_id, found, each)) for each in reversed(found.versions)]
-    return filtered(
-        "trainingShapeVersions",
-        documents,
-        members=VERSION_MEMBERS,
-        condition=filter,
-        asked=asked,
-        token=token,
-        mask=read_mask,
-    )
+    return query.page("trainingShapeVersions", documents, VERSION_MEMBERS)
 
 
-@shape_router.get("/{shape}/versions/{version}")
+@router.get("/trainingShapes/{shape}/versions/{version}")
 async def show_version(
     principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, version: ResourcePath
 ) -> Response:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from fastapi import Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
@@ -25,7 +25,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Principal
-from trainmaster.server.http.router import PlainText
+from trainmaster.server.http.router import PlainText, StrictRoute
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
@@ -58,14 +58,8 @@ class FireworksBody(BaseModel):
             return document
         names = dict(cls.refused)
         names |= {to_camel(name): reason for name, reason in cls.refused.items()}
-        refuse(_used(document, names))
+        refuse(Broken((name,), reason) for name, reason in names.items() if document.get(name))
         return {name: value for name, value in document.items() if name not in names}
-
-
-def _used(document: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Broken]:
-    for name, reason in names.items():
-        if document.get(name):
-            yield Broken((name,), reason)
 
 
 def _seconds(value: object) -> object:
@@ -74,10 +68,6 @@ def _seconds(value: object) -> object:
     if _DURATION.fullmatch(value) is None:
         raise PydanticCustomError("rule", "must be a duration such as '1800s'")
     return float(value[:-1])
-
-
-def _not_unspecified(value: str) -> str | None:
-    return None if not value or value.upper().endswith("_UNSPECIFIED") else value
 
 
 def _no_truth_value(value: object) -> object:
@@ -95,7 +85,9 @@ ONE_LINE = Matches(r"[^\x00-\x1f\x7f]*", "must be one line, without control char
 Line = Annotated[str, StringConstraints(strip_whitespace=True, max_length=256), ONE_LINE]
 """One line; an empty one is as good as none."""
 MaybeLine = Annotated[Line | None, AfterValidator(lambda value: value or None)]
-Choice = Annotated[Line | None, AfterValidator(lambda value: None if value is None else _not_unspecified(value))]
+Choice = Annotated[
+    MaybeLine, AfterValidator(lambda value: value if value and not value.upper().endswith("_UNSPECIFIED") else None)
+]
 """A value of an enumeration, whose first one stands for nothing."""
 
 
@@ -229,12 +221,14 @@ DEFAULT_PAGE_SIZE = 50
 
 AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
 ResourcePath = Annotated[str, Path(min_length=1, max_length=512)]
-Filter = Annotated[PlainText, Query(description="Conditions on members, joined by AND.")]
-PageSize = Annotated[int, Query(alias="pageSize", ge=0, description=f"At most {MAX_PAGE_SIZE}; more means that.")]
-PageToken = Annotated[PlainText, Query(alias="pageToken", description="From the page before.")]
-ReadMask = Annotated[PlainText, Query(alias="readMask", description="The members to show; empty: all.")]
+PageSize = Annotated[int, Query(alias="pageSize", ge=0)]
+PageToken = Annotated[PlainText, Query(alias="pageToken")]
+ReadMask = Annotated[PlainText, Query(alias="readMask")]
 
-T = TypeVar("T")
+router = APIRouter(
+    prefix="/v1/accounts/{account_id}", route_class=StrictRoute, include_in_schema=False, tags=["fireworks"]
+)
+"""The routes of all resources; the module of each resource adds its own."""
 
 
 def own(principal: Principal, account_id: str, *others: str) -> Scope:
@@ -255,8 +249,8 @@ def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:
     return job
 
 
-def page_size(asked: int, default: int = DEFAULT_PAGE_SIZE) -> int:
-    return min(asked, MAX_PAGE_SIZE) or default
+def page_size(asked: int) -> int:
+    return min(asked, MAX_PAGE_SIZE) or DEFAULT_PAGE_SIZE
 
 
 def unknown_token() -> SpecError:
@@ -264,34 +258,41 @@ def unknown_token() -> SpecError:
     return SpecError([Problem(field="pageToken", message=message)])
 
 
-def page_of(entries: Sequence[tuple[str, T]], size: int, token: str) -> tuple[list[T], str | None]:
-    """A page of `entries` and the token of the next one. Raises SpecError where the token is unknown."""
-    start = 0
-    if token:
-        ids = [entry_id for entry_id, _ in entries]
-        if token not in ids:
-            raise unknown_token()
-        start = ids.index(token) + 1
-    chosen = entries[start : start + size]
-    more = start + size < len(entries)
-    return [entry for _, entry in chosen], chosen[-1][0] if more and chosen else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListQuery:
+    """Which resources a list shows, and which members of them."""
+
+    filter: str
+    size: int
+    token: str
+    """Of the page before; empty: the first page is wanted."""
+    read_mask: str
+
+    def page(self, name: str, documents: Iterable[tuple[str, dict[str, Any]]], members: Collection[str]) -> Response:
+        """The response with a page of `documents`, which have ids; `members` are those that a document may have."""
+        conditions = read_filter(self.filter, members)
+        fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
+        start = 0
+        if self.token:
+            ids = [each_id for each_id, _ in fitting]
+            if self.token not in ids:
+                raise unknown_token()
+            start = ids.index(self.token) + 1
+        chosen = fitting[start : start + self.size]
+        following = chosen[-1][0] if start + self.size < len(fitting) else None
+        return listing(name, [masked(each, self.read_mask) for _, each in chosen], following)
 
 
-def filtered(
-    name: str,
-    documents: Iterable[tuple[str, dict[str, Any]]],
-    *,
-    members: Collection[str],
-    condition: str,
-    asked: int,
-    token: str,
-    mask: str,
-) -> Response:
-    """The response to a list of `documents` with their ids; `members` are those that a document may have."""
-    conditions = read_filter(condition, members)
-    fitting = [(each_id, each) for each_id, each in documents if all(one.holds(each) for one in conditions)]
-    entries, following = page_of(fitting, page_size(asked), token)
-    return listing(name, [masked(each, mask) for each in entries], following)
+async def _list_query(
+    filter: PlainText = "",  # noqa: A002 - the protocol's name
+    asked: PageSize = 0,
+    token: PageToken = "",
+    read_mask: ReadMask = "",
+) -> ListQuery:
+    return ListQuery(filter=filter, size=page_size(asked), token=token, read_mask=read_mask)
+
+
+Listed = Annotated[ListQuery, Depends(_list_query)]
 
 
 def listing(name: str, entries: Sequence[Any], next_token: str | None) -> Response:
