@@ -17,8 +17,7 @@ from typing import Any
 
 import fireworks_methods
 
-from trainmaster.server.doors.tinker.router import By, DoorRoute
-from trainmaster.server.doors.tinker.routes import ROUTES
+from trainmaster.server.doors.tinker.router import ROUTES, By, DoorRoute
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"

@@ -14,7 +14,7 @@ import pytest
 from tinker_world import Client, StandIn
 
 from patience import PATIENCE_S
-from trainmaster.server.doors.tinker.routes import downloads
+from trainmaster.server.doors.tinker import downloads
 from trainmaster.server.store.scope import Scope
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * 7, "deep/odd name.txt": b"x"}
@@ -88,7 +88,7 @@ def test_checkpoint_with_very_many_files_is_refused(
 ) -> None:
     """Its job can put millions there, and all of them would be held in memory."""
     url = client.get(f"{address}/archive")["url"]
-    monkeypatch.setattr("trainmaster.server.doors.tinker.routes.downloads.MAX_FILES", len(FILES))  # and the manifest
+    monkeypatch.setattr("trainmaster.server.doors.tinker.downloads.MAX_FILES", len(FILES))  # and the manifest
     client.get(f"{address}/external_weights_urls", expect=400)
     refused = fetched(url)
     assert refused.status_code == 400
@@ -135,7 +135,7 @@ def test_address_is_good_for_what_was_signed_and_nothing_else(
 
 def test_address_expires(client: Client, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert downloads.GOOD_FOR_S > 600
-    monkeypatch.setattr("trainmaster.server.doors.tinker.routes.downloads.GOOD_FOR_S", -1)
+    monkeypatch.setattr("trainmaster.server.doors.tinker.downloads.GOOD_FOR_S", -1)
     url = client.get(f"{address}/archive")["url"]
     response = fetched(url)
     assert response.status_code == 403

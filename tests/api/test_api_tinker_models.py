@@ -18,8 +18,7 @@ from patience import PATIENCE_S
 from trainmaster.server.coordinator.base_models import BaseModel
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.routes import operations
+from trainmaster.server.doors.tinker import operations, records
 from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers, TrainerStatus
 from trainmaster.server.store.scope import Scope
 

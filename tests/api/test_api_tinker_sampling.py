@@ -13,7 +13,7 @@ from api_world import wait_for
 from tinker_world import ALIAS, MODEL, Client, StandIn
 
 from patience import PATIENCE_S
-from trainmaster.server.doors.tinker.routes import sampling
+from trainmaster.server.doors.tinker import sampling
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 

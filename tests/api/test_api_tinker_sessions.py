@@ -17,7 +17,7 @@ from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors import bodies
 from trainmaster.server.doors.tinker import door, records, sessions
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun
+from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import UNWANTED
 from trainmaster.server.doors.trainers import Trainers

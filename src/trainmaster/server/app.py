@@ -14,11 +14,10 @@ from starlette.routing import Match
 
 from trainmaster import __version__
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
-from trainmaster.server.doors import fireworks
+from trainmaster.server.doors import fireworks, tinker
 from trainmaster.server.doors.errors import failure_at
 from trainmaster.server.doors.fireworks.errors import absent
 from trainmaster.server.doors.fireworks.trainers import FireworksDoor
-from trainmaster.server.doors.tinker import routes as tinker_routes
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.http import gateway
@@ -89,7 +88,7 @@ def at_root(roles: Collection[Role]) -> list[APIRouter]:
     """The routers with prefixes of their own, or none."""
     found = [*ROOT]
     if Role.GATEWAY in roles:
-        found += [tinker_routes.router(), tinker_routes.downloads.router, fireworks.TRAINERS]
+        found += [tinker.router.api_router(), tinker.downloads.router, fireworks.TRAINERS]
     if Role.API in roles:
         found += fireworks.RESOURCES
     return found
@@ -132,7 +131,7 @@ def create_app(context: ApiContext) -> ServerApp:
             shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
             shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
     if Role.GATEWAY in roles:
-        shortcuts |= tinker_routes.shortcuts()
+        shortcuts |= tinker.router.shortcuts()
     return ServerApp(
         app,
         context,

@@ -11,7 +11,7 @@ from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.names import SESSION_OVER, RunState, TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.server.doors.tinker.records import SESSION_OVER, RunState, TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.store import accounts, checkpoints, jobs, schema
 from trainmaster.server.store.database import Database
 

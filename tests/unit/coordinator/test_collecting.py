@@ -24,7 +24,7 @@ from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker import records as tinker
-from trainmaster.server.doors.tinker.names import TinkerRun, TinkerSampler, TinkerSession
+from trainmaster.server.doors.tinker.records import TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
 from trainmaster.server.store import accounts, checkpoints, events, jobs, nodes

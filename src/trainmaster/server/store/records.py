@@ -162,9 +162,10 @@ class Records(Generic[T]):
         *conditions: ColumnElement[bool],
         order_by: Sequence[ColumnElement[Any]] = (),
         limit: int | None = None,
+        offset: int | None = None,
     ) -> list[T]:
         """The records in scope for which all conditions hold."""
-        query = self.select.where(*conditions).order_by(*order_by).limit(limit)
+        query = self.select.where(*conditions).order_by(*order_by).limit(limit).offset(offset)
         if "account_id" in self._table.c:
             query = scope.limit(query, self._table.c.account_id)
         return [self.from_row(row) for row in connection.execute(query)]

@@ -70,6 +70,10 @@ def _seconds(value: object) -> object:
     return float(value[:-1])
 
 
+def _specified(value: str | None) -> str | None:
+    return None if not value or value.upper().endswith("_UNSPECIFIED") else value
+
+
 def _no_truth_value(value: object) -> object:
     if isinstance(value, bool):
         raise PydanticCustomError("rule", "must be a number, not a truth value")
@@ -85,9 +89,7 @@ ONE_LINE = Matches(r"[^\x00-\x1f\x7f]*", "must be one line, without control char
 Line = Annotated[str, StringConstraints(strip_whitespace=True, max_length=256), ONE_LINE]
 """One line; an empty one is as good as none."""
 MaybeLine = Annotated[Line | None, AfterValidator(lambda value: value or None)]
-Choice = Annotated[
-    MaybeLine, AfterValidator(lambda value: value if value and not value.upper().endswith("_UNSPECIFIED") else None)
-]
+Choice = Annotated[Line | None, AfterValidator(_specified)]
 """A value of an enumeration, whose first one stands for nothing."""
 
 

@@ -1,1 +1,5 @@
-"""What the routes of the root Tinker door stand on: whom a body is for, where trainers answer, models being made."""
+"""The root Tinker door, `/api/v1`: what plain Tinker clients talk to. Importing it declares every route."""
+
+from trainmaster.server.doors.tinker import downloads, operations, router, runs, sampling, session_routes
+
+__all__ = ["downloads", "operations", "router", "runs", "sampling", "session_routes"]

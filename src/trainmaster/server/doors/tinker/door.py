@@ -18,7 +18,7 @@ from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.model_creation import JSON_HEADERS, Creations
-from trainmaster.server.doors.tinker.names import TinkerRun
+from trainmaster.server.doors.tinker.records import TinkerRun
 from trainmaster.server.doors.tinker.sessions import Heartbeats, KnownSession, Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers
 from trainmaster.server.doors.trainers import TrainerGoneError, Trainers
@@ -45,16 +45,7 @@ class TinkerDoor:
 
     def __init__(self, context: ApiContext, gate: Gate, trainers: Trainers) -> None:
         self.context = context
-        self.trainer_jobs = TinkerTrainers(
-            context.database,
-            context.commands,
-            context.models,
-            context.shapes,
-            context.explainer,
-            shape=context.settings.tinker_shape,
-            tempered_logprobs=context.settings.tinker_tempered_logprobs,
-            clock=context.clock,
-        )
+        self.trainer_jobs = TinkerTrainers(context)
         self.trainers = trainers
         self.sessions = Sessions(context)
         self.creations = Creations(context, self.trainer_jobs, trainers, self.sessions, self._on_created)

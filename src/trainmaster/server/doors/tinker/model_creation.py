@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +21,7 @@ from trainmaster.protocol.trainer_requests import TINKER, Mode, Trainer
 from trainmaster.server.core.job import Job
 from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.names import SESSION_OVER, RunState, TinkerRun
+from trainmaster.server.doors.tinker.records import SESSION_OVER, RunState, TinkerRun
 from trainmaster.server.doors.tinker.sessions import Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import (
     TinkerTrainers,
@@ -40,6 +40,25 @@ LOOK_EVERY_S = 0.25
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 _DEFAULT_RANK = 32
 """The public client's, for an adapter whose request names no rank."""
+_CREATION = "create_model:"
+"""What the id of a create_model's future begins with; the model's id follows."""
+
+
+def creation_id(model_id: str) -> str:
+    return f"{_CREATION}{model_id}"
+
+
+def created_model(request_id: str) -> str | None:
+    """The model whose create_model a future is; None of another future."""
+    return request_id.removeprefix(_CREATION) if request_id.startswith(_CREATION) else None
+
+
+def mode_of(request: Mapping[str, Any]) -> Mode:
+    """What a create_model asks for: an adapter, or the weights themselves. A frozen model needs neither."""
+    lora = request.get("lora_config")
+    rank = lora.get("rank") if isinstance(lora, Mapping) else None
+    whole = lora is None or rank == 0
+    return Mode.FULL if whole and not request.get("base_only") else Mode.LORA
 
 
 class Creations:

@@ -1,74 +1,142 @@
-"""What the root Tinker door keeps: sessions, the runs in them, and samplers that were asked for by name."""
+"""What the root Tinker door keeps: sessions, the training runs in them, and samplers that were asked for by name."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, Update, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Table, Update, delete, func, select, tuple_, update
 
-from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Mode, WeightsPath
-from trainmaster.server.core.errors import NotFoundError
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Mode, Trainer, WeightsPath
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.retention import COMMITTED
 from trainmaster.server.doors.futures import Category
-from trainmaster.server.doors.tinker.names import (
-    SESSION_OVER,
-    RunState,
-    TinkerRun,
-    TinkerSampler,
-    TinkerSession,
-)
 from trainmaster.server.store import schema
 from trainmaster.server.store.checkpoints import RECORDS as CHECKPOINTS
-from trainmaster.server.store.records import dumps, portions
+from trainmaster.server.store.records import Records, dumps, portions
 from trainmaster.server.store.scope import Scope
 
-_sessions, _runs, _samplers = schema.tinker_sessions, schema.tinker_runs, schema.tinker_samplers
+ACTIVE_FOR_S = 120.0
+"""Clients send a heartbeat every ten seconds, and warn their users after two minutes without an answer."""
+SESSION_OVER = "its session ended before its trainer was ready"
+"""The error of runs that were abandoned with their session."""
+_SESSIONS_AT_ONCE = 100
 
+
+class RunState(StrEnum):
+    PENDING = "pending"  # its trainer is being started, or creates it
+    CREATED = "created"  # its trainer has it, as long as that attempt lives
+    FAILED = "failed"  # it was never created
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerSession:
+    """A client's session: its models and samplers belong to it."""
+
+    session_id: str
+    account_id: str
+    created_at: float
+    idempotency_key: str | None = None
+    """Of the request that created it: a repeated request gets the same session."""
+    tags: tuple[str, ...] = ()
+    user_metadata: Mapping[str, Any] = field(default_factory=dict)
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    heartbeat_at: float
+    """Written every few seconds."""
+    finished_at: float | None = None
+    finish: Mapping[str, Any] = field(default_factory=dict)
+    """Why it was finished: `reason` and `detail`."""
+
+    def is_active(self, now: float) -> bool:
+        return self.finished_at is None and now - self.heartbeat_at < ACTIVE_FOR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerRun:
+    """One model that was asked for; clients call it a training run."""
+
+    model_id: str
+    account_id: str
+    session_id: str
+    base_model: str
+    """As its client calls it."""
+    mode: Mode
+    request: Mapping[str, Any]
+    """The body of its create_model."""
+    created_at: float
+    used_at: float
+    """Written every few seconds."""
+    state: RunState = RunState.PENDING
+    job_id: str | None = None
+    """The job whose trainer creates it; None until that was found or submitted."""
+    attempt: int | None = None
+    """Of that job: the trainer that has the model. The model is lost when this attempt ends."""
+    error: str = ""
+    category: str = Category.SERVER
+
+    @property
+    def lora_rank(self) -> int | None:
+        """None when it has no adapter."""
+        rank = (self.request.get("lora_config") or {}).get("rank")
+        return rank if self.mode is Mode.LORA and isinstance(rank, int) else None
+
+    @property
+    def trainer(self) -> Trainer | None:
+        if self.state is not RunState.CREATED or self.job_id is None or self.attempt is None:
+            return None
+        return Trainer(self.job_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerSampler:
+    """A sampling session of a base model, or of weights that were saved under a name."""
+
+    sampler_id: str
+    account_id: str
+    session_id: str
+    base_model: str
+    model_path: str | None = None
+    created_at: float
+
+
+_sessions, _runs, _samplers = schema.tinker_sessions, schema.tinker_runs, schema.tinker_samplers
 _checkpoints = schema.checkpoints
 
-_SESSIONS = select(*(_sessions.c[name] for name in TinkerSession.__dataclass_fields__))
-_RUNS = select(*(_runs.c[name] for name in TinkerRun.__dataclass_fields__))
-_SAMPLERS = select(*(_samplers.c[name] for name in TinkerSampler.__dataclass_fields__))
-_WEIGHTS = CHECKPOINTS.select.where(
-    _checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND)
-).order_by(_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
+SESSIONS = Records(TinkerSession, _sessions)
+RUNS = Records(TinkerRun, _runs)
+SAMPLERS = Records(TinkerSampler, _samplers)
 
 
 def open_session(connection: Connection, scope: Scope, session: TinkerSession) -> TinkerSession:
     """The session; an earlier one, where the same request created it before."""
     scope.require(session.account_id)
     if session.idempotency_key is not None:
-        query = _SESSIONS.where(
-            _sessions.c.idempotency_key == session.idempotency_key, _sessions.c.account_id == session.account_id
-        )
-        if (before := connection.execute(query).one_or_none()) is not None:
-            return _session(before)
-    values = {name: dumps(getattr(session, name)) for name in ("tags", "user_metadata", "finish")}
-    connection.execute(insert(_sessions), {**asdict(session), **values})
+        same_request = _sessions.c.idempotency_key == session.idempotency_key
+        if (before := SESSIONS.first(connection, Scope(session.account_id), same_request)) is not None:
+            return before
+    SESSIONS.insert(connection, session)
     return session
 
 
 def get_session(connection: Connection, scope: Scope, session_id: str) -> TinkerSession:
     """Raises NotFoundError where there is none in scope."""
-    query = scope.limit(_SESSIONS.where(_sessions.c.session_id == session_id), _sessions.c.account_id)
-    if (row := connection.execute(query).one_or_none()) is None:
-        raise NotFoundError(f"there is no session {session_id}")
-    return _session(row)
+    missing = f"there is no session {session_id}"
+    return SESSIONS.get(connection, scope, _sessions.c.session_id == session_id, missing=missing)
 
 
 def sessions(
     connection: Connection, scope: Scope, *, limit: int, offset: int = 0, before: tuple[float, str] | None = None
 ) -> list[TinkerSession]:
     """Newest first, from behind `before`: a creation time and an id."""
+    older = () if before is None else (tuple_(_sessions.c.created_at, _sessions.c.session_id) < before,)
     order = (_sessions.c.created_at.desc(), _sessions.c.session_id.desc())
-    query = scope.limit(_SESSIONS, _sessions.c.account_id).order_by(*order).limit(limit).offset(offset)
-    if before is not None:
-        query = query.where(tuple_(_sessions.c.created_at, _sessions.c.session_id) < before)
-    return [_session(row) for row in connection.execute(query)]
+    return SESSIONS.find(connection, scope, *older, order_by=order, limit=limit, offset=offset)
 
 
 def finish_session(
@@ -82,25 +150,22 @@ def finish_session(
 
 
 def end_silent(
-    connection: Connection, scope: Scope, *, before: float, at: float, finish: Mapping[str, Any], limit: int = 100
+    connection: Connection, scope: Scope, *, before: float, at: float, finish: Mapping[str, Any]
 ) -> list[str]:
     """Finish sessions whose last heartbeat is older than `before`; their ids."""
     scope.require_everything()
-    silent = (
-        select(_sessions.c.session_id)
-        .where(_sessions.c.finished_at.is_(None), _sessions.c.heartbeat_at < before)
-        .limit(limit)
-    )
-    session_ids = list(connection.execute(silent).scalars())
+    silent = select(_sessions.c.session_id).where(_sessions.c.finished_at.is_(None), _sessions.c.heartbeat_at < before)
+    session_ids = list(connection.execute(silent.limit(_SESSIONS_AT_ONCE)).scalars())
     for session_id in session_ids:
         finish_session(connection, scope, session_id, at=at, finish=finish)
     return session_ids
 
 
-def last_finished(connection: Connection, scope: Scope, *, limit: int = 100) -> list[str]:
+def last_finished(connection: Connection, scope: Scope) -> list[str]:
     scope.require_everything()
     finished = select(_sessions.c.session_id).where(_sessions.c.finished_at.is_not(None))
-    return list(connection.execute(finished.order_by(_sessions.c.finished_at.desc()).limit(limit)).scalars())
+    newest_first = finished.order_by(_sessions.c.finished_at.desc())
+    return list(connection.execute(newest_first.limit(_SESSIONS_AT_ONCE)).scalars())
 
 
 def move_session(connection: Connection, scope: Scope, session_id: str, project_id: str) -> None:
@@ -112,43 +177,36 @@ def move_session(connection: Connection, scope: Scope, session_id: str, project_
 def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:
     """The run; an earlier one, where its model was asked for before."""
     scope.require(run.account_id)
-    query = _RUNS.where(_runs.c.model_id == run.model_id, _runs.c.account_id == run.account_id)
-    if (row := connection.execute(query).one_or_none()) is not None:
-        return _run(row)
-    connection.execute(insert(_runs), {**asdict(run), "request": dumps(run.request)})
+    before = RUNS.first(connection, Scope(run.account_id), _runs.c.model_id == run.model_id)
+    if before is not None:
+        return before
+    RUNS.insert(connection, run)
     return run
 
 
 def get_run(connection: Connection, scope: Scope, model_id: str) -> TinkerRun:
     """Raises NotFoundError where there is none in scope."""
-    query = scope.limit(_RUNS.where(_runs.c.model_id == model_id), _runs.c.account_id)
-    if (row := connection.execute(query).one_or_none()) is None:
-        raise NotFoundError(f"there is no model {model_id}")
-    return _run(row)
+    return RUNS.get(connection, scope, _runs.c.model_id == model_id, missing=f"there is no model {model_id}")
 
 
 def runs(
     connection: Connection, scope: Scope, *, limit: int, offset: int = 0, project_id: str | None = None
 ) -> tuple[list[TinkerRun], int]:
     """A page of the runs whose models were created, newest first, and how many there are."""
-
-    def those(query: Select[Any]) -> Select[Any]:
-        query = scope.limit(query.where(_runs.c.state == RunState.CREATED), _runs.c.account_id)
-        if project_id is None:
-            return query
+    conditions = [_runs.c.state == RunState.CREATED]
+    if project_id is not None:
         inside = select(_sessions.c.session_id).where(_sessions.c.project_id == project_id)
-        return query.where(_runs.c.session_id.in_(inside))
-
+        conditions.append(_runs.c.session_id.in_(inside))
     order = (_runs.c.created_at.desc(), _runs.c.model_id.desc())
-    found = connection.execute(those(_RUNS).order_by(*order).limit(limit).offset(offset))
-    total = connection.execute(those(select(func.count()).select_from(_runs))).scalar_one()
-    return [_run(row) for row in found], total
+    found = RUNS.find(connection, scope, *conditions, order_by=order, limit=limit, offset=offset)
+    count = scope.limit(select(func.count()).select_from(_runs).where(*conditions), _runs.c.account_id)
+    return found, connection.execute(count).scalar_one()
 
 
 def runs_of_session(connection: Connection, scope: Scope, session_id: str) -> list[TinkerRun]:
     """Oldest first."""
-    query = _RUNS.where(_runs.c.session_id == session_id).order_by(_runs.c.created_at, _runs.c.model_id)
-    return [_run(row) for row in connection.execute(scope.limit(query, _runs.c.account_id))]
+    order = (_runs.c.created_at, _runs.c.model_id)
+    return RUNS.find(connection, scope, _runs.c.session_id == session_id, order_by=order)
 
 
 def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
@@ -200,22 +258,18 @@ def add_sampler(connection: Connection, scope: Scope, sampler: TinkerSampler) ->
     """An existing one stays as it is."""
     scope.require(sampler.account_id)
     if find_sampler(connection, Scope(sampler.account_id), sampler.sampler_id) is None:
-        connection.execute(insert(_samplers), asdict(sampler))
+        SAMPLERS.insert(connection, sampler)
 
 
 def find_sampler(connection: Connection, scope: Scope, sampler_id: str) -> TinkerSampler | None:
     """None where there is none in scope with this id that was asked for by name."""
-    query = scope.limit(_SAMPLERS.where(_samplers.c.sampler_id == sampler_id), _samplers.c.account_id)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else TinkerSampler(**row._mapping)
+    return SAMPLERS.first(connection, scope, _samplers.c.sampler_id == sampler_id)
 
 
 def samplers_of_session(connection: Connection, scope: Scope, session_id: str) -> list[TinkerSampler]:
     """Oldest first."""
-    query = _SAMPLERS.where(_samplers.c.session_id == session_id).order_by(
-        _samplers.c.created_at, _samplers.c.sampler_id
-    )
-    return [TinkerSampler(**row._mapping) for row in connection.execute(scope.limit(query, _samplers.c.account_id))]
+    order = (_samplers.c.created_at, _samplers.c.sampler_id)
+    return SAMPLERS.find(connection, scope, _samplers.c.session_id == session_id, order_by=order)
 
 
 def weights(
@@ -225,14 +279,14 @@ def weights(
 
     Of several that were saved under one path, the latest lies there.
     """
-    query = _WEIGHTS
+    conditions = [_checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND)]
     if job_id is not None:
-        query = query.where(_checkpoints.c.job_id == job_id)
+        conditions.append(_checkpoints.c.job_id == job_id)
     if path is not None:
-        query = query.where(_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name)
+        conditions += [_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name]
+    order = (_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
     found: dict[tuple[str, str, str], Checkpoint] = {}
-    for row in connection.execute(scope.limit(query, _checkpoints.c.account_id)):
-        checkpoint = CHECKPOINTS.from_row(row)
+    for checkpoint in CHECKPOINTS.find(connection, scope, *conditions, order_by=order):
         if checkpoint.attributes.get("door") == TINKER:
             model_id = str(checkpoint.attributes.get("model_id"))
             found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)
@@ -270,41 +324,35 @@ def leftovers(
     The second value is the `after` of the next call; None when there are no more sessions.
     """
     scope.require_everything()
-    ended = (
-        select(_sessions.c.session_id, _sessions.c.account_id)
-        .where(_sessions.c.finished_at < before, _sessions.c.session_id > after)
-        .order_by(_sessions.c.session_id)
-        .limit(limit)
+    ended = select(_sessions.c.session_id, _sessions.c.account_id).where(
+        _sessions.c.finished_at < before, _sessions.c.session_id > after
     )
-    keys = [(row.session_id, row.account_id) for row in connection.execute(ended)]
-    if not keys:
-        return [], None
-    inside = [session_id for session_id, _ in keys]
-    models: dict[tuple[str, str], list[tuple[str, str | None]]] = {key: [] for key in keys}
-    samplers: dict[tuple[str, str], list[str]] = {key: [] for key in keys}
-    columns = (_runs.c.session_id, _runs.c.account_id, _runs.c.model_id, _runs.c.job_id)
-    for session_id, account_id, model_id, job_id in connection.execute(
-        select(*columns).where(_runs.c.session_id.in_(inside)).order_by(_runs.c.model_id)
-    ):
-        models.get((session_id, account_id), []).append((model_id, job_id))
-    for session_id, account_id, sampler_id in connection.execute(
-        select(_samplers.c.session_id, _samplers.c.account_id, _samplers.c.sampler_id)
-        .where(_samplers.c.session_id.in_(inside))
-        .order_by(_samplers.c.sampler_id)
-    ):
-        samplers.get((session_id, account_id), []).append(sampler_id)
-    kept = _models_with_weights(connection, {job_id for each in models.values() for _, job_id in each if job_id})
-    found = []
-    for session_id, account_id in keys:
-        runs_of_it = [model_id for model_id, _ in models[session_id, account_id]]
-        useless = tuple(model_id for model_id in runs_of_it if (account_id, model_id) not in kept)
-        whole = len(useless) == len(runs_of_it)
-        gone = tuple(samplers[session_id, account_id])
-        if useless or gone or whole:
-            found.append(
-                Leftover(session_id=session_id, account_id=account_id, model_ids=useless, sampler_ids=gone, whole=whole)
-            )
-    return found, inside[-1] if len(keys) == limit else None
+    in_order = ended.order_by(_sessions.c.session_id).limit(limit)
+    accounts = {session_id: account_id for session_id, account_id in connection.execute(in_order)}  # noqa: C416
+    of_them = select(_runs.c.session_id, _runs.c.model_id, _runs.c.job_id).where(_runs.c.session_id.in_(list(accounts)))
+    runs_found = connection.execute(of_them.order_by(_runs.c.model_id)).all()
+    with_weights = _models_with_weights(connection, {job_id for _, _, job_id in runs_found if job_id})
+    model_ids, sampler_ids, useful = defaultdict(list), defaultdict(list), set()
+    for session_id, model_id, _ in runs_found:
+        if (accounts[session_id], model_id) in with_weights:
+            useful.add(session_id)
+        else:
+            model_ids[session_id].append(model_id)
+    samplers = select(_samplers.c.session_id, _samplers.c.sampler_id).where(_samplers.c.session_id.in_(list(accounts)))
+    for session_id, sampler_id in connection.execute(samplers.order_by(_samplers.c.sampler_id)):
+        sampler_ids[session_id].append(sampler_id)
+    found = [
+        Leftover(
+            session_id=session_id,
+            account_id=account_id,
+            model_ids=tuple(model_ids[session_id]),
+            sampler_ids=tuple(sampler_ids[session_id]),
+            whole=session_id not in useful,
+        )
+        for session_id, account_id in accounts.items()
+        if session_id not in useful or model_ids[session_id] or sampler_ids[session_id]
+    ]
+    return found, list(accounts)[-1] if len(accounts) == limit else None
 
 
 def forget(connection: Connection, scope: Scope, gone: Leftover) -> None:
@@ -336,19 +384,3 @@ def _change(session: TinkerSession) -> Update:
     return update(_sessions).where(
         _sessions.c.session_id == session.session_id, _sessions.c.account_id == session.account_id
     )
-
-
-def _session(row: Any) -> TinkerSession:
-    values = dict(row._mapping)
-    values["tags"] = tuple(json.loads(values["tags"]))
-    values["user_metadata"] = json.loads(values["user_metadata"])
-    values["finish"] = json.loads(values["finish"])
-    return TinkerSession(**values)
-
-
-def _run(row: Any) -> TinkerRun:
-    values = dict(row._mapping)
-    values["mode"] = Mode(values["mode"])
-    values["state"] = RunState(values["state"])
-    values["request"] = json.loads(values["request"])
-    return TinkerRun(**values)

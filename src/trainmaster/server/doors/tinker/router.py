@@ -66,7 +66,7 @@ def answer(
     return declare
 
 
-def router() -> APIRouter:
+def api_router() -> APIRouter:
     made = APIRouter(prefix=PREFIX, include_in_schema=False)  # the protocol is described by its clients
     for route in ROUTES:
         made.add_api_route(route.path, route.handler, methods=[route.method], name=f"tinker {route.path}")

@@ -18,8 +18,7 @@ from trainmaster.server.coordinator.retention import Collected
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.retention import Keep
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun
-from trainmaster.server.doors.tinker.records import Leftover
+from trainmaster.server.doors.tinker.records import Leftover, RunState, TinkerRun
 from trainmaster.server.doors.trainers import MAX_REMEMBERED, Lookups
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import SessionEndedError

@@ -11,16 +11,12 @@ import contextlib
 import hashlib
 import os
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.trainer_requests import Mode
-from trainmaster.server.coordinator.base_models import BaseModel, BaseModels
-from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.explain import Explainer
+from trainmaster.server.coordinator.base_models import BaseModel
 from trainmaster.server.core.errors import (
     HandleTakenError,
     InvalidTransitionError,
@@ -30,15 +26,15 @@ from trainmaster.server.core.errors import (
     choice_message,
 )
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.shapes import ChosenShape, Reference, Shapes
+from trainmaster.server.core.shapes import ChosenShape, Reference
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK
 from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.trainers import status_of
+from trainmaster.server.http.context import ApiContext
 from trainmaster.server.store import jobs, nodes
-from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 MANAGED_BY = "tinker-door"
@@ -77,33 +73,16 @@ class TrainerStatus:
 class TinkerTrainers:
     """Finds and starts trainers. The methods block on the database: call them in a thread."""
 
-    def __init__(
-        self,
-        database: Database,
-        commands: Commands,
-        models: BaseModels,
-        shapes: Shapes,
-        explainer: Explainer,
-        *,
-        shape: str = "",
-        tempered_logprobs: bool = False,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """`shape` is the training shape of new jobs; empty: the server chooses."""
-        self._tempered = tempered_logprobs
-        self._database = database
-        self._commands = commands
-        self._models = models
-        self._shapes = shapes
-        self._explainer = explainer
-        self._shape = shape
-        self._clock = clock
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._database = context.database
+        self._commands = context.commands
 
     def model(self, name: str, account_id: str) -> BaseModel:
         """Raises TrainerFailedError, which names the base models that there are, where there is no such model."""
-        found = self._models.find(name, account_id)
+        found = self._context.models.find(name, account_id)
         if found is None:
-            known = self._models.names
+            known = self._context.models.names
             message = choice_message("base model", name, known) if known else f"this server has no base model {name!r}"
             raise TrainerFailedError(message, Category.USER)
         return found
@@ -172,7 +151,7 @@ class TinkerTrainers:
         if job.endpoint is not None:
             return ACTIVE_QUEUE, None
         told = f"its trainer, job {job.job_id}, is {job.status}"
-        why = self._explainer.explain(scope, job, now=self._clock()).explanation
+        why = self._context.explainer.explain(scope, job, now=self._context.clock()).explanation
         return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
 
     def _status(self, job: Job, *, stopping_is_news: bool = True) -> TrainerStatus:
@@ -216,17 +195,17 @@ class TinkerTrainers:
             forward_only=mode is Mode.FORWARD_ONLY,
             display_name=f"Tinker trainer of {model.name}"[:63],
             managed_by=MANAGED_BY,
-            extra_args=(TEMPERED,) if self._tempered else (),
+            extra_args=(TEMPERED,) if self._context.settings.tinker_tempered_logprobs else (),
         )
         chosen = self._chosen(account_id, model, mode, rank)
-        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._shape)
+        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._context.settings.tinker_shape)
 
     def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> ChosenShape:
-        if self._shape:
-            return self._shapes.named(Reference(account_id=account_id, shape=self._shape, version=None))
+        if shape := self._context.settings.tinker_shape:
+            return self._context.shapes.named(Reference(account_id=account_id, shape=shape, version=None))
         with self._database.read() as connection:
             gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-        chosen = self._shapes.choose(
+        chosen = self._context.shapes.choose(
             gpus=gpus, base_model=model.name, lora_rank=rank, forward_only=mode is Mode.FORWARD_ONLY
         )
         if chosen is None:

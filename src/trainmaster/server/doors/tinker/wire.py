@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, Mode
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.tinker.door import path_of
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun, TinkerSession
+from trainmaster.server.doors.tinker.records import RunState, TinkerRun, TinkerSession
 
 NO_NUL = r"^[^\x00]*$"
 """Not every database takes that character."""

@@ -20,13 +20,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from trainmaster.protocol.trainer_requests import WeightsPath
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ForbiddenError, NotFoundError, RefusedError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.router import answer
+from trainmaster.server.doors.tinker.runs import CHECKPOINT, weights_of
 from trainmaster.server.doors.tinker.wire import instant
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
@@ -55,11 +55,8 @@ _MOST_DIGITS = 12
 def url_of(request: Request, sealer: Sealer, account_id: str, checkpoint: Checkpoint, rest: str, expires: int) -> str:
     """At the host that the client asked."""
     path = f"{SIGNED_PATHS}{checkpoint.job_id}/{checkpoint.checkpoint_id}/{rest}"
-    query = {
-        "account": account_id,
-        "expires": str(expires),
-        "signature": sealer.sign(_covered(path, account_id, str(expires))),
-    }
+    signature = sealer.sign(_covered(path, account_id, str(expires)))
+    query = {"account": account_id, "expires": str(expires), "signature": signature}
     host = request.headers.get("host") or request.url.netloc
     return f"{request.url.scheme}://{host}{quote(path)}?{urlencode(query)}"
 
@@ -81,7 +78,6 @@ def _covered(path: str, account_id: str, expires: str) -> str:
     return "\n".join((path, account_id, expires))
 
 
-_ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
 MAX_FILES = 10_000
 """Of a checkpoint that is downloaded: all of them are held in memory."""
 _CHUNK_BYTES = 1 << 20
@@ -92,7 +88,7 @@ _END = bytes(2 * tarfile.BLOCKSIZE)
 router = APIRouter(prefix=SIGNED_PATHS.rstrip("/"), include_in_schema=False)
 
 
-@answer("GET", f"{_ONE}/archive", KeyScope.VIEW, note="a signed URL of a tar file, valid for one hour")
+@answer("GET", f"{CHECKPOINT}/archive", KeyScope.VIEW, note="a signed URL of a tar file, valid for one hour")
 async def archive(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     checkpoint, account_id = await _readable(request, door, principal)
     expires = int(door.context.clock()) + GOOD_FOR_S
@@ -100,7 +96,7 @@ async def archive(request: Request, door: TinkerDoor, principal: Principal) -> R
     return ok({"url": url, "expires": instant(expires)})
 
 
-@answer("GET", f"{_ONE}/external_weights_urls", KeyScope.VIEW, note="a signed URL per file, valid for one hour")
+@answer("GET", f"{CHECKPOINT}/external_weights_urls", KeyScope.VIEW, note="a signed URL per file, valid for one hour")
 async def external_weights_urls(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     checkpoint, account_id = await _readable(request, door, principal)
     place = await _place(door.context, Scope(account_id), checkpoint.job_id, checkpoint.checkpoint_id)
@@ -150,8 +146,7 @@ async def download_file(request: Request, job_id: str, checkpoint_id: str, name:
 
 async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
     """The checkpoint that a path names, if it is the account's own or public; and whose it is."""
-    run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
-    found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
+    found = await weights_of(request, door, principal)
     checkpoint = found.checkpoint
     if checkpoint.root != ARTIFACTS:
         raise RefusedError(f"{path_of(checkpoint)} lies on an object store: fetch it from {checkpoint.path}")

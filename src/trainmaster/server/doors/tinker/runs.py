@@ -24,7 +24,8 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun, creation_id, mode_of
+from trainmaster.server.doors.tinker.model_creation import creation_id, mode_of
+from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.router import answer, page_of, read, read_document
 from trainmaster.server.doors.tinker.wire import (
     NO_PROJECT,
@@ -94,7 +95,7 @@ async def weights_info(request: Request, door: TinkerDoor, principal: Principal)
 
 _RUNS_PAGE = 20
 _CHECKPOINTS_PAGE = 100
-_ONE = "/training_runs/{run_id}/checkpoints/{place}/{name}"
+CHECKPOINT = "/training_runs/{run_id}/checkpoints/{place}/{name}"
 
 
 @answer("GET", "/training_runs", KeyScope.VIEW)
@@ -180,23 +181,23 @@ async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Princi
     return ok({"data": rows})
 
 
-@answer("DELETE", _ONE, KeyScope.MANAGE)
+@answer("DELETE", CHECKPOINT, KeyScope.MANAGE)
 async def delete_checkpoint(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Gone at once from all lists, and soon from the disk."""
     return await _command(request, door, principal, checkpoints.delete)
 
 
-@answer("POST", f"{_ONE}/publish", KeyScope.MANAGE, note="then every account of the server can load the weights")
+@answer("POST", f"{CHECKPOINT}/publish", KeyScope.MANAGE, note="then every account of the server can load the weights")
 async def publish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     return await _command(request, door, principal, checkpoints.edit, "public", True)
 
 
-@answer("DELETE", f"{_ONE}/publish", KeyScope.MANAGE)
+@answer("DELETE", f"{CHECKPOINT}/publish", KeyScope.MANAGE)
 async def unpublish(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     return await _command(request, door, principal, checkpoints.edit, "public", False)
 
 
-@answer("PUT", f"{_ONE}/ttl", KeyScope.MANAGE)
+@answer("PUT", f"{CHECKPOINT}/ttl", KeyScope.MANAGE)
 async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     wanted = await read(request, SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
@@ -210,7 +211,11 @@ async def _command(
     command: Callable[..., Future[CommandOutcome]],
     *edited: str | float | bool | None,
 ) -> Response:
-    checkpoint = (await _own(request, door, principal)).checkpoint
+    """Weights of others are not found, public or not. The job of the weights may have been deleted."""
+    found = await weights_of(request, door, principal)
+    checkpoint = found.checkpoint
+    if not principal.scope.admits(found.run.account_id):
+        raise NotFoundError(f"there are no weights {path_of(checkpoint)}")
     done = command(
         door.context.commands,
         principal.scope,
@@ -223,10 +228,7 @@ async def _command(
     return ok({})
 
 
-async def _own(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
-    """Weights of others are not found, public or not."""
+async def weights_of(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
+    """The weights that the path of a request names."""
     run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
-    found = await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))
-    if not principal.scope.admits(found.run.account_id):
-        raise NotFoundError(f"there are no weights {path_of(found.checkpoint)}")
-    return found
+    return await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))

@@ -38,7 +38,8 @@ from trainmaster.server.doors.futures import (
     wait_until,
 )
 from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.doors.tinker.names import RunState, TinkerRun, created_model
+from trainmaster.server.doors.tinker.model_creation import created_model
+from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.router import By, answer, read_document
 from trainmaster.server.doors.tinker.wire import OfModel
 from trainmaster.server.doors.trainers import TrainerGoneError, location_of

@@ -16,7 +16,7 @@ from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
-from trainmaster.server.doors.tinker.names import TinkerSession
+from trainmaster.server.doors.tinker.records import TinkerSession
 from trainmaster.server.doors.tinker.router import answer, page_of, read
 from trainmaster.server.doors.tinker.wire import (
     NO_PROJECT,

@@ -21,7 +21,7 @@ from trainmaster.server.doors.futures import MAX_SMALL_BYTES, Category, accepted
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import LOOK_EVERY_S, with_known_name
-from trainmaster.server.doors.tinker.names import TinkerSampler
+from trainmaster.server.doors.tinker.records import TinkerSampler
 from trainmaster.server.doors.tinker.router import By, answer, read_document
 from trainmaster.server.doors.tinker.trainer_jobs import TrainerCancelledError, TrainerFailedError
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession
