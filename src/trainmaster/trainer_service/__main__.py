@@ -59,6 +59,7 @@ def _lead(configuration: Configuration) -> NoReturn:
     # First of all: whoever asks meanwhile hears that it is not ready, and no refused connection.
     front, channel = _start_front(configuration)
     # Only now: seconds of imports.
+    from trainmaster.engine.parallel import ProcessRanks
     from trainmaster.engine.sampler import Sampler
     from trainmaster.trainer_service.process import ServiceControl, TrainerService
     from trainmaster.trainer_service.reports import FatalError
@@ -81,7 +82,8 @@ def _lead(configuration: Configuration) -> NoReturn:
             raise SystemExit(f"the front process ended with {_wait(front)}, and nobody can be answered") from None
         except FatalError as error:
             raise SystemExit(f"the service cannot go on: {error}") from error
-    _leave(engine)
+    if isinstance(engine.ranks, ProcessRanks):
+        engine.ranks.leave()
     channel.close()
     _wait(front)
     report.exit_stopped()
@@ -124,13 +126,6 @@ def _engine(configuration: Configuration) -> Engine:
         if error.blame is Blame.USER:
             report.fail(Reason.BAD_INPUT, str(error))
         raise
-
-
-def _leave(engine: Engine) -> None:
-    from trainmaster.engine.parallel import ProcessRanks
-
-    if isinstance(engine.ranks, ProcessRanks):
-        engine.ranks.leave()
 
 
 def _start_front(configuration: Configuration) -> tuple[subprocess.Popen[bytes], EngineChannel]:

@@ -66,8 +66,7 @@ class EngineChannel:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when none came in time, which may be 0.
 
-        Raises:
-            ChannelClosedError: the front is gone, and all that it said before has been given out.
+        Raises ChannelClosedError when the front is gone, and all that it said before has been returned.
         """
         try:
             message = self._received.get(timeout=timeout_s) if timeout_s != 0 else self._received.get_nowait()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import zstandard
@@ -62,7 +63,8 @@ def apply_delta(delta: Path, base: Path, target: Path) -> None:
                 digest = _restore_file(delta / f"{name}{_DELTA_SUFFIX}", base / name, path, size=said["size"])
             else:
                 shutil.copyfile(base / name, path)
-                digest = _digest(path)
+                with open(path, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise DeltaError(f"{name} cannot be made from {base}: {error}") from error
         if digest != said["sha256"]:
@@ -72,10 +74,15 @@ def apply_delta(delta: Path, base: Path, target: Path) -> None:
 def _write_file(path: Path, base: Path, target: Path) -> tuple[str, bool]:
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, changed = hashlib.sha256(), not base.is_file() or base.stat().st_size != path.stat().st_size
-    with open(target, "wb") as raw, zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(raw) as writer:
-        for new, old in _pairs(path, base):
+    with (
+        open(path, "rb") as file,
+        _open_if_there(base) as old,
+        open(target, "wb") as raw,
+        zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(raw) as writer,
+    ):
+        while new := file.read(_CHUNK_BYTES):
             digest.update(new)
-            mixed = _xor(new, old)
+            mixed = _xor(new, old.read(len(new)))
             changed = changed or bool(mixed.any())
             writer.write(mixed.data)
     if not changed:
@@ -88,33 +95,23 @@ def _restore_file(delta: Path, base: Path, target: Path, *, size: int) -> str:
     with (
         open(delta, "rb") as raw,
         zstandard.ZstdDecompressor().stream_reader(raw) as reader,
+        _open_if_there(base) as old,
         open(target, "wb") as file,
     ):
-        old_file = open(base, "rb") if base.is_file() else None  # noqa: SIM115 - there may be none
         try:
             # One byte more than was said is enough to know that it is another file.
             while written <= size and (mixed := reader.read(_CHUNK_BYTES)):
-                old = old_file.read(len(mixed)) if old_file is not None else b""
-                new = _xor(mixed, old).data
+                new = _xor(mixed, old.read(len(mixed))).data
                 digest.update(new)
                 written += file.write(new)
         except zstandard.ZstdError as error:
             raise DeltaError(f"{delta} is damaged: {error}") from error
-        finally:
-            if old_file is not None:
-                old_file.close()
     return digest.hexdigest()
 
 
-def _pairs(path: Path, base: Path) -> Iterator[tuple[bytes, bytes]]:
-    with open(path, "rb") as file:
-        if not base.is_file():
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk, b""
-            return
-        with open(base, "rb") as old:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk, old.read(len(chunk))
+def _open_if_there(path: Path) -> BinaryIO:
+    """A file, or an empty one in its place."""
+    return open(path, "rb") if path.is_file() else io.BytesIO()
 
 
 def _xor(new: bytes, old: bytes) -> np.ndarray:
@@ -122,11 +119,6 @@ def _xor(new: bytes, old: bytes) -> np.ndarray:
     other = np.frombuffer(old, dtype=np.uint8)
     mixed[: len(other)] ^= other
     return mixed
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _delta_index(delta: Path) -> dict[str, Any]:

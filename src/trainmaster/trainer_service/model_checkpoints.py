@@ -38,7 +38,8 @@ from trainmaster.trainer_service.checkpoint_names import (
     CommittedCheckpoint,
     NamedCheckpoints,
 )
-from trainmaster.trainer_service.models import LoadedModel, metadata, whole
+from trainmaster.trainer_service.models import LoadedModel, metadata
+from trainmaster.trainer_service.schema import whole
 
 MIN_TTL_S = 3600
 """As the public clients document it."""
@@ -65,7 +66,7 @@ class Saving:
         self._reporter = reporter
         self._base_model = base_model
         self._root = reporter.checkpoint_root()
-        self.shelf = NamedCheckpoints(self._root)
+        self.named = NamedCheckpoints(self._root)
         self._saver = Saver(self._root, reporter=reporter)
         self._exporter = ThreadPoolExecutor(1, thread_name_prefix="export")
         self._under_way: tuple[SavePlan, Callable[[], bool], Callable[[], CommittedCheckpoint], Done] | None = None
@@ -86,7 +87,7 @@ class Saving:
         **attributes: Any,
     ) -> SavePlan:
         """Raises EngineError where the name is taken and must not be replaced, or a field of the request is wrong."""
-        before = self.shelf.versions(label)
+        before = self.named.versions(label)
         if before and not overwrite:
             raise EngineError(
                 f"there is a {label.kind} checkpoint {label.path!r} already: save under another name, or with overwrite"
@@ -119,7 +120,7 @@ class Saving:
         self._require_idle()
         self._saver.save(
             tree,
-            rel_path=self.shelf.new_place(plan.label),
+            rel_path=self.named.new_place(plan.label),
             step=plan.step,
             kind=plan.label.kind,
             name=plan.label.name,
@@ -166,7 +167,7 @@ class Saving:
     def find(self, path: object, source: str, kind: CheckpointKind) -> CommittedCheckpoint:
         """The checkpoint at `source`, or else the one of this job. Raises EngineError where there is none."""
         with _reading(str(path)):
-            return self.shelf.open(source) if source else self.shelf.find(CheckpointLabel.read(path, kind))
+            return self.named.open(source) if source else self.named.find(CheckpointLabel.read(path, kind))
 
     def read_tree(self, found: CommittedCheckpoint) -> Any:
         """Raises EngineError where it cannot be read, or is not what was committed."""
@@ -180,7 +181,7 @@ class Saving:
             with _reading(found.where):
                 directory = scope.enter_context(found.root.fetch(found.rel_path))
                 if (directory / export_files.DELTA_INDEX).is_file():
-                    base = self.shelf.open(export_files.base_of_delta(directory)["where"])
+                    base = self.named.open(export_files.base_of_delta(directory)["where"])
                     whole_base = scope.enter_context(base.root.fetch(base.rel_path))
                     target = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="trainmaster-export-")))
                     export_files.apply_delta(directory, whole_base, target)
@@ -195,7 +196,7 @@ class Saving:
     def _export(
         self, plan: SavePlan, manifest: Manifest, export: Export, base: CommittedCheckpoint | None
     ) -> CommittedCheckpoint:
-        place = self.shelf.new_place(plan.label)
+        place = self.named.new_place(plan.label)
         began = time.monotonic()
         drafted = self._root.draft(place, job_id=manifest.job_id, attempt=manifest.attempt)
         with self._reporter.saving(), drafted as draft:
@@ -219,7 +220,7 @@ class Saving:
         rmtree(whole_export)
 
     def _remove_replaced(self, plan: SavePlan, found: CommittedCheckpoint) -> None:
-        for rel_path in self.shelf.versions(plan.label):
+        for rel_path in self.named.versions(plan.label):
             if rel_path == found.rel_path:
                 break
             try:

@@ -183,7 +183,7 @@ class ModelOperations:
         try:
             label = self._label(model)
             # What its client had saved under this name was to stay, and so is what comes in its place.
-            fields = {} if self._saving.shelf.versions(label) else {"ttl_seconds": LEFT_BEHIND_TTL_S}
+            fields = {} if self._saving.named.versions(label) else {"ttl_seconds": LEFT_BEHIND_TTL_S}
             self._begin_save(model, label, fields, done, overwrite=True)
         except Exception as error:
             done(error)
@@ -298,7 +298,7 @@ class ModelOperations:
     def _base_of_delta(self, model: LoadedModel) -> CommittedCheckpoint:
         if model.whole_export is None:
             raise EngineError("checkpoint_type: a delta needs a base before it: save one with checkpoint_type base")
-        return self._saving.shelf.open(model.whole_export)
+        return self._saving.named.open(model.whole_export)
 
     def _load_weights(self, request: Request) -> Reply:
         path = request.fields.get("path")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, Blame, EngineError, LoraOptions, Normalization, Trained
 from trainmaster.protocol.trainer_requests import Mode
 from trainmaster.trainer_service.configuration import Configuration
+from trainmaster.trainer_service.schema import number, shown, whole
 
 # What requests say, as the engine's own values; a field that is wrong is the client's error, and named.
 
@@ -27,34 +27,12 @@ _METRICS = "emit_grad_norm_metrics"
 _CALIBRATION = "decision_calibration"
 
 
-def number(fields: Mapping[str, Any], name: str, default: float) -> float:
-    """Raises EngineError where it is no finite number."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise EngineError(f"{name}: {value!r} is no number")
-    return float(value)
-
-
-def whole(fields: Mapping[str, Any], name: str, default: int | None, *, low: int, high: int) -> int | None:
-    """Raises EngineError where it is no whole number from `low` to `high`."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise EngineError(f"{name}: {value!r} is no whole number")
-    if not low <= value <= high:
-        raise EngineError(f"{name}: {value} is not between {low} and {high}")
-    return value
-
-
 def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     value = fields.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise EngineError(f"{name}: {value!r} is neither true nor false")
+        raise EngineError(f"{name} must be true or false, not {shown(value)}")
     return value
 
 
@@ -63,7 +41,7 @@ def choice(fields: Mapping[str, Any], name: str, default: str, choices: tuple[st
     if value is None:
         return default
     if value not in choices:
-        raise EngineError(f"{name}: {value!r} is not among {', '.join(choices)}")
+        raise EngineError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
     return str(value)
 
 

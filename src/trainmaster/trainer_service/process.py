@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceControl:
-    """Stops and saves that the server, or a signal, asks for."""
+    """Stops that the server, or a signal, asks for."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -49,10 +49,6 @@ class ServiceControl:
         if stop is None and self._signalled:
             return StopRequest(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
         return stop
-
-    def take_save(self) -> bool:
-        """True once per request."""
-        return self._reporter.save_requested()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -111,14 +107,14 @@ class TrainerService:
             FatalError: the engine cannot go on.
         """
         self._channel.send(
-            EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.shelf.listing()))
+            EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.named.listing()))
         )
         self._reporter.phase("training")
         while True:
             if (stop := self._control.stop()) is not None:
                 self._stop(stop)
                 return stop
-            if self._control.take_save():
+            if self._reporter.save_requested():
                 self._training.save_all()
             self._take(0.0 if self._has_work() else SAVING_S if self._saving.busy else IDLE_S)
             self._sample(self._train())

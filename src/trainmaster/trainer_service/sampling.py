@@ -96,9 +96,7 @@ class SamplingSessions:
             completed = self._sampler.step()
         except Exception as error:
             # Whose fault it was cannot be told apart: none of them can be trusted to end.
-            for request_id in list(self._waiting):
-                self._sampler.cancel(request_id)
-                self._waiting.discard(request_id)
+            for request_id in self._cancel_all():
                 self._reply(reply_to_failure(request_id, error))
             return []
         sequences: list[SampledSequence] = []
@@ -112,10 +110,14 @@ class SamplingSessions:
         return sequences
 
     def refuse_all(self, message: str) -> None:
-        for request_id in list(self._waiting):
+        for request_id in self._cancel_all():
+            self._reply(Reply(request_id=request_id, error=message))
+
+    def _cancel_all(self) -> set[str]:
+        cancelled, self._waiting = self._waiting, set()
+        for request_id in cancelled:
             self._sampler.cancel(request_id)
-            self._reply(Reply(request_id=request_id, error=message, category="server"))
-        self._waiting.clear()
+        return cancelled
 
     def _snapshot(self, session_id: str) -> WeightsSnapshot:
         session = self._sessions.get(session_id)

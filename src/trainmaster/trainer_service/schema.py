@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Any
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -87,6 +89,32 @@ def shown(value: object) -> str:
     """A value as a message can quote it."""
     text = _SHORT.repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def number(fields: Mapping[str, Any], name: str, default: float) -> float:
+    """A member of a JSON object. Raises EngineError where it is no finite number."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise EngineError(f"{name} must be a finite number, not {shown(value)}")
+    return float(value)
+
+
+def whole(fields: Mapping[str, Any], name: str, default: Any, *, low: int = -(2**63), high: int = 2**64 - 1) -> Any:
+    """A member of a JSON object. Raises EngineError where it is no whole number from `low` to `high`."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not is_integer(value):
+        raise EngineError(f"{name} must be a whole number, not {shown(value)}")
+    if not low <= value <= high:
+        raise EngineError(f"{name} must be from {low} to {high}, not {shown(value)}")
+    return value
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _PACKAGE = "tinker_public"

@@ -34,8 +34,11 @@ from trainmaster.trainer_service.schema import (
     array_of_bytes,
     array_of_numbers,
     dense_of_rows,
+    is_integer,
+    number,
     shaped,
     shown,
+    whole,
 )
 
 MAX_BODY_BYTES = 2 << 30
@@ -51,6 +54,7 @@ REFUSED_OF_SAMPLES = (
 )
 """What clients may ask of a sample, and do not get here; what is sampled from belongs to the sampling session."""
 _RECORD = "ArrayRecord"
+_WIRE_DTYPES = {dtype: number for number, dtype in DTYPES.items() if number != BFLOAT16}
 
 
 def decode_pass(body: bytes | memoryview, content_type: str, encoding: str = "") -> Pass:
@@ -71,7 +75,7 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
     stop = params.get("stop")
     stops = [stop] if isinstance(stop, str) else stop
     if stops is not None and not (
-        isinstance(stops, list) and (all(map(_is_integer, stops)) or all(isinstance(one, str) for one in stops))
+        isinstance(stops, list) and (all(map(is_integer, stops)) or all(isinstance(one, str) for one in stops))
     ):
         raise EngineError(
             f"sampling_params.stop must be a string, or a list of strings or of token ids, not {shown(stop)}"
@@ -80,17 +84,17 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
     return SampleRequest(
         request_id=request_id,
         prompt=tuple(_tokens_from_json(fields.get("prompt"), "prompt").tolist()),
-        num_samples=_integer(fields, "num_samples", 1),
-        max_tokens=_integer(params, "max_tokens", None),
-        seed=_integer(params, "seed", None),
-        temperature=_number(params, "temperature", 1.0),
-        top_k=_integer(params, "top_k", -1),
-        top_p=_number(params, "top_p", 1.0),
+        num_samples=whole(fields, "num_samples", 1),
+        max_tokens=whole(params, "max_tokens", None),
+        seed=whole(params, "seed", None),
+        temperature=number(params, "temperature", 1.0),
+        top_k=whole(params, "top_k", -1),
+        top_p=number(params, "top_p", 1.0),
         stop_tokens=None if stops is None else tuple(one for one in stops if not isinstance(one, str)),
         stop_strings=strings,
         prompt_logprobs=bool(fields.get("prompt_logprobs")),
-        topk_prompt_logprobs=_integer(fields, "topk_prompt_logprobs", 0),
-        topk_sample_logprobs=_integer(fields, "topk_sample_logprobs", 0),
+        topk_prompt_logprobs=whole(fields, "topk_prompt_logprobs", 0),
+        topk_sample_logprobs=whole(fields, "topk_sample_logprobs", 0),
     )
 
 
@@ -99,7 +103,11 @@ def encode_pass_result(result: PassResult) -> bytes:
     message = schema.ForwardBackwardOutput(loss_fn_output_type=_RECORD)
     for name, value in result.metrics.items():
         message.metrics[name] = value
-    for layout, group in groupby(result.outputs, key=_layout):
+
+    def layout_of(output: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        return tuple((name, array.shape[1:], array.dtype.str) for name, array in output.items())
+
+    for layout, group in groupby(result.outputs, key=layout_of):
         outputs = list(group)
         record = message.loss_fn_outputs.add(type_tag=_RECORD, num_datums=len(outputs))
         for name, trailing, dtype in layout:
@@ -109,7 +117,7 @@ def encode_pass_result(result: PassResult) -> bytes:
             tensor = record.fields[name]
             tensor.data = b"".join(array.tobytes() for array in arrays)
             tensor.offsets = offsets.tobytes()
-            tensor.dtype = _number_of(np.dtype(dtype), name)
+            tensor.dtype = _WIRE_DTYPES[np.dtype(dtype)]
             tensor.trailing_shape.extend(trailing)
     encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded
@@ -309,17 +317,6 @@ def _json_object(body: bytes | memoryview) -> dict[str, Any]:
     return fields
 
 
-def _layout(output: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((name, array.shape[1:], array.dtype.str) for name, array in output.items())
-
-
-def _number_of(dtype: np.dtype[Any], name: str) -> int:
-    for number, known in DTYPES.items():
-        if known == dtype and number != BFLOAT16:
-            return number
-    raise TypeError(f"{name} is {dtype}, which the wire does not have")
-
-
 def _packed(values: np.ndarray, dtype: str) -> bytes:
     return np.ascontiguousarray(values, dtype=dtype).tobytes()
 
@@ -342,28 +339,6 @@ def _topk_as_json(topk: Any) -> list[list[tuple[int, float]] | None]:
         [pair for pair in zip(row, values, strict=True) if pair != (0, _MASKED)] or None
         for row, values in zip(ids, logprobs, strict=True)
     ]
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _integer(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not _is_integer(value):
-        raise EngineError(f"{name} must be a whole number, not {shown(value)}")
-    return value
-
-
-def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise EngineError(f"{name} must be a number, not {shown(value)}")
-    return _float(value, name)
 
 
 def _float(value: float, name: str) -> float:

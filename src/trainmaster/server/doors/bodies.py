@@ -76,12 +76,7 @@ class IncomingBody:
             self._release()
 
     async def more(self) -> bool:
-        """Wait for another piece; False when there is none.
-
-        Raises:
-            TooLargeError: the body is too large with it.
-            StalledError: none has come for long.
-        """
+        """Wait for another piece; False when there is none. Raises TooLargeError and StalledError."""
         if self._stream is None:
             self._stream = pieces_of(self.request)
         piece = await anext(self._stream, None)
@@ -100,8 +95,7 @@ class IncomingBody:
     async def content(self) -> bytes | AsyncIterator[bytes]:
         """All of it: at once where it is small, else as it comes."""
         length = self.request.headers.get("content-length", "")
-        small = self.complete or (length.isdecimal() and int(length[:18]) <= SMALL_BYTES)
-        if small:
+        if self.complete or (length.isdecimal() and int(length[:18]) <= SMALL_BYTES):
             return await self.whole()
         self._passed_on = True
         return self._all_pieces()
@@ -155,23 +149,13 @@ _held: set[IncomingBody] = set()
 
 
 async def text_field(body: IncomingBody, name: str) -> str:
-    """The id in a member of a JSON body, or the model's id of a protobuf body.
-
-    Raises:
-        SpecError: there is none where it belongs, or the body is neither.
-        RateLimitedError: there is no room for such a body now.
-        StalledError: it does not come.
-    """
+    """The id in a member of a JSON body, or the model's id of a protobuf body. Raises SpecError where there is none."""
     is_protobuf = content_type_of(body.request.headers.get("content-type", "")) == PROTOBUF
     return plain_id(await (_protobuf_text(body, name) if is_protobuf else _json_text(body, name)), name)
 
 
 def plain_id(found: object, name: str) -> str:
-    """The id in a member called `name`.
-
-    Raises:
-        SpecError: it can be no id: no text, too long, or not valid Unicode.
-    """
+    """The id in a member called `name`. Raises SpecError for what is no text, too long, or not valid Unicode."""
     if not isinstance(found, str):
         raise SpecError([Problem(field=name, message="required: a text")])
     if len(found) > MAX_ID_LENGTH or not is_plain(found):

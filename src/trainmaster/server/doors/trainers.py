@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection as Read
 from starlette.requests import Request
@@ -44,6 +46,7 @@ FRESH_S = 1.0
 PATIENCE_S = 120.0
 """For the next piece of a request or of its response. The longest that a trainer holds a request is 20 s."""
 MAX_REMEMBERED = 16_384
+_JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 _SECRETS = frozenset((b"authorization", b"x-tinker-weights-access-token"))
 _WHOLE_BYTES = 256 << 10
 """A response of up to this length is sent as one piece."""
@@ -110,7 +113,6 @@ class Trainers:
         self._connections = Connections()
         self._urgent = Connections()
         """For heartbeats alone: a burst that takes all open connections must not delay them."""
-        self._owners: dict[str, str] = {}
         self._jobs = Lookups(self._read, FRESH_S)
 
     def close(self) -> None:
@@ -119,11 +121,12 @@ class Trainers:
 
     async def require(self, account_id: str, job_id: str) -> None:
         """Raises NotFoundError unless the job is a trainer of the account: the doors serve no other services."""
-        owner = self._owners.get(job_id)
-        if owner is None:
-            job = (await self._jobs.get(job_id)).job
-            owner = job.account_id if job is not None and job.workload_kind == KIND else None
-        if owner != account_id:
+        # Neither the owner nor the kind of a job changes: what was read of it once is good enough.
+        seen = self._jobs.known(job_id)
+        if seen is None or seen.job is None:
+            seen = await self._jobs.get(job_id)
+        job = seen.job
+        if job is None or job.workload_kind != KIND or job.account_id != account_id:
             raise JobNotFoundError(f"there is no job {job_id}")
 
     def touch(self, job_id: str) -> None:
@@ -143,18 +146,10 @@ class Trainers:
         counts: bool = True,
         urgent: bool = False,
     ) -> ServiceResponse:
-        """Send a request to a trainer.
+        """Send a request to a trainer; `target` is a path with its query.
 
-        Args:
-            trainer: which one.
-            method: of the request.
-            target: its path and query.
-            headers: what the trainer is to see beside the server's own.
-            body: in pieces, or whole.
-            door: what the client came through.
-            use: ends when the trainer is no longer in use; None: with the head of the response.
-            counts: whether the request counts as use.
-            urgent: whether it goes past all others.
+        A request that `counts` as use of the trainer does so until `use` ends, or until the response begins. An
+        `urgent` one goes past all others.
 
         Raises:
             TrainerGoneError: that attempt does not run any more.
@@ -176,6 +171,21 @@ class Trainers:
                         raise
             return await pool.exchange(await self._open(trainer, pool), *request, patience_s=PATIENCE_S)
 
+    async def post(
+        self, trainer: Trainer, operation: str, document: Mapping[str, Any], *, door: str, counts: bool = True
+    ) -> dict[str, Any]:
+        """The JSON object that a trainer answers; empty where it answers another value. Raises like `ask`."""
+        target, body = f"/api/v1/{operation}".encode(), json.dumps(document).encode()
+        response = await self.ask(trainer, "POST", target, _JSON_HEADERS, body, door=door, counts=counts)
+        content = await response.body()
+        if response.status >= 500 or response.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise BrokenOffError(f"the trainer answered {operation} with {response.status}")
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError):
+            raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
+        return answer if isinstance(answer, dict) else {}
+
     async def pass_on(
         self,
         request: Request,
@@ -188,13 +198,9 @@ class Trainers:
         counts: bool = True,
         urgent: bool = False,
     ) -> Response:
-        """The response of a trainer to a client's request, with `extra` headers from the server.
+        """The response of a trainer to a client's request, with `extra` headers from the server. Raises like `ask`.
 
         `grammar` says what part of the path is the trainer's; see `target_of`.
-
-        Raises:
-            TrainerGoneError: that attempt does not run any more.
-            BrokenOffError: it does not answer now.
         """
         headers = [each for each in forwarded_headers(request, body) if each[0] not in _SECRETS]
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
@@ -237,12 +243,7 @@ class Trainers:
             except NotFoundError:
                 return _Seen(job=None)
 
-        seen = await self._context.read(question)
-        if len(self._owners) >= MAX_REMEMBERED:
-            self._owners.clear()
-        if seen.job is not None and seen.job.workload_kind == KIND:
-            self._owners[job_id] = seen.job.account_id
-        return seen
+        return await self._context.read(question)
 
 
 def how_it_ended(name: str, job: Job | None, attempt: int = 0) -> str:

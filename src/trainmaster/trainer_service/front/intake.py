@@ -105,13 +105,7 @@ class Intake:
         self._stopped = False
 
     async def read(self, request: Request) -> Received:
-        """The body of a request.
-
-        Raises:
-            ClientDisconnect: the client left before it was there.
-            BusyError: there is no room for it now.
-            StoppedError: the front goes before it is there.
-        """
+        """The body of a request. Raises BusyError, StoppedError, and ClientDisconnect if the client leaves before."""
         task = asyncio.current_task()
         assert task is not None
         if self._stopped:

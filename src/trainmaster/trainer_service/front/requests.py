@@ -83,10 +83,7 @@ def encoding_of(request: Request) -> str:
 async def read_fields(request: Request, front: Front) -> dict[str, Any]:
     """The JSON object in a request's body; empty where there is no body.
 
-    Raises:
-        RefusedError: the body is something else, or too much.
-        BusyError: there is no room for it now.
-        ClientDisconnect: the client left before it was there.
+    Raises RequestRefusedError for another body, or one that is too large; and what `Intake.read` raises.
     """
     received = await front.intake.read(request)
     try:
@@ -117,11 +114,7 @@ def _fields_of(body: bytes) -> dict[str, Any]:
 
 
 def peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]:
-    """The few members of a body by which it is routed; the engine decodes the rest.
-
-    Raises:
-        RefusedError: the body cannot be read, or is compressed in a way that is not supported.
-    """
+    """The few members of a body by which it is routed; the engine decodes the rest. Raises RequestRefusedError."""
     try:
         if not encoding:
             look = peek_protobuf if content_type == PROTOBUF else peek_json

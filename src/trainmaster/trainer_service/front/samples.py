@@ -47,6 +47,11 @@ class SamplingSession:
     """The last place that was given out."""
     followers: Waiters = field(default_factory=set)
 
+    def append(self, request_id: str) -> None:
+        if self.feed is not None:
+            self.ended += 1
+            self.feed.append((self.ended, request_id))
+
 
 class Samples:
     def __init__(self, settings: FrontSettings, link: Link, futures: Futures, intake: Intake) -> None:
@@ -106,7 +111,7 @@ class Samples:
         return outcome
 
     def accept(self, peeked: Mapping[str, Any], received: Received, *, encoding: str) -> dict[str, Any]:
-        """Raises RefusedError where there can be no such sample, and BusyError where too many wait."""
+        """Raises RequestRefusedError where there can be no such sample, and BusyError where too many wait."""
         sampling_session_id, seq_id = peeked.get("sampling_session_id"), peeked.get("seq_id")
         if not isinstance(sampling_session_id, str) or not is_count(seq_id):
             raise RequestRefusedError("asample needs a sampling_session_id and a seq_id")
@@ -164,7 +169,7 @@ class Samples:
             session.feed = []
             for known in self._futures.of(session.sampling_session_id):
                 if known.form is ResultForm.SAMPLE and known.outcome is not None:
-                    self._append(session, known.request_id)
+                    session.append(known.request_id)
         found = self._after(session, cursor, clone)
         if not found:
             await self._futures.hold(session.followers, hold_s)
@@ -192,18 +197,13 @@ class Samples:
             if place > cursor and int(request_id.rpartition(":")[2]) // _CLONE == clone
         ]
 
-    def _append(self, session: SamplingSession, request_id: str) -> None:
-        session.ended += 1
-        if session.feed is not None:
-            session.feed.append((session.ended, request_id))
-
     def _ended(self, session: SamplingSession, request_id: str, size: int, *, shared: bool) -> None:
         self.pending -= 1
         self.pending_bytes -= size
         if shared:
             self._intake.release(size)
         if session.feed is not None:
-            self._append(session, request_id)
+            session.append(request_id)
             wake(session.followers)
 
     def _why_unknown(self, sampling_session_id: str) -> str:

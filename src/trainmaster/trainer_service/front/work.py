@@ -255,7 +255,7 @@ def _accept(front: Front, operation: QueuedOperation) -> Ack:
 
 
 def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[str, int]:
-    """The model and the number of an operation. Raises RefusedError where the body does not say."""
+    """The model and the number of an operation. Raises RequestRefusedError where the body does not say."""
     model_id, seq_id = fields.get("model_id"), fields.get("seq_id")
     if received is not None and (model_id is None or seq_id is None) and received.shared is not None:
         raise RequestRefusedError(

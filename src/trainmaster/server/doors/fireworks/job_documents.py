@@ -6,7 +6,7 @@ COMPLETED.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -284,7 +284,7 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
             "reservationTarget": job.queue if job.queue != DEFAULT else None,
             "inactivityTimeout": None if job.inactivity_timeout_s is None else duration(job.inactivity_timeout_s),
             "disableInactivityCleanup": spec.disable_inactivity_cleanup,
-            "acceleratorSeconds": _accelerator_seconds(job),
+            "acceleratorSeconds": {job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None,
             "directRouteHandle": f"training/v1/rlorTrainerJobs/{job.account_id}/{job.handle or job.job_id}",
             "trainingConfig": _training_config(job, request, spec),
         }
@@ -292,7 +292,7 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
 
 
 def _training_config(job: Job, request: SubmitJobRequest, spec: TrainerServiceSpec) -> dict[str, Any]:
-    needs = job.needs
+    capabilities = request.scheduling_config.required_capabilities
     return present(
         {
             "baseModel": spec.base_model,
@@ -300,20 +300,12 @@ def _training_config(job: Job, request: SubmitJobRequest, spec: TrainerServiceSp
             "learningRate": spec.learning_rate,
             "gradientAccumulationSteps": spec.gradient_accumulation_steps,
             "maxContextLength": spec.max_context_length,
-            "region": _region(request.scheduling_config.required_capabilities),
+            "region": next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None),
             "acceleratorType": spec.accelerator_type,
-            "acceleratorCount": needs.gpus_per_node,
+            "acceleratorCount": job.needs.gpus_per_node,
             "extraArgs": list(spec.extra_args) or None,
         }
     )
-
-
-def _region(capabilities: Iterable[str]) -> str | None:
-    return next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None)
-
-
-def _accelerator_seconds(job: Job) -> dict[str, str] | None:
-    return {job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None
 
 
 def _message(job: Job, waits_for: str | None) -> str:

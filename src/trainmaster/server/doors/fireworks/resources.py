@@ -156,14 +156,9 @@ class Comparison:
 
 
 def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
-    """The conditions of a filter; none of an empty one.
+    """The conditions of a filter; `members` are those that a resource of the list may have, with dots for nested ones.
 
-    Args:
-        text: what was asked for.
-        members: what a resource of the list may show, with dots between the parts of a name.
-
-    Raises:
-        SpecError: it says more than is understood here, or names what no resource shows.
+    Raises SpecError for a syntax that is not supported, and for other members.
     """
     found: list[Comparison] = []
     text, position = text.strip(), 0
@@ -189,13 +184,7 @@ def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
 def read_order(text: str, known: Mapping[str, str], default: str) -> str:
     """The order of a list as the store has it: `createTime desc` becomes `-created_at`.
 
-    Args:
-        text: what was asked for; empty stands for the default.
-        known: the members that a list can be ordered by, and what the store calls them.
-        default: one of those.
-
-    Raises:
-        SpecError: it cannot be ordered so.
+    `known` maps the members that a list can be ordered by to the store's names. Raises SpecError for another member.
     """
     name, *rest = text.split() or [default]
     member = _camel(name)

@@ -105,9 +105,6 @@ class FireworksDoor:
         """The trainer job of a name, as it was within the last second.
 
         A training loop asks for it hundreds of times a second, and the address of a trainer changes when it ends.
-
-        Raises:
-            JobNotFoundError: there is none.
         """
         return await self._jobs.get((scope.account, name))
 
@@ -129,11 +126,7 @@ class FireworksDoor:
         return response.status == HTTPStatus.OK
 
     async def source(self, scope: Scope, path: str, kind: str) -> str | None:
-        """Where the weights lie that a path names in another job, or as a model; None for a name of the same job.
-
-        Raises:
-            NotFoundError: there are none.
-        """
+        """Where the weights lie that a path names in another job, or as a model; None for a name of the same job."""
 
         def find(connection: Connection) -> str | None:
             if path.startswith(CROSS_JOB):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +15,7 @@ from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Trainer
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.tinker import records
-from trainmaster.server.doors.tinker.model_creation import JSON_HEADERS, Creations
+from trainmaster.server.doors.tinker.model_creation import Creations
 from trainmaster.server.doors.tinker.records import TinkerRun
 from trainmaster.server.doors.tinker.sessions import Heartbeats, KnownSession, Sessions
 from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers
@@ -69,11 +67,7 @@ class TinkerDoor:
             task.cancel()
 
     async def weights(self, scope: Scope, text: str, *, access_token: str | None = None) -> Weights:
-        """The weights at a path: the account's own, public ones, or those of the account that the token belongs to.
-
-        Raises:
-            NotFoundError: there are none, or they are somebody else's.
-        """
+        """The weights at a path: the account's own, public ones, or those of the account that the token belongs to."""
         path = WeightsPath.parse(text)
         if path is None:
             raise NotFoundError(f"{text!r} is no path of weights; it would be tinker://RUN/weights/NAME")
@@ -159,21 +153,16 @@ class TinkerDoor:
 
         It saves the models of an interrupted session before it unloads them.
         """
-        body = json.dumps({"reason": {"type": reason}}).encode()
-        target = f"/api/v1/sessions/{session_id}/finish".encode()
+        operation, document = f"sessions/{session_id}/finish", {"reason": {"type": reason}}
         wait_s = NOTIFY_AGAIN_S
         while True:
             try:
-                answer = await self.trainers.ask(trainer, "POST", target, JSON_HEADERS, body, door=TINKER, counts=False)
-                await answer.body()
-                if answer.status < 500 and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
-                    return
-                why = f"it answered with {answer.status}"
+                await self.trainers.post(trainer, operation, document, door=TINKER, counts=False)
+                return
             except TrainerGoneError:
                 return
             except (BrokenOffError, StoreUnavailableError) as error:
-                why = str(error)
-            _log.info("a trainer was not told yet that session %s is over: %s", session_id, why)
+                _log.info("a trainer was not told yet that session %s is over: %s", session_id, error)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, NOTIFY_AGAIN_AT_MOST_S)
 

@@ -7,11 +7,9 @@ server, and after a restart.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import Connection
@@ -37,7 +35,6 @@ from trainmaster.server.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-JSON_HEADERS = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 _DEFAULT_RANK = 32
 """The public client's, for an adapter whose request names no rank."""
 _CREATION = "create_model:"
@@ -159,30 +156,18 @@ class Creations:
         return await asyncio.shield(look)
 
     async def _ask(self, trainer: Trainer, job: Job, run: TinkerRun) -> TinkerRun:
-        ack = await self._post(trainer, "create_model", _request(run, job))
+        ack = await self._trainers.post(trainer, "create_model", _request(run, job), door=TINKER)
         if "request_id" not in ack:
             return _failed(run, _message(ack), Category.SERVER)
         while True:
-            result = await self._post(trainer, "retrieve_future", {"request_id": ack["request_id"]})
+            asked = {"request_id": ack["request_id"]}
+            result = await self._trainers.post(trainer, "retrieve_future", asked, door=TINKER)
             if result.get("type") == "try_again":
                 await asyncio.sleep(LOOK_EVERY_S)  # in case the trainer does not hold the request
                 continue
             if "error" in result:
                 return _failed(run, _message(result), str(result.get("category", Category.SERVER)))
             return replace(run, state=RunState.CREATED, job_id=trainer.job_id, attempt=trainer.attempt)
-
-    async def _post(self, trainer: Trainer, operation: str, document: dict[str, Any]) -> dict[str, Any]:
-        body = json.dumps(document).encode()
-        target = f"/api/v1/{operation}".encode()
-        answer = await self._trainers.ask(trainer, "POST", target, JSON_HEADERS, body, door=TINKER)
-        content = await answer.body()
-        if answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-            raise BrokenOffError(f"the trainer answered {operation} with {answer.status}")
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
-            raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
-        return document if isinstance(document, dict) else {}
 
     async def _record(self, run: TinkerRun) -> TinkerRun:
         await self._context.write(lambda connection: records.settle_run(connection, Scope(run.account_id), run))

@@ -217,14 +217,10 @@ def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
 
 
 def abandon_pending(connection: Connection, scope: Scope, session_id: str) -> list[str]:
-    """Give up the models of a finished session that are not made yet.
+    """Give up the models of a finished session that are not made yet. NotFoundError where there is none in scope.
 
-    Returns:
-        The jobs of its models that were never made, but for those that a model of another session waits for: the same
-        ones however often it is asked.
-
-    Raises:
-        NotFoundError: there is no such session in scope.
+    Returns the jobs of its models that were never made, but for those that a model of another session waits for: the
+    same ones however often it is called.
     """
     session = get_session(connection, scope, session_id)
     of_session = (_runs.c.session_id == session_id, _runs.c.account_id == session.account_id)
@@ -328,7 +324,7 @@ def leftovers(
         _sessions.c.finished_at < before, _sessions.c.session_id > after
     )
     in_order = ended.order_by(_sessions.c.session_id).limit(limit)
-    accounts = {session_id: account_id for session_id, account_id in connection.execute(in_order)}  # noqa: C416
+    accounts = {row.session_id: row.account_id for row in connection.execute(in_order)}
     of_them = select(_runs.c.session_id, _runs.c.model_id, _runs.c.job_id).where(_runs.c.session_id.in_(list(accounts)))
     runs_found = connection.execute(of_them.order_by(_runs.c.model_id)).all()
     with_weights = _models_with_weights(connection, {job_id for _, _, job_id in runs_found if job_id})

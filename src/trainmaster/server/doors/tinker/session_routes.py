@@ -189,20 +189,21 @@ def _has(session: TinkerSession, status: str, reasons: list[str] | None, now: fl
 MAX_TELEMETRY_BYTES = 8 << 20
 
 
-@answer("GET", "/healthz", KeyScope.VIEW)
-async def healthz(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    return ok({"status": "ok"})
+def _constant(method: str, path: str, document: Mapping[str, Any], note: str = "") -> None:
+    @answer(method, path, KeyScope.VIEW, note=note)
+    async def constant(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
+        return ok(document)
 
 
-@answer("POST", "/client/config", KeyScope.VIEW, note="returns the client's own defaults")
-async def client_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    """The client keeps its defaults: what is not supported here is off by default."""
-    return ok({})
-
-
-@answer("POST", "/client/dynamic_config", KeyScope.VIEW, note="tells clients to cancel samples that nobody waits for")
-async def client_dynamic_config(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
-    return ok({"sample_cancel_enabled": True})
+_constant("GET", "/healthz", {"status": "ok"})
+# What is not supported here is off by default.
+_constant("POST", "/client/config", {}, "returns the client's own defaults")
+_constant(
+    "POST",
+    "/client/dynamic_config",
+    {"sample_cancel_enabled": True},
+    "tells clients to cancel samples that nobody waits for",
+)
 
 
 @answer("POST", "/telemetry", KeyScope.VIEW, note="accepted and discarded")

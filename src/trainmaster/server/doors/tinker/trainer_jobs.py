@@ -102,14 +102,7 @@ class TinkerTrainers:
     def ensure(
         self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, started_job: str | None = None
     ) -> TrainerStatus:
-        """Have a trainer run; how far it is.
-
-        Args:
-            scope: of one account.
-            base_model: as its client calls it.
-            mode: what the trainer's models may do.
-            created_by: who asks.
-            started_job: the job that was started for the same request. It is not started a second time.
+        """Have a trainer run; how far it is. `started_job` was started for the same request: it is not started again.
 
         Raises:
             TrainerFailedError: it cannot be started, or has ended since.
@@ -129,7 +122,10 @@ class TinkerTrainers:
                 f"job {job.job_id} has the handle {job.handle} and is no trainer: delete it, or give it another handle",
                 Category.USER,
             )
-        return self._resume(scope, job) if _may_resume(job) else self._status(job, stopping_is_news=False)
+        # A job that was paused by hand is resumed by hand.
+        if job.status in TERMINAL or (job.status is JobStatus.PAUSED and job.reason is Reason.INACTIVE):
+            return self._resume(scope, job)
+        return self._status(job, stopping_is_news=False)
 
     def cancel_waiting(self, scope: Scope, job_id: str) -> None:
         """Cancel a job that waits in the queue. One that has started may serve the next client, or is parked."""
@@ -233,11 +229,6 @@ def _directory_name(path: Path) -> str:
     """The name of a directory; of a snapshot in the Hub's cache, the model's name there."""
     cached = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
     return path.parent.parent.name.removeprefix("models--") if cached else path.name
-
-
-def _may_resume(job: Job) -> bool:
-    """Whether the next model may resume it; a job that was paused by hand is resumed by hand."""
-    return job.status in TERMINAL or (job.status is JobStatus.PAUSED and job.reason is Reason.INACTIVE)
 
 
 def _ended(job: Job) -> str:
