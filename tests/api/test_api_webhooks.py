@@ -519,7 +519,7 @@ def post(url: str, *, ca: Path | None, private_addresses: bool = True) -> int:
     async def send() -> int:
         now = time.time()
         message = webhook_delivery.trial("test-1", "a", now)
-        async with webhook_delivery.Poster(private_addresses=private_addresses, ca=ca, timeout_s=30) as poster:
-            return await poster.post(url, message, webhook_delivery.headers_of(message, Receiver.secret, now))
+        poster = webhook_delivery.Poster(private_addresses=private_addresses, ca=ca, timeout_s=30)
+        return await poster.post(url, message, webhook_delivery.headers_of(message, Receiver.secret, now))
 
     return asyncio.run(send())

@@ -197,6 +197,9 @@ def attempt_request(
     """
     attempt = job.live
     shared = server_url is None
+    # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
+    # directory to them, with setuid programs in it: that directory lies behind a closed one, which no container mounts.
+    cache_home = cache / CONFINED_CACHES if cache and isolation.confined else cache
     resume_from = None
     if resume is not None:
         resume_from = resume.path if resume.root == URI else str(roots.path(resume.root, resume.path))
@@ -227,7 +230,7 @@ def attempt_request(
         uid=isolation.uid,
         confined=isolation.confined,
         log_cap_bytes=log_cap_bytes,
-        cache_dir=str(_cache_of(job.account_id, isolation, cache)) if cache else None,
+        cache_dir=str(cache_home / job.account_id) if cache_home else None,
         environment=dict(environment),
     )
 
@@ -262,16 +265,6 @@ def _checkpoints_home(job: Job, *, confined: bool) -> str:
     if job.workload_kind == JOB_CLASS:
         return class_checkpoints_path(job.account_id, confined=confined)
     return checkpoints_path(job.job_id)
-
-
-def _cache_of(account_id: str, isolation: Isolation, cache: Path) -> Path:
-    """The directory that an account's jobs share.
-
-    Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
-    directory to them, with setuid programs in it. So that directory lies behind a closed one, which no container
-    mounts.
-    """
-    return cache / CONFINED_CACHES / account_id if isolation.confined else cache / account_id
 
 
 def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:

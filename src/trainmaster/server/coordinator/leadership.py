@@ -63,7 +63,7 @@ class Leadership:
         lease, self._lease = self._lease, None
         if lease is not None:
             try:
-                self._database.write_now(lambda connection: leases.release(connection, Scope.everything(), lease))
+                self._release(lease)
             except TrainmasterError:
                 _log.warning("the lease could not be given back; it runs out by itself")
 
@@ -85,16 +85,17 @@ class Leadership:
             if self._stopping.wait(self._lease_s / 5):
                 return
 
-    def _give_up(self, lease: Lease) -> None:
-        """Release the lease, and leave another server the time to take it."""
-        _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
-        self._lease = None
-        self._not_before = time.monotonic() + 2 * self._lease_s
+    def _release(self, lease: Lease) -> None:
         self._database.write_now(lambda connection: leases.release(connection, Scope.everything(), lease))
 
     def _renew(self) -> None:
-        if self._lease is not None and time.monotonic() - self._progress_at > self._patience_s:
-            self._give_up(self._lease)
+        lease = self._lease
+        if lease is not None and time.monotonic() - self._progress_at > self._patience_s:
+            _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
+            self._lease = None
+            # Another server has the time to take it.
+            self._not_before = time.monotonic() + 2 * self._lease_s
+            self._release(lease)
         if time.monotonic() < self._not_before:
             return
         before = self._lease

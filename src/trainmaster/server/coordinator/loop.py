@@ -143,7 +143,8 @@ class Coordinator:
         rest_s = 0.0
         while not self._alarm.stopped:
             try:
-                hinted = self._alarm.wait(rest_s, self._next_look_in_s()) | self._due_looks()
+                next_look = min(self._next_looks.values(), default=float("inf"))
+                hinted = self._alarm.wait(rest_s, next_look - time.monotonic()) | self._due_looks()
                 began = time.thread_time()
                 self.run_pass(hinted)
                 rest_s = min(REST_FACTOR * (time.thread_time() - began), REST_MAX_S)
@@ -236,9 +237,6 @@ class Coordinator:
             if change is not None:
                 changes[job.job_id] = change
         return changes
-
-    def _next_look_in_s(self) -> float | None:
-        return max(0.0, min(self._next_looks.values()) - time.monotonic()) if self._next_looks else None
 
     def _due_looks(self) -> frozenset[str]:
         due = frozenset(attempt_id for attempt_id, at in self._next_looks.items() if at <= time.monotonic())

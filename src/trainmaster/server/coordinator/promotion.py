@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -47,9 +47,9 @@ DELTA = "delta"
 PEFT_ADDON = "HF_PEFT_ADDON"
 BASE_MODEL = "HF_BASE_MODEL"
 AT_ONCE_S = 5.0
-"""Links take little time: a client that asks is then told at once that the promotion is done."""
+"""Links take little time: so long, a request waits for its promotion."""
 ABANDONED_S = 60.0
-"""An operation without a sign of work for so long has lost its server."""
+"""An operation that was not worked on for so long has lost its server."""
 SAY_EVERY_S = 10.0
 FORGOTTEN_S = 24 * 3600.0
 """Older drafts are abandoned."""
@@ -86,18 +86,13 @@ class Promotions:
             ConflictError: there is another model of that name.
         """
         with self._database.read() as connection:
-            job, checkpoint = self._checked(connection, scope, wanted)
+            job, _ = self._checked(connection, scope, wanted)
             before = _before(connection, scope, wanted)
         now = self._clock()
         operation = Operation(
             account_id=job.account_id,
             operation_id=f"promote-{wanted.model_id}-{secrets.token_hex(6)}",
-            request={
-                "job_id": wanted.job_id,
-                "checkpoint_id": checkpoint.checkpoint_id,
-                "model_id": wanted.model_id,
-                "base_model": wanted.base_model,
-            },
+            request=asdict(wanted),
             done=before is not None,
             created_at=now,
             worked_on_at=now,
@@ -145,16 +140,12 @@ class Promotions:
         if refused is not None:
             raise RefusedError(f"checkpoint {checkpoint.name or checkpoint.checkpoint_id} {refused}")
         trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
-        if not self._same_model(trained, wanted.base_model, job.account_id):
-            raise RefusedError(f"base_model is {wanted.base_model}, and the checkpoint is of {trained}; name that")
+        if trained != wanted.base_model:
+            # Two names may mean one model; a name that is no longer known equals only itself.
+            one, other = (self._models.find(name, job.account_id) for name in (trained, wanted.base_model))
+            if one is None or other is None or one.path != other.path:
+                raise RefusedError(f"base_model is {wanted.base_model}, and the checkpoint is of {trained}; name that")
         return job, checkpoint
-
-    def _same_model(self, trained: str, named: str, account_id: str) -> bool:
-        """Whether two names mean one model; a name that is no longer known equals only itself."""
-        if trained == named:
-            return True
-        found = [self._models.find(name, account_id) for name in (trained, named)]
-        return None not in found and found[0].path == found[1].path  # type: ignore[union-attr]
 
     def _work(self, scope: Scope, operation: Operation) -> Operation:
         """Continue an operation in a thread; returns its state soon after."""

@@ -7,6 +7,7 @@ completes one that crashed. A job whose files cannot be read is reported, and th
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import secrets
@@ -164,7 +165,7 @@ class Collector:
         for checkpoint in hidden:
             try:
                 self._remove_files(checkpoint)
-                self._drop(checkpoint)
+                self._database.write_now(functools.partial(checkpoints.drop, scope=_EVERYTHING, checkpoint=checkpoint))
             except OSError as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
 
@@ -191,9 +192,6 @@ class Collector:
         for checkpoint in own:
             if checkpoint.checkpoint_id not in in_use:
                 self._remove_files(checkpoint)
-
-    def _drop(self, checkpoint: Checkpoint) -> None:
-        self._database.write_now(lambda connection: checkpoints.drop(connection, _EVERYTHING, checkpoint))
 
     def _remove_files(self, checkpoint: Checkpoint) -> None:
         with self._database.read() as connection:
@@ -223,7 +221,8 @@ class Collector:
 
     def _runs(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
         location = Location(root=RUNS, path=job.job_id)
-        if not retention.runs_expired(job, self._keep, now=now) or not self._is_there(location):
+        there = account_files.exists(self._roots.path(RUNS, ""), job.job_id)
+        if not retention.runs_expired(job, self._keep, now=now) or not there:
             return
         size = self._roots.size_of(location)
 
@@ -273,7 +272,8 @@ class Collector:
     def _orphans(self, name: str, now: float, *, dry_run: bool) -> Iterator[Collected]:
         for root in (RUNS, ARTIFACTS):
             location = Location(root=root, path=name)
-            if not self._is_there(location) or self._newest(location) > now - ORPHAN_AGE_S:
+            top = self._roots.path(root, "")
+            if not account_files.exists(top, name) or account_files.newest_in(top, name) > now - ORPHAN_AGE_S:
                 continue
             size = self._roots.size_of(location)
             if dry_run or self._take(location):
@@ -319,12 +319,6 @@ class Collector:
     def _take(self, location: Location) -> bool:
         """Hide a directory; False when somebody else did."""
         return self._roots.move(location, f"{_GOING}{location.path}-{secrets.token_hex(4)}")
-
-    def _is_there(self, location: Location) -> bool:
-        return account_files.exists(self._roots.path(location.root, ""), location.path)
-
-    def _newest(self, location: Location) -> float:
-        return account_files.newest_in(self._roots.path(location.root, ""), location.path)
 
 
 # Tombstones: deleted jobs whose files are still there.

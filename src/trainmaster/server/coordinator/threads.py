@@ -136,12 +136,12 @@ class Alarm:
             self.stopped = True
             self._condition.notify()
 
-    def wait(self, rest_s: float = 0.0, within_s: float | None = None) -> frozenset[str]:
+    def wait(self, rest_s: float = 0.0, within_s: float = float("inf")) -> frozenset[str]:
         """Wait for a hint, a write of another process or the next poll; returns the hinted subjects.
 
         For the first `rest_s` only a hint at an attempt counts. `within_s` is for a poll that is due sooner.
         """
-        deadline = time.monotonic() + (self._poll_s if within_s is None else min(self._poll_s, within_s))
+        deadline = time.monotonic() + min(self._poll_s, within_s)
         with self._condition:
             self._condition.wait_for(lambda: self._hinted or self.stopped, rest_s)
         while True:

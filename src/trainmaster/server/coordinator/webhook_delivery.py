@@ -7,6 +7,7 @@ redirect is followed.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -18,8 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -114,22 +114,12 @@ def url_problem(url: str, *, private_addresses: bool) -> str | None:
 
 
 class Poster:
-    """Sends messages, from one event loop."""
+    """Sends messages, each over a connection of its own."""
 
     def __init__(self, *, private_addresses: bool, ca: Path | None, timeout_s: float) -> None:
         self._private_addresses = private_addresses
         self._ca = ca
         self._timeout_s = timeout_s
-        self._clients: dict[str, httpx.AsyncClient] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for client in self._clients.values():
-            await client.aclose()
 
     async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
         """Send a message, and return the status of a successful response.
@@ -153,21 +143,22 @@ class Poster:
 
     async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         addresses = await self._resolve(url)
-        client = self._client(url.scheme)
+        verify = self._trust if url.scheme == "https" else False
         sent: dict[str, Any] = {
             "content": body,
             "headers": {**headers, "Host": url.netloc.decode()},
             "extensions": {"sni_hostname": url.host} if url.scheme == "https" else {},
         }
         problem = ""
-        for address in addresses:
-            try:
-                async with client.stream("POST", url.copy_with(host=address), **sent) as answer:
-                    return answer.status_code
-            except httpx.ConnectError as error:
-                problem = f"cannot be reached: {error}"
-            except httpx.HTTPError as error:
-                raise DeliveryError(f"broke off: {error or type(error).__name__}") from None
+        async with httpx.AsyncClient(verify=verify, timeout=None, trust_env=False, follow_redirects=False) as client:
+            for address in addresses:
+                try:
+                    async with client.stream("POST", url.copy_with(host=address), **sent) as answer:
+                        return answer.status_code
+                except httpx.ConnectError as error:
+                    problem = f"cannot be reached: {error}"
+                except httpx.HTTPError as error:
+                    raise DeliveryError(f"broke off: {error or type(error).__name__}") from None
         raise DeliveryError(problem)
 
     async def _resolve(self, url: httpx.URL) -> list[str]:
@@ -181,17 +172,9 @@ class Poster:
             raise DeliveryError(f"the url {_not_public(url.host)}")
         return allowed
 
-    def _client(self, scheme: str) -> httpx.AsyncClient:
-        client = self._clients.get(scheme)
-        if client is None:
-            # Reading the system's certificates takes a while, so they are read only when they are needed.
-            verify: ssl.SSLContext | bool = self._trust() if scheme == "https" else False
-            transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_keepalive_connections=0))
-            client = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False, follow_redirects=False)
-            self._clients[scheme] = client
-        return client
-
+    @functools.cached_property
     def _trust(self) -> ssl.SSLContext:
+        """Read once, and only if it is needed: reading the system's certificates takes a while."""
         context = ssl.create_default_context()
         if self._ca is not None:
             context.load_verify_locations(self._ca)
@@ -201,16 +184,13 @@ class Poster:
 def _look_up(host: str, port: int) -> Future[dict[str, bool]]:
     """Resolve a host in a thread that nobody waits for, as a name server may never answer."""
     answer: Future[dict[str, bool]] = Future()
+    answer.set_running_or_notify_cancel()  # from now on it cannot be cancelled, as the thread cannot
 
     def ask() -> None:
         try:
-            addresses = resolve(host, port)
+            answer.set_result(resolve(host, port))
         except (OSError, UnicodeError) as error:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
-            return
-        if answer.set_running_or_notify_cancel():
-            answer.set_result(addresses)
+            answer.set_exception(error)
 
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     return answer

@@ -38,7 +38,7 @@ class SubscribedWebhook:
 
 
 class Subscriptions:
-    """The webhooks of all accounts, with sealed secrets."""
+    """The webhooks of all accounts. Their secrets are stored encrypted."""
 
     def __init__(
         self,
@@ -53,9 +53,8 @@ class Subscriptions:
         self._database = database
         self._sealer = sealer
         self._private_addresses = private_addresses
-        self._ca = ca
-        self._timeout_s = timeout_s
         self._clock = clock
+        self.poster = Poster(private_addresses=private_addresses, ca=ca, timeout_s=timeout_s)
 
     def create(
         self, scope: Scope, *, url: str, statuses: Sequence[JobStatus], secret: str | None
@@ -115,14 +114,13 @@ class Subscriptions:
         return self._database.write(work)
 
     def remove(self, scope: Scope, webhook_id: str) -> Future[None]:
-        """Take a webhook away."""
         return self._database.write(lambda connection: webhooks.remove(connection, scope, webhook_id))
 
     def declare(self, connection: Connection, webhook_id: str, declared: DeclaredWebhook) -> None:
         """Have a webhook as the settings file says, within a transaction.
 
         Raises:
-            SpecError: the url or the secret will not do.
+            SpecError: the url or the secret is not valid.
         """
         url, secret, scope = declared.url, declared.secret, Scope(declared.account)
         self._check(url, secret)
@@ -143,12 +141,9 @@ class Subscriptions:
         """The secret that signs the deliveries of a webhook.
 
         Raises:
-            SealError: it was sealed with a key that this server does not have.
+            SealError: it was encrypted with a key that this server does not have.
         """
         return self._sealer.open(webhook.sealed, about=_row(webhook))
-
-    def poster(self) -> Poster:
-        return Poster(private_addresses=self._private_addresses, ca=self._ca, timeout_s=self._timeout_s)
 
     def _new(
         self, connection: Connection, scope: Scope, webhook_id: str, url: str, statuses: tuple[str, ...], secret: str

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from trainmaster.server import failpoints
-from trainmaster.server.coordinator.webhook_delivery import DeliveryError, Message, Poster, headers_of, message_of
+from trainmaster.server.coordinator.webhook_delivery import DeliveryError, Message, headers_of, message_of
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, NotLeaderError, TrainmasterError
 from trainmaster.server.settings.telemetry import METERS
@@ -46,7 +44,6 @@ REST_S = 5.0
 STATUS = "status"
 """The type of the events that are delivered."""
 
-T = TypeVar("T")
 Key = tuple[str, str]
 
 
@@ -87,7 +84,7 @@ class Deliveries:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
         self._poll_s = IDLE_POLL_S
-        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._deliver_all()), name="webhooks", daemon=True)
         self._epoch: int | None = None
         self._seen_version: int | None = None
         self._due = 0.0
@@ -106,26 +103,22 @@ class Deliveries:
                 self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.run(self._deliver_all())
-
     async def _deliver_all(self) -> None:
-        async with self._subscriptions.poster() as poster:
-            self._loop = asyncio.get_running_loop()
-            while not self._stopping:
-                try:
-                    await self._look(poster)
-                except TrainmasterError as error:
-                    _log.warning("webhooks have to wait: %s", error.message)
-                    self._due = time.monotonic() + REST_S
-                except Exception:
-                    _log.exception("webhooks could not be read; this is tried again")
-                    self._due = time.monotonic() + REST_S
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopped.wait(), self._poll_s)
-            await self._drop_all()
+        self._loop = asyncio.get_running_loop()
+        while not self._stopping:
+            try:
+                await self._look()
+            except TrainmasterError as error:
+                _log.warning("webhooks have to wait: %s", error.message)
+                self._due = time.monotonic() + REST_S
+            except Exception:
+                _log.exception("webhooks could not be read; this is tried again")
+                self._due = time.monotonic() + REST_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), self._poll_s)
+        await self._drop_all()
 
-    async def _look(self, poster: Poster) -> None:
+    async def _look(self) -> None:
         """Start a task for every webhook that has undelivered events."""
         epoch = self._epoch_now()
         if epoch != self._epoch:
@@ -136,7 +129,7 @@ class Deliveries:
         version = await asyncio.to_thread(self._database.data_version)
         if version == self._seen_version and time.monotonic() < self._due:
             return
-        known, end = await asyncio.to_thread(self._read, _webhooks_and_end)
+        known, end = await asyncio.to_thread(self._read_all)
         self._seen_version = version
         self._poll_s = POLL_S if known else IDLE_POLL_S
         now = self._clock()
@@ -149,23 +142,16 @@ class Deliveries:
             if now < webhook.not_before <= now + LONGEST_RETRY_S:
                 waits.append(webhook.not_before - now)
                 continue
-            task = asyncio.create_task(self._deliver_to(webhook, poster, epoch))
-            self._running[key] = task
-            task.add_done_callback(functools.partial(self._finished, key))
+            self._running[key] = asyncio.create_task(self._deliver_to(webhook, epoch))
         for key in self._passed.keys() - {_key(webhook) for webhook in known}:
             del self._passed[key]
         self._due = time.monotonic() + min(waits, default=LONGEST_RETRY_S)
 
-    def _finished(self, key: Key, task: asyncio.Task[None]) -> None:  # noqa: ARG002 - as a callback is called
-        self._running.pop(key, None)
-        # What was committed while it ran, it may not have seen.
-        self._due = 0.0
-
-    async def _deliver_to(self, webhook: Webhook, poster: Poster, epoch: int) -> None:
+    async def _deliver_to(self, webhook: Webhook, epoch: int) -> None:
         """Deliver all new events to one webhook, until none is left or one fails."""
         try:
-            while await self._deliver_page(webhook, poster, epoch):
-                webhook = await asyncio.to_thread(self._read, functools.partial(_again, webhook=webhook))
+            while await self._deliver_page(webhook, epoch):
+                webhook = await asyncio.to_thread(self._read_again, webhook)
         except (NotLeaderError, NotFoundError):
             return  # somebody else leads now, or the webhook was removed
         except TrainmasterError as error:
@@ -174,16 +160,17 @@ class Deliveries:
         except Exception:
             _log.exception("events could not be delivered to webhook %s; this is tried again", webhook.webhook_id)
             await asyncio.sleep(REST_S)
+        finally:
+            self._running.pop(_key(webhook), None)
+            self._due = 0.0  # it may not have seen what was committed while it ran
 
-    async def _deliver_page(self, webhook: Webhook, poster: Poster, epoch: int) -> bool:
+    async def _deliver_page(self, webhook: Webhook, epoch: int) -> bool:
         """Deliver a page of events; returns whether there may be more now."""
         key = _key(webhook)
         start = max(webhook.cursor, self._passed.get(key, 0))
-        messages, reached, more = await asyncio.to_thread(
-            self._read, lambda connection: _page(connection, webhook, start)
-        )
+        messages, reached, more = await asyncio.to_thread(self._read_page, webhook, start)
         for cursor, message in messages:
-            problem = await self._send(webhook, message, poster)
+            problem = await self._send(webhook, message)
             METERS.webhooks_delivered += not problem
             METERS.webhooks_failed += bool(problem)
             after = self._after(webhook, cursor, message, problem)
@@ -197,11 +184,11 @@ class Deliveries:
             await self._save(webhook, replace(webhook, cursor=reached), epoch)
         return more
 
-    async def _send(self, webhook: Webhook, message: Message, poster: Poster) -> str:
+    async def _send(self, webhook: Webhook, message: Message) -> str:
         """Send one message; returns what went wrong, or nothing."""
         try:
             headers = headers_of(message, self._subscriptions.secret_of(webhook), self._clock())
-            await poster.post(webhook.url, message, headers)
+            await self._subscriptions.poster.post(webhook.url, message, headers)
         except DeliveryError as error:
             return str(error)
         except TrainmasterError as error:  # the secret does not open
@@ -234,9 +221,32 @@ class Deliveries:
 
         return await asyncio.wrap_future(self._database.write(work))
 
-    def _read(self, question: Callable[[Connection], T]) -> T:
+    def _read_all(self) -> tuple[list[Webhook], int]:
+        """All webhooks, and the end of the feed."""
         with self._database.read() as connection:
-            return question(connection)
+            known = webhooks.all(connection, _EVERYTHING)
+            return known, events.last_id(connection, _EVERYTHING) if known else 0
+
+    def _read_again(self, webhook: Webhook) -> Webhook:
+        with self._database.read() as connection:
+            return webhooks.get(connection, Scope(webhook.account_id), webhook.webhook_id)
+
+    def _read_page(self, webhook: Webhook, start: int) -> tuple[list[tuple[int, Message]], int, bool]:
+        """The next messages, the cursor up to which events were read, and whether there are more to read."""
+        scope = Scope(webhook.account_id)
+        with self._database.read() as connection:
+            end = events.last_id(connection, scope)
+            found = events.feed(connection, scope, start, PAGE)
+            wanted = [
+                (cursor, event)
+                for cursor, event in found
+                if event.type == STATUS and (not webhook.statuses or event.to_status in webhook.statuses)
+            ]
+            loaded = jobs.load(connection, scope, list({event.job_id for _, event in wanted}))
+        known = {job.job_id: job for job in loaded}
+        messages = [(cursor, message_of(cursor, event, known[event.job_id])) for cursor, event in wanted]
+        more = len(found) == PAGE
+        return messages, found[-1][0] if more else max(end, start), more
 
     async def _drop_all(self) -> None:
         tasks = list(self._running.values())
@@ -249,28 +259,3 @@ class Deliveries:
 
 def _key(webhook: Webhook) -> Key:
     return webhook.account_id, webhook.webhook_id
-
-
-def _webhooks_and_end(connection: Connection) -> tuple[list[Webhook], int]:
-    known = webhooks.all(connection, _EVERYTHING)
-    return known, events.last_id(connection, _EVERYTHING) if known else 0
-
-
-def _again(connection: Connection, webhook: Webhook) -> Webhook:
-    return webhooks.get(connection, Scope(webhook.account_id), webhook.webhook_id)
-
-
-def _page(connection: Connection, webhook: Webhook, start: int) -> tuple[list[tuple[int, Message]], int, bool]:
-    """The next messages of a webhook, the cursor up to which events were read, and whether there are more to read."""
-    scope = Scope(webhook.account_id)
-    end = events.last_id(connection, scope)
-    found = events.feed(connection, scope, start, PAGE)
-    wanted = [
-        (cursor, event)
-        for cursor, event in found
-        if event.type == STATUS and (not webhook.statuses or event.to_status in webhook.statuses)
-    ]
-    known = {job.job_id: job for job in jobs.load(connection, scope, list({event.job_id for _, event in wanted}))}
-    messages = [(cursor, message_of(cursor, event, known[event.job_id])) for cursor, event in wanted]
-    more = len(found) == PAGE
-    return messages, found[-1][0] if more else max(end, start), more

@@ -176,7 +176,7 @@ class TrialDeliveries:
     """Sends test deliveries. Belongs to one event loop."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
-        self.poster = subscriptions.poster()
+        self.poster = subscriptions.poster
         self.limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
 
 
