@@ -77,6 +77,12 @@ def test_account_sees_its_own_usage_and_everything_sees_all(used: Database) -> N
     assert set(added_up(used, "account", scope=EVERYTHING)) == {"acme", "other"}
 
 
+def test_running_job_of_another_account_with_the_same_id_does_not_count(used: Database) -> None:
+    run(used, "job-3", begin=T + 100, end=None, gpus=0, cores=1, account_id="other")
+    assert added_up(used, "job")["job-3"] == (1, 1, 60.0, 120.0, 60.0)
+    assert added_up(used, "job", scope=OTHER)["job-3"] == (1, 1, 0.0, 60.0, 60.0)
+
+
 def test_usage_by_label_and_by_attempt(used: Database) -> None:
     by_team = added_up(used, "label:team", scope=EVERYTHING)
     assert by_team["x"] == (2, 2, 280.0, 400.0, 110.0)

@@ -26,21 +26,16 @@ def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tup
     Raises:
         SpecError: it is not a token of a list with this order.
     """
-    order, value, row_id = _decode(token)
+    try:
+        order, value, row_id = decode_position(token)
+    except (ValueError, TypeError) as error:
+        raise bad_token() from error
     if order != order_by:
         raise bad_token(f"belongs to a list that is ordered by {order}; send the same order_by with it")
     well_formed = is_text(value) if kind is str else type(value) in (int, float) and -_MAX_NUMBER < value < _MAX_NUMBER
     if not well_formed or not is_text(row_id):
         raise bad_token()
     return kind(value), row_id
-
-
-def _decode(token: str) -> tuple[Any, Any, Any]:
-    try:
-        order, value, row_id = decode_position(token)
-    except (ValueError, TypeError) as error:
-        raise bad_token() from error
-    return order, value, row_id
 
 
 def encode_position(position: object) -> str:

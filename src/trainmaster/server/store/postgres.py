@@ -123,14 +123,10 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     return engine
 
 
-def watch(url: URL, reading: Engine) -> PostgresWatch:  # noqa: ARG001 - readers are in a transaction
-    return PostgresWatch(url)
-
-
-class PostgresWatch:
+class Watch:
     """Detects commits by the snapshot that a query would see: cheap, and nothing to listen to."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - readers are in a transaction
         self._engine = _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
 

@@ -93,14 +93,10 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     )
 
 
-def watch(url: URL, reading: Engine) -> SqliteWatch:  # noqa: ARG001 - any connection will do
-    return SqliteWatch(reading)
-
-
-class SqliteWatch:
+class Watch:
     """Detects commits by a number that SQLite keeps for each connection."""
 
-    def __init__(self, reading: Engine) -> None:
+    def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - any connection will do
         self._connection = reading.raw_connection()
 
     def version(self) -> int:

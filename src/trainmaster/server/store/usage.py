@@ -77,14 +77,12 @@ def by_group(
     seconds = _seconds(held.c.begin, held.c.end)
     key: sa.ColumnElement[Any]
     match group:
-        case "job":
-            key = held.c.job_id
-        case "attempt":
-            key = held.c.job_id + "." + sa.cast(held.c.attempt, sa.Text)
+        case "job" | "account":
+            key = held.c[f"{group}_id"]
         case "queue":
             key = held.c.queue
-        case "account":
-            key = held.c.account_id
+        case "attempt":
+            key = held.c.job_id + "." + sa.cast(held.c.attempt, sa.Text)
         case "day":
             held = _by_day(held, connection.dialect.name)
             key = held.c.day
@@ -94,8 +92,7 @@ def by_group(
             key = _label(held.c.labels, group.removeprefix(LABEL), connection.dialect.name)
         case _:
             raise ValueError(f"usage cannot be grouped by {group!r}")
-    sums = _sums(held, seconds)
-    query = sa.select(key.label("key"), *sums).group_by("key").limit(limit)
+    query = sa.select(key.label("key"), *_sums(held, seconds)).group_by("key").limit(limit)
     if group == "day":
         query = query.order_by("key")
     else:
@@ -117,6 +114,7 @@ def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
         _usage.c.cpu_cores,
     ).where(_usage.c.ended_at > since, _usage.c.started_at < until)
     gpus, shares = schema.allocated_gpus, schema.allocations
+    cores = sa.func.coalesce(sa.func.sum(shares.c.cpu_cores), 0)
     until_now = min(until, now)
     running = (
         sa.select(
@@ -127,10 +125,8 @@ def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
             _jobs.c.labels,
             _greater(_attempts.c.started_at, sa.literal(since)),
             sa.literal(until_now, sa.Double),
-            sa.select(sa.func.count()).where(gpus.c.job_id == _jobs.c.job_id).scalar_subquery(),
-            sa.select(sa.func.coalesce(sa.func.sum(shares.c.cpu_cores), 0))
-            .where(shares.c.job_id == _jobs.c.job_id)
-            .scalar_subquery(),
+            sa.select(sa.func.count()).where(_held_by_job(gpus)).scalar_subquery(),
+            sa.select(cores).where(_held_by_job(shares)).scalar_subquery(),
         )
         .select_from(_jobs.join(_attempts, schema.is_current_attempt))
         .where(_jobs.c.status.in_(sorted(ACTIVE)), _attempts.c.started_at < until_now, sa.literal(since) < until_now)
@@ -138,6 +134,11 @@ def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
     return sa.union_all(scope.limit(ended, _usage.c.account_id), scope.limit(running, _jobs.c.account_id)).subquery(
         "held"
     )
+
+
+def _held_by_job(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Only the current attempt of a job holds anything."""
+    return sa.and_(table.c.job_id == _jobs.c.job_id, table.c.account_id == _jobs.c.account_id)
 
 
 def _by_day(held: sa.FromClause, dialect: str) -> sa.CTE:
