@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.server.coordinator.launch import Isolation, attempt_request
+from trainmaster.server.coordinator.launch import attempt_request
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.resources import Share
@@ -43,7 +43,9 @@ def ground() -> Iterator[Path]:
     os.umask(before)
 
 
-def request_of(ground: Path, account: str, workload: dict[str, Any], isolation: Isolation) -> AttemptRequest:
+def request_of(
+    ground: Path, account: str, workload: dict[str, Any], *, uid: int | None = None, confined: bool = False
+) -> AttemptRequest:
     roots = Roots({name: ground / name for name in (RUNS, ARTIFACTS, BLOBS)})
     document = {"name": "j", "workload": workload, "resource_config": {"gpu_count": 0}}
     job_id = f"job-{account}{workload['kind'].replace('_', '')}"
@@ -69,7 +71,8 @@ def request_of(ground: Path, account: str, workload: dict[str, Any], isolation: 
         resume=None,
         hint_socket=None,
         server_url=None,
-        isolation=isolation,
+        uid=uid,
+        confined=confined,
         cache=cache,
     )
     run_directory(roots, job_id, 1).create(request)
@@ -83,8 +86,8 @@ def request_of(ground: Path, account: str, workload: dict[str, Any], isolation: 
 def test_logins_cannot_reach_a_setuid_program_that_root_of_a_container_left(
     ground: Path, workload: dict[str, Any]
 ) -> None:
-    of_login = request_of(ground, "login", workload, Isolation(uid=UID))
-    confined = request_of(ground, "vision", workload, Isolation(confined=True))
+    of_login = request_of(ground, "login", workload, uid=UID)
+    confined = request_of(ground, "vision", workload, confined=True)
     user = user_of(UID)
     stage(of_login, ground / "runs" / of_login.job_id / "1", 0, lambda: None, user)
     run = ground / "runs" / confined.job_id / "1"

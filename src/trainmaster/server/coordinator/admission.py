@@ -158,7 +158,7 @@ class Admission:
     def accept(
         self, connection: Connection, scope: Scope, change: Change, request: SubmitJobRequest, *, resized: bool = True
     ) -> Change:
-        """The change that makes a job, with the checkpoint that the job goes on from.
+        """The change that makes a job, with the checkpoint that the job resumes from.
 
         A retry with its parent's resources (`resized` false) is taken even if the nodes that held the parent are gone.
 
@@ -357,7 +357,7 @@ def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[st
 
 
 def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
-    """What a new job goes on from: the checkpoint that it names, of any job of the account, or that job's best."""
+    """The checkpoint that a new job resumes from: the one that it names, or the best of the job that has that one."""
     try:
         named = checkpoints.get(connection, scope, checkpoint_id)
     except NotFoundError:

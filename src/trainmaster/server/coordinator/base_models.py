@@ -93,7 +93,7 @@ class BaseModels:
 
     def __init__(self, aliases: Sequence[NamedPath] = (), *, artifacts: Path = Path()) -> None:
         self._paths = {alias.name: alias.path for alias in aliases}
-        self._promoted = artifacts / PROMOTED
+        self._artifacts = artifacts
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class BaseModels:
 
     def owns(self, path: Path, account_id: str) -> bool:
         """Whether this server offers a directory to an account."""
-        return path in self._paths.values() or path.parent == self._promoted / account_id
+        return path in self._paths.values() or path.parent == self._artifacts / PROMOTED / account_id
 
     def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
         """The request with the directory of the model that it names, where the request has none.
@@ -160,7 +160,7 @@ class BaseModels:
         found = _NAME.fullmatch(name)
         if found is None or found[1] != account_id:
             return None
-        path = promoted_path(self._promoted.parent, account_id, found[2])
+        path = promoted_path(self._artifacts, account_id, found[2])
         return BaseModel(name=name, path=path, within=(path,))
 
     def _unknown(self, name: str, account_id: str) -> str:

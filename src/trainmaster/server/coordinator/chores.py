@@ -76,7 +76,11 @@ class Chores:
                 _log.info("checkpoint %s has expired, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
-            self._collect(now)
+            for gone in self._collector.collect(now):
+                if gone.what != FAILED:
+                    _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
+                if self._stopping.is_set():
+                    break
         self._collector.sweep()
         self._database.write_now(
             lambda connection: accounts.forget_requests(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
@@ -105,10 +109,3 @@ class Chores:
             _log.warning("the files of job %s cannot be removed; this is tried again: %s", job_id, error)
             return False
         return True
-
-    def _collect(self, now: float) -> None:
-        for gone in self._collector.collect(now):
-            if gone.what != FAILED:
-                _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
-            if self._stopping.is_set():
-                return

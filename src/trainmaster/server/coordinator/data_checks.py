@@ -1,13 +1,14 @@
-"""Looking at the data of a job before it is submitted: real rows, read by a process of the account's own.
+"""Checks the data of a job before it is submitted: a process reads real rows.
 
-The server itself has nothing of the training stack. The process may take so much time and memory, runs as the user
-as whom the account's jobs run, and may reach what a job may.
+The server itself has nothing of the training stack. The process has limits of time and memory, runs as the user that
+runs the account's jobs, and can reach what a job can.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -77,7 +78,12 @@ class DataChecks:
         if absent:
             names = ", ".join(absent)
             raise RefusedError(f"this server cannot read training data: it lacks {names}; {TRAIN_EXTRA}")
-        self._require_usual_endpoints(check.environment)
+        endpoints = [name for name in check.environment if name in ENDPOINTS]
+        if endpoints and not self._settings.private_sources:
+            raise RefusedError(
+                f"environment.{endpoints[0]}: a check on this server asks the usual services alone; its operator can "
+                "allow others with the setting private_urls"
+            )
         uid = runs_as(account, self._settings)
         if self._under_way[account.account_id] >= AT_ONCE_OF_AN_ACCOUNT:
             raise ConflictError("other checks of your account are under way; wait for them")
@@ -88,13 +94,6 @@ class DataChecks:
             return await asyncio.to_thread(self._run, check, uid)
         finally:
             self._under_way[account.account_id] -= 1
-
-    def _require_usual_endpoints(self, variables: Mapping[str, str]) -> None:
-        if not self._settings.private_sources and (named := [name for name in variables if name in ENDPOINTS]):
-            raise RefusedError(
-                f"environment.{named[0]}: a check on this server asks the usual services alone; its operator can allow "
-                "others with the setting private_urls"
-            )
 
     def _run(self, check: DataCheck, uid: int | None) -> dict[str, Any]:
         directory = _laid_out(check.files, uid)
@@ -108,8 +107,10 @@ class DataChecks:
         request = {"document": check.document, "limit": check.limit, "memory_bytes": MEMORY_BYTES}
         # Files, as a pipe has no end while somebody holds it, and no bound.
         with contextlib.ExitStack() as stack:
+            # Nobody but the server can open them.
+            private = functools.partial(os.open, mode=0o600)
             streams = [
-                stack.enter_context(open(directory / name, "xb+", opener=_private)) for name in ("in", "out", "err")
+                stack.enter_context(open(directory / name, "xb+", opener=private)) for name in ("in", "out", "err")
             ]
             asked, answer, errors = streams
             asked.write(json.dumps(request).encode())
@@ -143,8 +144,8 @@ class DataChecks:
             )
         except PermissionError as error:
             raise RefusedError(
-                f"uid {uid}, as whom jobs of this account run, may not execute {error.filename}: install Trainmaster "
-                "where it may"
+                f"uid {uid}, which runs the jobs of this account, may not execute {error.filename}: install "
+                "Trainmaster where it may"
             ) from error
         try:
             return process.wait(TIMEOUT_S)
@@ -194,10 +195,6 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
         account_files.remove_tree(directory)
         raise
     return directory
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _failure(code: int, errors: bytes) -> str:

@@ -48,14 +48,6 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueEntries:
-    """A page of a queue, in the order of the scheduler."""
-
-    entries: Sequence[QueueEntry]
-    next_page_token: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Cluster:
     """What was read of the cluster, and when."""
 
@@ -100,8 +92,11 @@ class Explainer:
 
     def look_into(
         self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
-    ) -> QueueEntries:
-        """A page of a queue: the jobs, how long each waits, and why as far as the scope may know."""
+    ) -> tuple[list[QueueEntry], str | None]:
+        """A page of a queue, in the order of the scheduler, and the token of the next page.
+
+        Each entry says how long its job waits, and why if the job is in scope.
+        """
         cluster = self._cluster()
         with self._database.read() as connection:
             page = queues.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
@@ -125,7 +120,7 @@ class Explainer:
                     estimated_wait_s=estimates.get(job.job_id),
                 )
             )
-        return QueueEntries(entries=entries, next_page_token=page.next_page_token)
+        return entries, page.next_page_token
 
     def _cluster(self) -> _Cluster:
         """The cluster with everything that was committed before this call.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -86,19 +85,6 @@ def _row(job: Job, name: str) -> str:
     return f"secrets/{job.account_id}/{job.job_id}/{name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolation:
-    """How the jobs of an account are kept apart on this machine."""
-
-    uid: int | None = None
-    """The user that runs their ranks; None means the worker's."""
-    confined: bool = False
-    """They may run in containers only."""
-
-
-_NOT_ISOLATED = Isolation()
-
-
 class Launches:
     """Builds the requests of attempts from what is stored and from the settings."""
 
@@ -133,11 +119,11 @@ class Launches:
                 resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
-            isolation = _NOT_ISOLATED
+            uid, confined = None, False
             if capable.runs_here:
                 account = accounts.get(connection, scope, job.account_id)
                 uid = runs_as(account, self._settings, isolated=capable.isolates_accounts)
-                isolation = Isolation(uid=uid, confined=is_confined(account, self._settings))
+                confined = is_confined(account, self._settings)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
@@ -147,7 +133,8 @@ class Launches:
             resume=resume,
             hint_socket=self._hint_socket,
             server_url=self._server_url,
-            isolation=isolation,
+            uid=uid,
+            confined=confined,
             log_cap_bytes=self._settings.log_cap_mb << 20,
             cache=self._settings.cache,
             environment=fetching_environment(self._settings),
@@ -184,7 +171,8 @@ def attempt_request(
     resume: Checkpoint | None,
     hint_socket: str | None,
     server_url: str | None,
-    isolation: Isolation = _NOT_ISOLATED,
+    uid: int | None = None,
+    confined: bool = False,
     log_cap_bytes: int = 0,
     cache: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -192,14 +180,15 @@ def attempt_request(
     """The request for the workers of the current attempt.
 
     `resume` is the checkpoint to resume from. `hint_socket` is where workers send hints, and `server_url` where they
-    report over HTTP, None where they share the server's files. `cache` holds a directory for each account;
+    report over HTTP, None where they share the server's files. `uid` is the user that runs the ranks, None for the
+    worker's own, and `confined` jobs may run in containers only. `cache` holds a directory for each account;
     `environment` has variables that the server sets for every process.
     """
     attempt = job.live
     shared = server_url is None
     # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
     # directory to them, with setuid programs in it: that directory lies behind a closed one, which no container mounts.
-    cache_home = cache / CONFINED_CACHES if cache and isolation.confined else cache
+    cache_home = cache / CONFINED_CACHES if cache and confined else cache
     resume_from = None
     if resume is not None:
         resume_from = resume.path if resume.root == URI else str(roots.path(resume.root, resume.path))
@@ -219,16 +208,16 @@ def attempt_request(
             )
             for share in attempt.shares
         ),
-        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=isolation.confined))),
+        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=confined))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
-        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if isolation.uid is None else RANKS_OWNER}")),
+        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
         resume_from=resume_from,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
         blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
-        uid=isolation.uid,
-        confined=isolation.confined,
+        uid=uid,
+        confined=confined,
         log_cap_bytes=log_cap_bytes,
         cache_dir=str(cache_home / job.account_id) if cache_home else None,
         environment=dict(environment),

@@ -94,7 +94,7 @@ class Kind(Protocol):
 
     def reading_engine(self, url: URL, lock_timeout_s: float) -> Engine: ...
 
-    def Watch(self, url: URL, reading: Engine) -> CommitWatch: ...  # noqa: N802 - a class
+    def watch(self, url: URL, reading: Engine) -> CommitWatch: ...
 
     def meaning(self, error: BaseException) -> TrainmasterError | None: ...
 
@@ -140,7 +140,7 @@ class Database:
                 if not up_to_date:
                     with writing.begin() as connection:
                         set_up(connection)
-                return Database(kind, writing=writing, reading=reading, watch=kind.Watch(place, reading))
+                return Database(kind, writing=writing, reading=reading, watch=kind.watch(place, reading))
         except BaseException as error:
             reading.dispose()
             if isinstance(error, OSError):

@@ -123,7 +123,7 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     return engine
 
 
-class Watch:
+class PostgresWatch:
     """Detects commits by the snapshot that a query would see: cheap, and nothing to listen to."""
 
     def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - readers are in a transaction
@@ -145,6 +145,9 @@ class Watch:
             connection, self._connection = self._connection, None
             connection.invalidate()
             connection.close()
+
+
+watch = PostgresWatch
 
 
 def meaning(error: BaseException) -> TrainmasterError | None:

@@ -96,7 +96,7 @@ class QueueCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJobs:
+class WaitingJobs:
     """A page of the jobs that wait in a queue, in the order of the scheduler."""
 
     jobs: Sequence[Job]
@@ -138,7 +138,7 @@ def position_among(waiting: Sequence[Job], job: Job) -> int | None:
     return 1 + bisect_left(waiting, _key(job), key=_key) if job.status is JobStatus.QUEUED else None
 
 
-def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, page_token: str | None) -> QueuedJobs:
+def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, page_token: str | None) -> WaitingJobs:
     query = _IN_QUEUE.where(_jobs.c.room_at.is_(None))
     rooms: list[Job] = []
     values: dict[str, Any] = {"in_queue": queue}
@@ -151,7 +151,7 @@ def page(connection: Connection, scope: Scope, queue: str, *, page_size: int, pa
     rest = [_job_from_row(row) for row in connection.execute(query.limit(page_size + 1), values)]
     jobs = [*rooms, *rest[:page_size]]
     last = rest[page_size - 1] if len(rest) > page_size else None
-    return QueuedJobs(
+    return WaitingJobs(
         jobs=jobs,
         first_position=(position(connection, scope, jobs[0]) or 1) if jobs else 1,
         next_page_token=token_after(_ORDER, last.order_key, last.job_id) if last else None,

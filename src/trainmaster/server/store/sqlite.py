@@ -93,7 +93,7 @@ def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     )
 
 
-class Watch:
+class SqliteWatch:
     """Detects commits by a number that SQLite keeps for each connection."""
 
     def __init__(self, url: URL, reading: Engine) -> None:  # noqa: ARG002 - any connection will do
@@ -107,6 +107,9 @@ class Watch:
 
     def close(self) -> None:
         self._connection.close()
+
+
+watch = SqliteWatch
 
 
 def meaning(error: BaseException) -> TrainmasterError | None:

@@ -1,4 +1,4 @@
-"""Webhooks: where an account wants to be told of its jobs, and how far each has been told."""
+"""Webhooks: where the events of an account are sent, and which event is next."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Webhook:
     account_id: str
     url: str
     statuses: tuple[str, ...] = ()
-    """Of which statuses it tells; empty means all."""
+    """The statuses that are sent; empty means all."""
     sealed: str = field(repr=False)
-    """What deliveries are signed with, sealed."""
+    """The encrypted secret that signs deliveries."""
     created_at: float
     cursor: int
-    """The last event of the feed that is dealt with."""
+    """The last event of the feed that was delivered or given up."""
     failures: int = 0
     """How often the next event was sent in vain."""
     not_before: float = 0.0

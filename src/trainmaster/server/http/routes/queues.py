@@ -137,14 +137,16 @@ async def show_queue(
         with context.database.read() as connection:
             found = queues.get(connection, principal.scope, queue)
             counts = queues.counts(connection, _EVERYTHING, found.name).get(found.name, QueueCounts())
-        page = context.explainer.look_into(principal.scope, found.name, now=now, page_size=page_size, page_token=after)
+        entries, following = context.explainer.look_into(
+            principal.scope, found.name, now=now, page_size=page_size, page_token=after
+        )
         return QueuePage(
             queue=found.name,
             depth=counts.depth,
             running=counts.running,
             paused=counts.paused,
-            entries=[entry_resource(entry, principal.scope, now) for entry in page.entries],
-            next_page_token=tokens.write(page.next_page_token) if page.next_page_token else None,
+            entries=[entry_resource(entry, principal.scope, now) for entry in entries],
+            next_page_token=tokens.write(following) if following else None,
         )
 
     return ok(await run_in_threadpool(find))
