@@ -219,7 +219,7 @@ def test_shipped_file_is_not_run_in_the_place_of_a_module(settings: Settings, pu
 
 def test_check_that_takes_too_long_is_ended(settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "TIMEOUT_S", 0.01)
-    with pytest.raises(RefusedError, match=r"the check took longer than 0\.01 s, and was ended"):
+    with pytest.raises(RefusedError, match=r"the check took longer than 0\.01 s, and was stopped"):
         asyncio.run(run(settings, check_of(root / "good.jsonl")))
 
 
@@ -308,5 +308,5 @@ def test_check_is_over_with_its_process_whoever_holds_its_streams(
 
 def test_answer_that_is_too_large_is_not_read(settings: Settings, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MAX_ANSWER_BYTES", 100)
-    with pytest.raises(RefusedError, match="too much to show; set a lower limit"):
+    with pytest.raises(RefusedError, match="is too large; set a lower limit"):
         asyncio.run(run(settings, check_of(root / "good.jsonl")))

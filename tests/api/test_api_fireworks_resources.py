@@ -239,7 +239,7 @@ def test_promotion_twice_makes_one_model_and_a_second_one_needs_a_name(door: Doo
     [
         ("nobodys", {}, 404, "no checkpoint nobodys"),
         ("step-4", {}, 400, "save one for sampling"),
-        ("step-5-aabbccdd", {}, 400, "a difference"),
+        ("step-5-aabbccdd", {}, 400, "the difference"),
         ("step-4-aabbccdd", {"base_model": "other"}, 400, "base_model"),
         ("step-4-aabbccdd", {"output_model": "accounts/somebody/models/m"}, 404, "somebody"),
         ("step-4-aabbccdd", {"output_model": "m"}, 400, "output_model"),

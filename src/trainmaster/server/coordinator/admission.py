@@ -196,7 +196,7 @@ class Admission:
         except TrainmasterError as error:
             problem = error.message
         except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead in a circle
-            problem = f"what it names on the server cannot be looked at: {error}"
+            problem = f"a file or directory that it names on the server cannot be read: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
     def _problems(self, job: Job, launch: Launch) -> Iterator[str]:
@@ -247,8 +247,8 @@ class Admission:
     def _wrong_script(self, script: Path) -> Iterator[str]:
         if not script.is_absolute():
             yield (
-                f"script {script} is a relative path, and the server cannot know to what; "
-                "name it absolutely, or submit the job with `trainmaster submit`, which sends it along"
+                f"script {script} is a relative path, which the server cannot resolve; use an absolute path, or submit "
+                "the job with `trainmaster submit`, which uploads the script"
             )
         yield from self._outside(str(script), "script")
         if not script.is_file():

@@ -100,7 +100,7 @@ def inventory_of(backends: Iterable[Backend]) -> list[Node]:
         try:
             found |= {node.node_id: node for node in backend.inventory()}
         except Exception:
-            _log.exception("backend %s cannot tell its nodes", backend.name)
+            _log.exception("backend %s cannot report its nodes", backend.name)
     return list(found.values())
 
 

@@ -86,9 +86,9 @@ class DataChecks:
             )
         uid = runs_as(account, self._settings)
         if self._under_way[account.account_id] >= AT_ONCE_OF_AN_ACCOUNT:
-            raise ConflictError("other checks of your account are under way; wait for them")
+            raise ConflictError("other checks of your account are running; wait for them")
         if self._under_way.total() >= AT_ONCE:
-            raise ConflictError("other checks are under way on this server; try again in a minute")
+            raise ConflictError("other checks are running on this server; try again in a minute")
         self._under_way[account.account_id] += 1
         try:
             return await asyncio.to_thread(self._run, check, uid)
@@ -120,7 +120,7 @@ class DataChecks:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
                 raise RefusedError(_failure(code, errors.read(_LAST_BYTES)))
             if answer.seek(0, os.SEEK_END) > MAX_ANSWER_BYTES:
-                raise RefusedError("the check has too much to show; set a lower limit, or look at fewer sources")
+                raise RefusedError("the result of the check is too large; set a lower limit, or check fewer sources")
             answer.seek(0)
             found: dict[str, Any] = json.load(answer)
             return found
@@ -151,7 +151,7 @@ class DataChecks:
             return process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise RefusedError(
-                f"the check took longer than {TIMEOUT_S:g} s, and was ended; look at fewer or smaller sources"
+                f"the check took longer than {TIMEOUT_S:g} s, and was stopped; check fewer or smaller sources"
             ) from None
         finally:
             # Whatever it started is in its group.
@@ -199,7 +199,7 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
 
 def _failure(code: int, errors: bytes) -> str:
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    last = lines[-1][:500] if lines else "it said nothing"
+    last = lines[-1][:500] if lines else "it wrote no error"
     if "MemoryError" in last or "bad_alloc" in last or code == -signal.SIGABRT:
         return f"the check needed more than {MEMORY_BYTES >> 30} GiB of memory: {last}"
     return f"the check failed: {last}"

@@ -20,12 +20,12 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 FAR = 500
-"""How many of the first jobs are read; behind more, nobody could say when a job starts."""
+"""How many of the first jobs are read; behind more, no estimate would be useful."""
 PATIENCE_S = 0.2
 """The time for an explanation, and for an estimate; what is not found by then is left out."""
 
 _EVERYTHING = Scope.everything()
-_NO_TELLING = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, PendingCode.UNAVAILABLE})
+_NO_ESTIMATE = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, PendingCode.UNAVAILABLE})
 """Waits without an estimate: only people can end them."""
 
 
@@ -86,9 +86,9 @@ class Explainer:
                 position = queues.position(connection, scope, job)
                 ahead = queues.ahead(connection, _EVERYTHING, job, FAR)
         view = _with(cluster.view, (*ahead, job))
-        told = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
-        estimates = {} if told is None or told.code in _NO_TELLING else _estimates(view, {job.job_id: position}, now)
-        return Waiting(queue_position=position, explanation=told, estimated_wait_s=estimates.get(job.job_id))
+        why = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
+        estimates = {} if why is None or why.code in _NO_ESTIMATE else _estimates(view, {job.job_id: position}, now)
+        return Waiting(queue_position=position, explanation=why, estimated_wait_s=estimates.get(job.job_id))
 
     def look_into(
         self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
@@ -109,14 +109,14 @@ class Explainer:
         situation = Situation(view, now)
         entries = []
         for job in page.jobs:
-            told = None
+            why = None
             if scope.admits(job.account_id):
-                told = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
+                why = scheduling.explain(situation, job, visible=scope.admits, thorough=False)
             entries.append(
                 QueueEntry(
                     job=job,
                     position=positions[job.job_id],
-                    reason=told.message if told else None,
+                    reason=why.message if why else None,
                     estimated_wait_s=estimates.get(job.job_id),
                 )
             )

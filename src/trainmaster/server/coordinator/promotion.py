@@ -50,7 +50,7 @@ AT_ONCE_S = 5.0
 """Links take little time: so long, a request waits for its promotion."""
 ABANDONED_S = 60.0
 """An operation that was not worked on for so long has lost its server."""
-SAY_EVERY_S = 10.0
+RECORD_EVERY_S = 10.0
 FORGOTTEN_S = 24 * 3600.0
 """Older drafts are abandoned."""
 DRAFTS = ".drafts"
@@ -181,7 +181,7 @@ class Promotions:
         self._make_places(job.account_id, user)
         account_files.remove(self._artifacts, draft)
         try:
-            size = Giver(user=user, tick=self._say(operation)).link_tree(self._artifacts, checkpoint.path, draft)
+            size = Giver(user=user, tick=self._recorder(operation)).link_tree(self._artifacts, checkpoint.path, draft)
             model = self._described(draft, checkpoint, wanted, job.account_id, size)
 
             def work(connection: Connection) -> None:
@@ -228,15 +228,15 @@ class Promotions:
             created_at=self._clock(),
         )
 
-    def _say(self, operation: Operation) -> Callable[[], None]:
+    def _recorder(self, operation: Operation) -> Callable[[], None]:
         """A function that records, now and then, that an operation is still worked on."""
-        due = time.monotonic() + SAY_EVERY_S
+        due = time.monotonic() + RECORD_EVERY_S
 
-        def say() -> None:
+        def record() -> None:
             nonlocal due, operation
             if time.monotonic() < due:
                 return
-            due = time.monotonic() + SAY_EVERY_S
+            due = time.monotonic() + RECORD_EVERY_S
             now = self._clock()
             scope = Scope(operation.account_id)
 
@@ -246,7 +246,7 @@ class Promotions:
 
             operation = self._database.write_now(work)
 
-        return say
+        return record
 
 
 def why_not(checkpoint: Checkpoint) -> str | None:
@@ -255,7 +255,7 @@ def why_not(checkpoint: Checkpoint) -> str | None:
         what = "to be downloaded" if checkpoint.kind == EXTERNAL else "to train on"
         return f"was saved {what}; save one for sampling (save_weights_for_sampler) and promote that"
     if checkpoint.attributes.get("sampler_kind") == DELTA:
-        return "is a difference to another one; save a base checkpoint and promote that"
+        return "contains only the difference to another checkpoint; save a base checkpoint and promote that"
     if checkpoint.root != ARTIFACTS:
         return "lies on an object store, from where it cannot be promoted"
     return None

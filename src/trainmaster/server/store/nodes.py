@@ -45,7 +45,7 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
         if before.state in _OPERATORS:
             del row["state"]
         connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
-        events.append_to_cluster(connection, scope, _news(before, node, now))
+        events.append_to_cluster(connection, scope, _events_of_report(before, node, now))
     named = {node.node_id for node in inventory}
     for node in known.values():
         if node.node_id not in named and node.state is NodeState.READY and node.last_seen_at < now - OFFLINE_AFTER_S:
@@ -140,7 +140,7 @@ def _change(connection: Connection, node_id: str, **values: Any) -> None:
     connection.execute(update(_nodes).where(_nodes.c.node_id == node_id).values(values))
 
 
-def _news(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
+def _events_of_report(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
     """The changes of a report that are worth an event."""
     was = {gpu.index: gpu for gpu in before.gpus}
     for gpu in node.gpus:

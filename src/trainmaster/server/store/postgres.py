@@ -55,8 +55,8 @@ def checked(url: URL) -> URL:
         raise RefusedError(f"{shown} names no database; write postgresql://user@host/database")
     if importlib.util.find_spec("psycopg") is None:
         raise RefusedError("PostgreSQL needs one more package: pip install 'trainmaster[postgres]'")
-    unsaid = {name: value for name, value in _REACHING.items() if name not in url.query}
-    return url.set(drivername="postgresql+psycopg").update_query_dict(unsaid)
+    missing = {name: value for name, value in _REACHING.items() if name not in url.query}
+    return url.set(drivername="postgresql+psycopg").update_query_dict(missing)
 
 
 @contextmanager

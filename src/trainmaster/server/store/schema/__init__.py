@@ -80,7 +80,7 @@ accounts = Table(
     metadata,
     text_column("account_id", primary_key=True),
     number("created_at"),
-    Column("uid", Integer),  # of the system's user as whom its jobs run here
+    Column("uid", Integer),  # the system user that runs its jobs on this machine
 )
 
 api_keys = Table(
@@ -105,9 +105,9 @@ webhooks = Table(
     text_column("account_id", primary_key=True),
     text_column("url"),
     text_column("statuses"),
-    text_column("sealed"),  # what deliveries are signed with
+    text_column("sealed"),  # the encrypted secret that signs deliveries
     number("created_at"),
-    Column("cursor", BigInteger, nullable=False),  # the last event of the feed that is dealt with
+    Column("cursor", BigInteger, nullable=False),  # the last event that was delivered or given up
     integer("failures"),
     number("not_before"),
     maybe_number("delivered_at"),
