@@ -17,6 +17,7 @@ from trainmaster.engine.adapters import UNEMBEDDING, Adapter, AdapterRows
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.types import EngineError, LoraOptions
+from trainmaster.engine.weight_files import export_adapter, read_adapter
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +235,8 @@ def test_peft_computes_the_same_from_an_export(tmp_path: Path, kind: str, train_
     directory = make_checkpoint(tmp_path / "model", kind)
     model = Transformer(ModelConfig.read(directory)).load(directory)
     adapter = filled_adapter(model.config, rank=3, alpha=5.0, train_unembed=train_unembed)
-    exported = export(adapter, tmp_path / "adapter", str(directory))
-    theirs, text = PeftModel.from_pretrained(reference(directory), exported), random_tokens(30)
+    export_adapter(adapter, directory, tmp_path / "adapter")
+    theirs, text = PeftModel.from_pretrained(reference(directory), tmp_path / "adapter"), random_tokens(30)
     with torch.no_grad():
         expected = theirs(text[None]).logits[0]
     (logits,) = logits_of(model, [text], AdapterRows([(adapter, 30)]))
@@ -256,8 +257,7 @@ def test_an_adapter_of_peft_computes_the_same_here(
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
     theirs.save_pretrained(tmp_path, save_embedding_layers=False)
-    described = json.loads((tmp_path / "adapter_config.json").read_text())
-    adapter = Adapter.from_peft(model.config, described, load_file(tmp_path / "adapter_model.safetensors"))
+    adapter = read_adapter(model.config, tmp_path)
     text = random_tokens(30)
     with torch.no_grad():
         expected = theirs.eval()(text[None]).logits[0]
@@ -267,9 +267,8 @@ def test_an_adapter_of_peft_computes_the_same_here(
 
 def test_an_export_is_read_back_bit_by_bit(model: Transformer, tmp_path: Path) -> None:
     adapter = filled_adapter(model.config, rank=3, alpha=5.5)
-    exported = export(adapter, tmp_path, "base")
-    described = json.loads((exported / "adapter_config.json").read_text())
-    again = Adapter.from_peft(model.config, described, load_file(exported / "adapter_model.safetensors"))
+    export_adapter(adapter, Path("base"), tmp_path)
+    again = read_adapter(model.config, tmp_path)
     assert again.scale == adapter.scale
     for (name, expected), (other, found) in zip(adapter.named_parameters(), again.named_parameters(), strict=True):
         assert name == other
@@ -288,21 +287,28 @@ def test_an_export_is_read_back_bit_by_bit(model: Transformer, tmp_path: Path) -
         ({"r": 2}, r"lora_A\.weight is \[4, 64\], not \[2, 64\]"),
     ],
 )
-def test_peft_adapters_of_other_kinds_are_refused(model: Transformer, changes: dict[str, Any], message: str) -> None:
-    adapter = filled_adapter(model.config)
+def test_peft_adapters_of_other_kinds_are_refused(
+    model: Transformer, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    export_adapter(filled_adapter(model.config), Path("base"), tmp_path)
+    described = tmp_path / "adapter_config.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | changes))
     with pytest.raises(EngineError, match=message):
-        Adapter.from_peft(model.config, adapter.peft_config("base") | changes, adapter.peft_tensors())
+        read_adapter(model.config, tmp_path)
 
 
-def test_peft_tensors_that_do_not_fit_are_refused(model: Transformer) -> None:
-    adapter = filled_adapter(model.config)
-    described, tensors = adapter.peft_config("base"), adapter.peft_tensors()
+def test_peft_tensors_that_do_not_fit_are_refused(model: Transformer, tmp_path: Path) -> None:
+    export_adapter(filled_adapter(model.config), Path("base"), tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(weights)
     lone = {name: each for name, each in tensors.items() if name != "base_model.model.lm_head.lora_B.weight"}
+    save_file(lone, weights)
     with pytest.raises(EngineError, match=r"lm_head\.lora_A\.weight, and no lora_B"):
-        Adapter.from_peft(model.config, described, lone)
+        read_adapter(model.config, tmp_path)
     strange = {name.replace("layers.2.", "layers.9."): each for name, each in tensors.items()}
+    save_file(strange, weights)
     with pytest.raises(EngineError, match=r"layers\.9\."):
-        Adapter.from_peft(model.config, described, strange)
+        read_adapter(model.config, tmp_path)
 
 
 def test_adapters_of_a_16_bit_model_are_trained_in_32(directory: Path) -> None:
@@ -314,10 +320,3 @@ def test_adapters_of_a_16_bit_model_are_trained_in_32(directory: Path) -> None:
         for own, other in zip(found.gradients, expected.gradients, strict=True):
             assert own.dtype == torch.float32
             assert torch.cosine_similarity(own.flatten(), other.flatten(), dim=0) > 0.99
-
-
-def export(adapter: Adapter, directory: Path, base: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(adapter.peft_config(base)))
-    save_file(adapter.peft_tensors(), directory / "adapter_model.safetensors")
-    return directory

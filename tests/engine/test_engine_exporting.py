@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import make_checkpoint, random_tokens, reference
 from transformers import AutoTokenizer
 
-from trainmaster.engine import export as exporting
+from trainmaster.engine import weight_files
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, LoraOptions, Pass, Trained
 
@@ -114,7 +114,7 @@ def test_export_is_of_the_snapshot_and_not_of_later_weights(tmp_path: Path) -> N
 
 
 def test_large_model_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "SHARD_BYTES", 150_000)
+    monkeypatch.setattr(weight_files, "SHARD_BYTES", 150_000)
     engine = trained_engine(
         make_checkpoint(tmp_path / "base", shard_size="100KB"), Trained.ADAPTER, OPTIONS["everything"]
     )

@@ -21,10 +21,10 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.engine import Engine
-from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
+from trainmaster.engine.weight_files import export_adapter, export_model, read_adapter
 from trainmaster.server.coordinator.base_models import BaseModel
 
 TOKENS = random_tokens(40, seed=9)
@@ -152,7 +152,8 @@ def test_merged_model_is_of_the_same_class_with_the_same_vision(
     checkpoint: Path, tmp_path: Path, unembed: bool
 ) -> None:
     snapshot, expected = adapted(checkpoint, train_unembed=unembed)
-    export_model(snapshot, checkpoint, tmp_path, trained=False)
+    transformer = snapshot.transformer
+    export_model(transformer, transformer.config, snapshot.adapter, checkpoint, tmp_path, trained=False)
     theirs = reference(tmp_path)
     assert type(theirs) is Gemma3ForConditionalGeneration
     # What is added to the weights is rounded otherwise than what is added to their products.
@@ -173,7 +174,8 @@ def test_merged_model_is_of_the_same_class_with_the_same_vision(
 @pytest.mark.parametrize("unembed", [False, True])
 def test_adapter_loads_in_peft_and_here(checkpoint: Path, tmp_path: Path, unembed: bool) -> None:
     snapshot, expected = adapted(checkpoint, train_unembed=unembed)
-    export_adapter(snapshot, checkpoint, tmp_path)
+    assert snapshot.adapter is not None
+    export_adapter(snapshot.adapter, checkpoint, tmp_path)
     with warnings.catch_warnings():
         # A name that PEFT does not find would be a warning, no more.
         warnings.simplefilter("error", UserWarning)
@@ -183,14 +185,14 @@ def test_adapter_loads_in_peft_and_here(checkpoint: Path, tmp_path: Path, unembe
     named = peft.get_peft_model_state_dict(theirs, save_embedding_layers=False)
     assert named.keys() == load_file(tmp_path / "adapter_model.safetensors").keys()
     again = dict(read_adapter(snapshot.transformer.config, tmp_path).named_parameters())
-    assert snapshot.adapter is not None
     assert all(torch.equal(again[name], each) for name, each in snapshot.adapter.named_parameters())
 
 
 def test_adapter_by_older_names_is_read(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """As PEFT wrote them when modules were called otherwise."""
     snapshot, _ = adapted(checkpoints[FILES])
-    export_adapter(snapshot, checkpoints[FILES], tmp_path)
+    assert snapshot.adapter is not None
+    export_adapter(snapshot.adapter, checkpoints[FILES], tmp_path)
     file = tmp_path / "adapter_model.safetensors"
     older = {
         name.replace(".model.model.language_model.", ".model.language_model.model.").replace(
@@ -201,7 +203,6 @@ def test_adapter_by_older_names_is_read(checkpoints: dict[str, Path], tmp_path: 
     assert not older.keys() & load_file(file).keys()
     save_file(older, file)
     again = dict(read_adapter(snapshot.transformer.config, tmp_path).named_parameters())
-    assert snapshot.adapter is not None
     assert all(torch.equal(again[name], each) for name, each in snapshot.adapter.named_parameters())
 
 

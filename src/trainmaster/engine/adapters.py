@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +15,18 @@ from torch.nn import functional
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.products import AdapterShare, Factors
 from trainmaster.engine.types import EngineError, LoraOptions
-from trainmaster.engine.weight_files import check_shapes, module_naming, naming_of
 
 UNEMBEDDING = "lm_head"
 """The name of the unembedding among the layers that can be adapted."""
-_TINKER_UNEMBEDDING = "model.unembed_tokens"
-"""Its name in adapters of Tinker's tools."""
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_PEFT_PREFIX = "base_model.model."
-_PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
-"""Options of a PEFT adapter that must have these values: others make it another function."""
+
+
+def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose names or shapes are not those of our own."""
+    if other := sorted(own.keys() ^ given.keys()):
+        raise EngineError(f"{problem}: {other[0]} is on one side only")
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape:
+            raise EngineError(f"{problem}: {name} is {list(given[name].shape)}, not {list(tensor.shape)}")
 
 
 class Adapter:
@@ -92,75 +92,6 @@ class Adapter:
         """The matrix that the adapter adds to a layer's weight, float32 [out, in]."""
         factors = self.factors[target]
         return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
-
-    def peft_tensors(self, *, tinker_names: bool = False) -> dict[str, Tensor]:
-        """The factors by the names that PEFT loads, as `adapter_model.safetensors` has them.
-
-        The files of a tied model have no `lm_head`, so Tinker's tools call the unembedding's factors
-        `model.unembed_tokens` and refuse `lm_head`. `tinker_names` uses that name; PEFT then needs a `key_mapping`.
-        """
-        naming = module_naming(self.config)
-        renamed = tinker_names and self.config.tied
-        return {
-            _PEFT_PREFIX + naming.theirs(_tinker_name(name) if renamed else name): each.detach().cpu().contiguous()
-            for name, each in self.named_parameters()
-        }
-
-    def peft_config(self, base_model: str) -> dict[str, Any]:
-        """The contents of `adapter_config.json`."""
-        return {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base_model,
-            "r": self.options.rank,
-            "lora_alpha": self.options.alpha,
-            "lora_dropout": 0.0,
-            "target_modules": sorted({target.rpartition(".")[2] for target in self.factors}),
-            # Layers of a vision tower have the same names.
-            **({"exclude_modules": r".*\bvision_tower\b.*"} if self.config.nested else {}),
-            "inference_mode": True,
-            **_PEFT_OPTIONS,
-        }
-
-    @classmethod
-    def from_peft(cls, config: ModelConfig, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Adapter:
-        """Make an adapter from an `adapter_config.json` and its tensors."""
-        for name, value in _PEFT_OPTIONS.items():
-            if described.get(name, value) != value:
-                raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")
-        for name in ("rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"):
-            if described.get(name):
-                raise EngineError(f"the PEFT adapter cannot be used: its {name} is not supported")
-        modules = {name.removeprefix(_PEFT_PREFIX).split(".")[-3] for name in tensors if name.count(".") > 2}
-        try:
-            rank, alpha = int(described["r"]), float(described["lora_alpha"])
-        except (KeyError, TypeError, ValueError):
-            raise EngineError("the PEFT adapter cannot be used: it does not say its r and lora_alpha") from None
-        options = LoraOptions(
-            rank=rank,
-            alpha=alpha,
-            train_attn=bool(modules & set(_ATTENTION)),
-            train_mlp=bool(modules & set(_MLP)),
-            train_unembed=bool(modules & {UNEMBEDDING, _TINKER_UNEMBEDDING.rpartition(".")[2]}),
-        )
-        adapter = cls(config, options)
-        plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
-        naming = naming_of(config, plain)
-        given = {_own_name(naming.own(name)): tensor for name, tensor in plain.items()}
-        for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
-            if alone := [name for name in given if name.replace(factor, other) not in given]:
-                raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")
-        # What it does not adapt, it adapts by nothing: B begins as zero.
-        adapter.load({**dict(adapter.named_parameters()), **given})
-        return adapter
-
-
-def _tinker_name(name: str) -> str:
-    return _TINKER_UNEMBEDDING + name.removeprefix(UNEMBEDDING) if name.startswith(f"{UNEMBEDDING}.") else name
-
-
-def _own_name(name: str) -> str:
-    return UNEMBEDDING + name.removeprefix(_TINKER_UNEMBEDDING) if name.startswith(_TINKER_UNEMBEDDING) else name
 
 
 def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:

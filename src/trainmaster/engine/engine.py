@@ -14,15 +14,14 @@ from typing import Any
 import torch
 
 from trainmaster.engine import losses
-from trainmaster.engine.adapters import Adapter
+from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.export import export_adapter, export_model, read_adapter
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.parallel import Ranks, as_engine_error, command
 from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
 from trainmaster.engine.trained_model import ANOTHER_MODEL, State, TrainedModel, WeightsSnapshot, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
-from trainmaster.engine.weight_files import check_shapes
+from trainmaster.engine.weight_files import export_adapter, export_model, read_adapter
 
 PACK_TOKENS = 8192
 """Tokens that are computed together: enough to keep a GPU busy, few enough for the memory of a backward pass."""
@@ -147,11 +146,14 @@ class Engine:
 
         With `tinker_names`, an adapter of a tied model names the unembedding as Tinker's tools do.
         """
+        transformer, adapter = snapshot.transformer, snapshot.adapter
         if merged:
-            trained = snapshot.transformer is not self.base
-            export_model(snapshot, self.model_dir, Path(directory), trained=trained)
+            trained = transformer is not self.base
+            export_model(transformer, self.config, adapter, self.model_dir, Path(directory), trained=trained)
+        elif adapter is None:
+            raise EngineError("these weights have no adapter: export them merged, as a model")
         else:
-            export_adapter(snapshot, self.model_dir, Path(directory), tinker_names=tinker_names)
+            export_adapter(adapter, self.model_dir, Path(directory), tinker_names=tinker_names)
 
     def drop(self, model_id: object) -> bool:
         """Remove a model in this rank, if there is one: its state can no longer be trusted."""

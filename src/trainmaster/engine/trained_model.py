@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainmaster.engine.adapters import Adapter
+from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.parallel import Ranks
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Normalization, Trained, check_ranges
-from trainmaster.engine.weight_files import check_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,8 +1,9 @@
-"""The weights of a transformers checkpoint: their names, and the safetensors files that hold them."""
+"""The files of weights: transformers checkpoints and PEFT adapters, how they name weights, reading and writing."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from trainmaster.engine.adapters import UNEMBEDDING, Adapter
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.types import EngineError
+from trainmaster.engine.types import EngineError, LoraOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +69,16 @@ def _renamed(name: str, beginnings: dict[str, str]) -> str:
     return name
 
 
-def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Refuse weights whose names or shapes are not those of our own."""
-    if other := sorted(own.keys() ^ given.keys()):
-        raise EngineError(f"{problem}: {other[0]} is on one side only")
-    for name, tensor in own.items():
-        if given[name].shape != tensor.shape:
-            raise EngineError(f"{problem}: {name} is {list(given[name].shape)}, not {list(tensor.shape)}")
-
-
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+"""The size of a file, as transformers writes them."""
+_CONFIG = "config.json"
+_EMBEDDING = "model.embed_tokens.weight"
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5"}
+"""Suffixes of files with weights; all other files describe the model and its tokenizer, and are copied."""
+_FORMAT = {"format": "pt"}
+"""Readers expect this in the header of a file."""
 
 
 def load_weights(
@@ -161,3 +163,181 @@ def _read(path: Path, names: list[str], device: torch.device) -> Iterator[tuple[
                 yield name, opened.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise EngineError(f"{path} cannot be read: {error}") from None
+
+
+def export_model(
+    transformer: nn.Module,
+    config: ModelConfig,
+    adapter: Adapter | None,
+    base_model: Path,
+    directory: Path,
+    *,
+    trained: bool,
+) -> None:
+    """Write a transformers checkpoint with the adapter merged into the weights.
+
+    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's. Weights
+    that are not `trained` are read from its files, since the engine may have rounded its own.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in sorted(base_model.iterdir()):
+        if path.is_file() and path.suffix not in _WEIGHTS and path.name != _INDEX:
+            shutil.copyfile(path, directory / path.name)
+    # An adapter of the unembedding alone parts it from the embedding.
+    untied = adapter is not None and UNEMBEDDING in adapter.factors
+    if untied:
+        described = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
+        _write_json(directory / _CONFIG, _untied(described))
+    stored = StoredWeights(base_model, config)
+    weights = _merged(transformer, adapter, stored, trained=trained, tied=config.tied, untied=untied)
+    _write_weights(weights, directory)
+
+
+def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions of transformers differ in which part of a nested configuration they read."""
+    inner = config.get("text_config")
+    parts = {"text_config": _untied(inner)} if isinstance(inner, dict) else {}
+    return {**config, **parts, "tie_word_embeddings": False}
+
+
+def _merged(
+    transformer: nn.Module, adapter: Adapter | None, stored: StoredWeights, *, trained: bool, tied: bool, untied: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
+    for name, parameter in transformer.named_parameters(remove_duplicate=False):
+        target = name.removesuffix(".weight")
+        if target == UNEMBEDDING and tied and not untied:
+            continue
+        original = stored.read(_EMBEDDING if target == UNEMBEDDING and tied else name)
+        weight = parameter.detach() if trained else original
+        if adapter is not None and target in adapter.factors:
+            delta = adapter.delta(target)
+            weight = weight.to(delta.device, torch.float32) + delta
+        yield stored.name(name), weight.to("cpu", original.dtype).contiguous()
+    yield from stored.beside()
+
+
+def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
+    """Write files of about SHARD_BYTES, with an index if there are several."""
+    shards: list[list[str]] = []
+    shard: dict[str, Tensor] = {}
+    total = 0
+    for name, weight in weights:
+        if shard and sum(each.nbytes for each in shard.values()) + weight.nbytes > SHARD_BYTES:
+            shards.append(_write_shard(shard, directory, len(shards)))
+            shard = {}
+        shard[name] = weight
+        total += weight.nbytes
+    shards.append(_write_shard(shard, directory, len(shards)))
+    if len(shards) == 1:
+        _shard_path(directory, 0).rename(directory / "model.safetensors")
+        return
+    places = {}
+    for number, names in enumerate(shards):
+        final = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        _shard_path(directory, number).rename(directory / final)
+        places.update(dict.fromkeys(names, final))
+    _write_json(directory / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _write_shard(shard: Mapping[str, Tensor], directory: Path, number: int) -> list[str]:
+    save_file(dict(shard), _shard_path(directory, number), metadata=_FORMAT)
+    return list(shard)
+
+
+def _shard_path(directory: Path, number: int) -> Path:
+    """The name of a file while the number of files is unknown."""
+    return directory / f"model-{number:05d}.safetensors"
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# PEFT adapters.
+
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_TINKER_UNEMBEDDING = "model.unembed_tokens"
+"""The unembedding's name in adapters of Tinker's tools."""
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+_PEFT_PREFIX = "base_model.model."
+_PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
+"""Options of a PEFT adapter that must have these values: others make it another function."""
+
+
+def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
+    """Write a PEFT adapter for a base model.
+
+    The files of a tied model have no `lm_head`, so Tinker's tools call the unembedding's factors
+    `model.unembed_tokens` and refuse `lm_head`. `tinker_names` uses that name; PEFT then needs a `key_mapping`.
+    """
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base_model),
+        "r": adapter.options.rank,
+        "lora_alpha": adapter.options.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted({target.rpartition(".")[2] for target in adapter.factors}),
+        # Layers of a vision tower have the same names.
+        **({"exclude_modules": r".*\bvision_tower\b.*"} if adapter.config.nested else {}),
+        "inference_mode": True,
+        **_PEFT_OPTIONS,
+    }
+    naming = module_naming(adapter.config)
+    renamed = {f"{UNEMBEDDING}.": f"{_TINKER_UNEMBEDDING}."} if tinker_names and adapter.config.tied else {}
+    tensors = {
+        _PEFT_PREFIX + naming.theirs(_renamed(name, renamed)): each.detach().cpu().contiguous()
+        for name, each in adapter.named_parameters()
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / _ADAPTER_CONFIG, described)
+    save_file(tensors, directory / _ADAPTER_WEIGHTS, metadata=_FORMAT)
+
+
+def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
+    for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
+        if not (directory / name).is_file():
+            raise EngineError(f"{directory} is not a PEFT adapter: it has no {name}")
+    try:
+        described = json.loads((directory / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(directory / _ADAPTER_WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EngineError(f"the PEFT adapter in {directory} cannot be read: {error}") from None
+    plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    adapter = Adapter(config, _lora_options(described, plain))
+    naming = naming_of(config, plain)
+    given = {
+        _renamed(naming.own(name), {f"{_TINKER_UNEMBEDDING}.": f"{UNEMBEDDING}."}): tensor
+        for name, tensor in plain.items()
+    }
+    for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
+        if alone := [name for name in given if name.replace(factor, other) not in given]:
+            raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")
+    # What it does not adapt, it adapts by nothing: B begins as zero.
+    adapter.load({**dict(adapter.named_parameters()), **given})
+    return adapter
+
+
+def _lora_options(described: Mapping[str, Any], names: Iterable[str]) -> LoraOptions:
+    """The options of an adapter, from its `adapter_config.json` and the names of its tensors."""
+    for name, value in _PEFT_OPTIONS.items():
+        if described.get(name, value) != value:
+            raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")
+    for name in ("rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"):
+        if described.get(name):
+            raise EngineError(f"the PEFT adapter cannot be used: its {name} is not supported")
+    modules = {name.split(".")[-3] for name in names if name.count(".") > 1}
+    try:
+        rank, alpha = int(described["r"]), float(described["lora_alpha"])
+    except (KeyError, TypeError, ValueError):
+        raise EngineError("the PEFT adapter cannot be used: it does not say its r and lora_alpha") from None
+    return LoraOptions(
+        rank=rank,
+        alpha=alpha,
+        train_attn=bool(modules & _ATTENTION),
+        train_mlp=bool(modules & _MLP),
+        train_unembed=bool(modules & {UNEMBEDDING, _TINKER_UNEMBEDDING.rpartition(".")[2]}),
+    )
