@@ -26,8 +26,8 @@ from trainmaster.training.steps import (
     PreparingError,
     Progress,
     doing,
+    files_text,
     note,
-    size_text,
     try_again_while_unavailable,
 )
 
@@ -52,9 +52,7 @@ def main(part: str) -> None:
     except PreparingError as error:
         error.args = (f"{part}-initializer: {error}",)
         raise
-    size = size_text(sum(path.stat().st_size for path in files.values()))
-    count = f"{len(files)} files" if len(files) > 1 else "1 file"
-    note(f"{part}-initializer: {uri}: {count}, {size}, in {time.monotonic() - began:.1f} s")
+    note(f"{part}-initializer: {uri}: {files_text(files.values())}, in {time.monotonic() - began:.1f} s")
     Cache(access.cache).forget_unused()
     progress.finish()
 

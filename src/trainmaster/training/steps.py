@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -157,6 +157,12 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def files_text(files: Collection[Path], kind: str = "") -> str:
+    """The number and the size of files for people, such as `3 files of jsonl, 2.3 MB`."""
+    count = (f"{len(files)} files" if len(files) > 1 else "1 file") + (f" of {kind}" if kind else "")
+    return f"{count}, {size_text(sum(file.stat().st_size for file in files))}"
 
 
 BACK_OFF_S = (2.0, 10.0, 30.0)

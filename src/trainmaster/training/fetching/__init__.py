@@ -17,14 +17,13 @@ from trainmaster.training.fetching import http, hub, s3
 from trainmaster.training.fetching.access import Access, local_files
 from trainmaster.training.fetching.file_choice import CARD, card_data, choose, choose_file, choose_from_hub
 from trainmaster.training.fetching.models import fetch_model, fetch_tokenizer
-from trainmaster.training.steps import InputError, OnProgress, Progress, ignore_progress, note, size_text
+from trainmaster.training.steps import InputError, OnProgress, Progress, files_text, ignore_progress, note
 
 
 def fetch_named_model(base_model: BaseModelConfig, access: Access, progress: Progress) -> Path:
     model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
     if model.is_relative_to(access.cache):  # one that was on this machine already is no news
-        files = [path for path in model.rglob("*") if path.is_file()]
-        note(f"{base_model.model_id}: {len(files)} files, {size_text(sum(file.stat().st_size for file in files))}")
+        note(f"{base_model.model_id}: {files_text([path for path in model.rglob('*') if path.is_file()])}")
     return model
 
 
@@ -42,9 +41,7 @@ def fetch_sources(data: DataConfig, access: Access, progress: Progress) -> list[
             progress.at((number + share) / len(data.sources), f"fetching {path}")
 
         local = fetch_source(source, access, tell)
-        size = size_text(sum(file.stat().st_size for file in local.files))
-        count = f"{len(local.files)} files" if len(local.files) > 1 else "1 file"
-        note(f"{local.path}: {count} of {local.format}, {size}")
+        note(f"{local.path}: {files_text(local.files, local.format)}")
         found.append(local)
     progress.at(1.0)
     return found

@@ -64,9 +64,9 @@ def model(repo: str, revision: str | None, access: Access, on_progress: OnProgre
         return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=list(ignored))
 
 
-def tokenizer(repo: str, revision: str | None, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
+def tokenizer(repo: str, revision: str | None, access: Access) -> Path:
     with translated(_shown(repo, revision), access):
-        return _snapshot(repo, revision, "model", access, on_progress, allow_patterns=list(TOKENIZER_PATTERNS))
+        return _snapshot(repo, revision, "model", access, ignore_progress, allow_patterns=list(TOKENIZER_PATTERNS))
 
 
 def dataset_files(name: HubName, access: Access) -> list[str]:

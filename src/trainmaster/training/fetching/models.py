@@ -39,21 +39,16 @@ def fetch_model(base_model: BaseModelConfig, access: Access, on_progress: OnProg
     return _directory(name, source, base_model.revision, access, on_progress, MARK)
 
 
-def fetch_tokenizer(
-    name: str, base_model: BaseModelConfig | None, access: Access, on_progress: OnProgress = ignore_progress
-) -> Path:
-    """The directory of a tokenizer; where it has the base model's name, of that model without its weights.
-
-    Raises: as `fetch_model`.
-    """
+def fetch_tokenizer(name: str, base_model: BaseModelConfig | None, access: Access) -> Path:
+    """The directory of a tokenizer; where it has the base model's name, of that model without its weights."""
     same = base_model is not None and name == base_model.model_id
     revision = base_model.revision if base_model and same else None
     source = model_source(name, base_model.source if base_model and same else None)
     if source is ModelSource.HUGGINGFACE:
         with _named_on_the_hub(name, access):
-            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access, on_progress)
+            directory = hub.tokenizer(name.removeprefix("hf://"), revision, access)
     else:
-        directory = _directory(name, source, revision, access, on_progress, None)
+        directory = _directory(name, source, revision, access, ignore_progress, None)
     if not any((directory / mark).is_file() for mark in _TOKENIZER_MARKS):
         raise InputError(f"{name} holds no tokenizer ({' or '.join(_TOKENIZER_MARKS)}); name one with tokenizer_id")
     return directory
