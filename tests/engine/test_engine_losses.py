@@ -168,7 +168,7 @@ def test_loss_is_added_by_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     added = losses.LossFunction(
         formula=lambda tokens: losses.TokenLosses(tokens.inputs["scale"] * tokens.logprobs.square()),
         optional={"scale": lambda options, inputs: options["power"] * (inputs["target_tokens"] > 1)},
-        options={"power": losses.Option(2.0, least=1.0, most=4.0)},
+        options={"power": losses.LossOption(2.0, least=1.0, most=4.0)},
     )
     monkeypatch.setitem(losses.LOSSES, "added", added)  # type: ignore[arg-type]
     data = [

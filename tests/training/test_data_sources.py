@@ -26,7 +26,7 @@ from trainmaster.training.fetching import cache, fetch_source, http
 from trainmaster.training.fetching.access import Access, Service
 from trainmaster.training.fetching.file_choice import card_data, choose, choose_from_hub
 from trainmaster.training.fetching.models import fetch_model, fetch_tokenizer, left_to_the_script
-from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
+from trainmaster.training.steps import CredentialsError, InputError, SourceUnavailableError
 
 ROWS = b'{"text": "a"}\n{"text": "b"}\n'
 MODEL = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights", "tokenizer.json": b"{}"}
@@ -171,7 +171,7 @@ def test_download_that_breaks_off_goes_on_where_it_was(server: FileServer, acces
 def test_download_goes_on_in_another_process_after_a_crash(server: FileServer, access: Access) -> None:
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000, 0, 0]
-    with pytest.raises(UnavailableError, match="the transfer broke off"):
+    with pytest.raises(SourceUnavailableError, match="the transfer broke off"):
         fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
     assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [ROWS * 1000]
     assert server.requests[-1][1]["range"] == "bytes=5000-"
@@ -180,7 +180,7 @@ def test_download_goes_on_in_another_process_after_a_crash(server: FileServer, a
 def test_file_that_changed_in_between_is_fetched_from_its_beginning(server: FileServer, access: Access) -> None:
     server.files["/a.jsonl"] = ROWS * 1000
     server.cut_after = [5000, 0, 0]
-    with pytest.raises(UnavailableError):
+    with pytest.raises(SourceUnavailableError):
         fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)
     server.files["/a.jsonl"] = b"{}\n" + ROWS * 1000
     assert content(fetch_source(DataSource(path=f"{server.url}/a.jsonl"), access)) == [b"{}\n" + ROWS * 1000]
@@ -218,7 +218,7 @@ def test_two_fetch_once(server: FileServer, access: Access) -> None:
         ([410], InputError, "answers 410"),
         ([401], CredentialsError, "answers 401 Unauthorized: it wants other credentials than none"),
         ([403], CredentialsError, "answers 403"),
-        ([503, 429, 500], UnavailableError, "answers 500 Internal Server Error"),
+        ([503, 429, 500], SourceUnavailableError, "answers 500 Internal Server Error"),
     ],
 )
 def test_refusal_of_a_server_is_told_by_its_kind(
@@ -240,7 +240,7 @@ def test_server_that_is_not_there_is_unavailable(access: Access, monkeypatch: py
     monkeypatch.setattr(http, "BACK_OFF_S", (0.0,))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1 does not answer"):
+        with pytest.raises(SourceUnavailableError, match=r"127\.0\.0\.1 does not answer"):
             fetch_source(DataSource(path=f"http://127.0.0.1:{free.getsockname()[1]}/a.jsonl"), access)
 
 
@@ -664,7 +664,7 @@ def test_mistyped_path_of_a_model_says_that_nothing_is_there_and_where_it_was_lo
 def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # it tries again for a while
     hub.down = True
-    with pytest.raises(UnavailableError, match="the Hub at http://127"):
+    with pytest.raises(SourceUnavailableError, match="the Hub at http://127"):
         fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     hub.down, hub.repositories["models/org/tiny"] = False, MODEL
     directory = fetch_model(BaseModelConfig(model_id="org/tiny"), access)
@@ -673,7 +673,7 @@ def test_hub_that_is_down_is_unavailable(hub: Hub, access: Access, monkeypatch: 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
-        with pytest.raises(UnavailableError, match="does not answer"):
+        with pytest.raises(SourceUnavailableError, match="does not answer"):
             fetch_model(BaseModelConfig(model_id="org/other"), access)
 
 
@@ -685,7 +685,7 @@ def test_hub_that_cannot_be_reached_is_told_in_two_lines(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     lines: list[str] = []
     monkeypatch.setattr("trainmaster.jobs.report.doing", lines.append)
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(SourceUnavailableError) as caught:
         fetch_model(BaseModelConfig(model_id="org/tiny"), access)
     assert lines[0] == "fetching org/tiny from http://127.0.0.1:9"
     assert lines[1].startswith(

@@ -20,7 +20,7 @@ from trainmaster.jobs import objects
 from trainmaster.training import initializer as initializing
 from trainmaster.training.fetching import cache, hub, s3
 from trainmaster.training.fetching.access import Access, initializer_access
-from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
+from trainmaster.training.steps import CredentialsError, InputError, SourceUnavailableError
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
 PIECE = 8 << 20
@@ -100,7 +100,7 @@ def test_objects_are_read_with_the_keys_of_a_role(
     with pytest.raises(CredentialsError, match="cannot be assumed: AccessDenied: not you; give AWS_ACCESS_KEY_ID"):
         s3.in_role(ROLE, access)
     sts["status"] = 503
-    with pytest.raises(UnavailableError, match="answers 503"):
+    with pytest.raises(SourceUnavailableError, match="answers 503"):
         s3.in_role(ROLE, access)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(InputError, match="there are none; give AWS_ACCESS_KEY_ID"):
@@ -157,7 +157,7 @@ def test_repository_that_is_here_is_used_while_the_hub_does_not_answer(
         served.down = True
         assert hub.repository("hf://org/rows", "dataset", access, ignored=["b.txt"]) == fetched
         # What is here is no more than a part of this one.
-        with pytest.raises(UnavailableError, match=r"b\.txt"):
+        with pytest.raises(SourceUnavailableError, match=r"b\.txt"):
             hub.repository("hf://org/rows", "dataset", access)
 
 

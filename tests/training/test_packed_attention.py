@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.masking_utils import flash_attention_mask
 
 from trainmaster.training.document import Document
-from trainmaster.training.models import PACKED, PackedAttention, prefer_packed_attention
+from trainmaster.training.models import PACKED, PackedSampleAttention, prefer_packed_attention
 
 LENGTHS = (5, 1, 9, 17)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are for GPUs")
@@ -56,7 +56,7 @@ def kernel_that_shares_heads(*tensors: Any, enable_gqa: bool = False, **options:
 @pytest.fixture
 def register() -> Iterator[Callable[[Any], None]]:
     def registered(kernel: Any) -> None:
-        AttentionInterface.register(PACKED, PackedAttention(kernel))
+        AttentionInterface.register(PACKED, PackedSampleAttention(kernel))
         AttentionMaskInterface.register(PACKED, flash_attention_mask)
 
     yield registered

@@ -52,7 +52,7 @@ class TokenLosses:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class LossOption:
     """A number that a request may set."""
 
     default: float
@@ -77,7 +77,7 @@ class LossFunction:
     """Inputs beside `target_tokens` that every datum must have."""
     optional: Mapping[str, Default] = field(default_factory=dict)
     """Inputs that a datum may omit."""
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, LossOption] = field(default_factory=dict)
     loss_tokens: str | None = None
     """The input that is nonzero at the tokens that count as loss tokens; None: all tokens count."""
     wide: bool = False
@@ -148,14 +148,14 @@ def _has_advantage(_options: Options, inputs: Mapping[str, np.ndarray]) -> np.nd
     return inputs[ADVANTAGES].astype(bool)
 
 
-def _policy(formula: Formula, **options: Option) -> LossFunction:
+def _policy(formula: Formula, **options: LossOption) -> LossFunction:
     """A loss of sampled tokens, weighted by their advantages."""
     return LossFunction(formula=formula, required=(LOGPROBS, ADVANTAGES), options=options, loss_tokens=ADVANTAGES)
 
 
 def _clipping(formula: Formula, low: float, high: float, **optional: Default) -> LossFunction:
     """A policy loss that clips ratios, by default to these thresholds; a datum may have other ones for each token."""
-    options = {CLIP_LOW: Option(low, most=CLIP_HIGH), CLIP_HIGH: Option(high)}
+    options = {CLIP_LOW: LossOption(low, most=CLIP_HIGH), CLIP_HIGH: LossOption(high)}
     thresholds = {CLIP_LOW: _option(CLIP_LOW), CLIP_HIGH: _option(CLIP_HIGH)}
     return replace(_policy(formula, **options), optional=thresholds | optional)
 
@@ -167,7 +167,7 @@ LOSSES: Mapping[str, LossFunction] = {
     "importance_sampling": _policy(_importance_sampling),
     "ppo": _clipping(_ppo, 0.8, 1.2),
     "cispo": _clipping(_cispo, 0.8, 1.2),
-    "dro": _policy(_dro, beta=Option(0.05, least=0.0)),
+    "dro": _policy(_dro, beta=LossOption(0.05, least=0.0)),
     "gspo": _clipping(_gspo, 1 - 3e-4, 1 + 4e-4, sequence_ratio_mask=_has_advantage),
     "dapo": _clipping(_ppo, 0.8, 1.28),
     "reinforce": LossFunction(

@@ -24,7 +24,7 @@ from trainmaster.protocol import environment
 from trainmaster.training import models
 from trainmaster.training.checkpoint_mixin import plain_name
 from trainmaster.training.document import Document, DocumentError, Prepared
-from trainmaster.training.steps import CredentialsError, UnavailableError
+from trainmaster.training.steps import CredentialsError, SourceUnavailableError
 
 RECORD = "trainmaster.json"
 """The list of a result's files, in the result."""
@@ -156,7 +156,7 @@ def _reached() -> Iterator[None]:
         advice = "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in training_config.environment"
         raise CredentialsError(f"{_FIELD}: {error}; {advice}") from error
     except objects.ObjectStoreError as error:
-        raise UnavailableError(f"{_FIELD}: {error}") from error
+        raise SourceUnavailableError(f"{_FIELD}: {error}") from error
     except ImportError as error:
         raise DocumentError(f"{_FIELD}: {error}") from error
 

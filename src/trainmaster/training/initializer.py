@@ -24,7 +24,7 @@ from trainmaster.training.steps import (
     InputError,
     OnProgress,
     PreparingError,
-    Progress,
+    PreparingProgress,
     doing,
     files_text,
     note,
@@ -43,7 +43,7 @@ def main(part: str) -> None:
     uri = spec["storage_uri"]
     try:
         access = initializer_access(part, spec, document)
-        progress = Progress({part: 1.0})
+        progress = PreparingProgress({part: 1.0})
         progress.begin(part)
         began = time.monotonic()
         doing(f"fetching {uri}")
@@ -67,9 +67,9 @@ def _fetch(part: str, spec: Mapping[str, Any], access: Access, on_progress: OnPr
                 s3.directory(uri, s3.in_role(spec.get("role_arn"), access), on_progress, ignored=ignored)
             )
         )
-    from trainmaster.training.tables.shard_writer import Gang, sharded
+    from trainmaster.training.tables.shard_writer import ShardGang, sharded
 
-    gang = Gang.of_environment()
+    gang = ShardGang.of_environment()
     with gang.leading() if gang else contextlib.nullcontext():
         return try_again_while_unavailable(
             lambda: _files_below(sharded(spec, s3.in_role(spec.get("iam_role"), access), on_progress, gang))

@@ -134,12 +134,12 @@ def _register() -> bool:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
         return False
-    AttentionInterface.register(PACKED, PackedAttention(varlen_attn))
+    AttentionInterface.register(PACKED, PackedSampleAttention(varlen_attn))
     AttentionMaskInterface.register(PACKED, flash_attention_mask)
     return True
 
 
-class PackedAttention:
+class PackedSampleAttention:
     """Causal attention of each sample to itself, by PyTorch's `varlen_attn` or what has its signature."""
 
     def __init__(self, kernel: Callable[..., Any]) -> None:

@@ -28,7 +28,7 @@ from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, emptied, key_of
 from trainmaster.training.fetching.hub import TOKENIZER_PATTERNS
 from trainmaster.training.fetching.models import ADAPTER_MARK, adapter_error
-from trainmaster.training.steps import InputError, Progress, note, say
+from trainmaster.training.steps import InputError, PreparingProgress, note, say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,9 +44,9 @@ def main() -> None:
     config, base_model = TokenizationConfig.from_document(document), base_model_of(document)
     access = Access.from_environ(os.environ)
     if (fetched := steps.handed_over()) is not None:
-        progress = Progress(done=("model", "data"))
+        progress = PreparingProgress(done=("model", "data"))
     else:
-        progress = Progress()
+        progress = PreparingProgress()
         fetched = _fetch(config.data, base_model, access, progress)
         if base_model.trust_remote_code:
             steps.continue_without_credentials("trainmaster.training.prepare", fetched)
@@ -83,7 +83,9 @@ def main() -> None:
     progress.finish()
 
 
-def _fetch(data: DataConfig, base_model: BaseModelConfig, access: Access, progress: Progress) -> dict[str, Any]:
+def _fetch(
+    data: DataConfig, base_model: BaseModelConfig, access: Access, progress: PreparingProgress
+) -> dict[str, Any]:
     """Everything that needs credentials, as plain JSON. Nothing here runs code that comes with a model."""
     progress.begin("model")
     model = fetch_named_model(base_model, access, progress)
@@ -166,7 +168,7 @@ def _tokenize(
     sources: Sequence[LocalSource],
     max_seq_length: int,
     target: Path,
-    progress: Progress,
+    progress: PreparingProgress,
 ) -> None:
     """Fill an entry of the cache: the datasets, and what the ranks need to read them."""
     from trainmaster.training.data.dataset import build

@@ -41,7 +41,7 @@ class CredentialsError(PreparingError):
     reason = Reason.CREDENTIALS_REFUSED
 
 
-class UnavailableError(PreparingError):
+class SourceUnavailableError(PreparingError):
     """A source does not answer now; a retry may succeed."""
 
     reason = Reason.STORAGE_UNAVAILABLE
@@ -94,7 +94,7 @@ def ignore_progress(_share: float) -> None:
     pass
 
 
-class Progress:
+class PreparingProgress:
     """Reports the progress of stages that follow one another. Thread-safe."""
 
     def __init__(self, shares: Mapping[str, float] = SHARES, *, done: Sequence[str] = ()) -> None:
@@ -174,7 +174,7 @@ def try_again_while_unavailable(fetch: Callable[[], _Result], back_off_s: Sequen
     for number, wait_s in enumerate(back_off_s, start=1):
         try:
             return fetch()
-        except UnavailableError as error:
+        except SourceUnavailableError as error:
             doing(f"{error}; trying again in {wait_s:.0f} s, {number} of {len(back_off_s)} times")
             time.sleep(wait_s)
     return fetch()

@@ -17,10 +17,10 @@ from trainmaster.training.fetching import http, hub, s3
 from trainmaster.training.fetching.access import Access, local_files
 from trainmaster.training.fetching.file_choice import CARD, card_data, choose, choose_file, choose_from_hub
 from trainmaster.training.fetching.models import fetch_model, fetch_tokenizer
-from trainmaster.training.steps import InputError, OnProgress, Progress, files_text, ignore_progress, note
+from trainmaster.training.steps import InputError, OnProgress, PreparingProgress, files_text, ignore_progress, note
 
 
-def fetch_named_model(base_model: BaseModelConfig, access: Access, progress: Progress) -> Path:
+def fetch_named_model(base_model: BaseModelConfig, access: Access, progress: PreparingProgress) -> Path:
     model = fetch_model(base_model, access, lambda share: progress.at(share, "fetching the model"))
     if model.is_relative_to(access.cache):  # one that was on this machine already is no news
         note(f"{base_model.model_id}: {files_text([path for path in model.rglob('*') if path.is_file()])}")
@@ -32,7 +32,7 @@ def fetch_named_tokenizer(data: DataConfig, base_model: BaseModelConfig, access:
     return fetch_tokenizer(name, base_model, access) if name else None
 
 
-def fetch_sources(data: DataConfig, access: Access, progress: Progress) -> list[LocalSource]:
+def fetch_sources(data: DataConfig, access: Access, progress: PreparingProgress) -> list[LocalSource]:
     """Raises PreparingError where a source cannot be fetched."""
     found = []
     for number, source in enumerate(data.sources):

@@ -11,14 +11,14 @@ from trainmaster.training.fetching import fetch_named_model, fetch_named_tokeniz
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.fetching.models import left_to_the_script
-from trainmaster.training.steps import Progress
+from trainmaster.training.steps import PreparingProgress
 
 
 def main() -> None:
     document = inputs.training()
     data, base_model = TokenizationConfig.from_document(document).data, base_model_of(document)
     access = Access.from_environ(os.environ)
-    progress = Progress({"model": 0.6, "data": 0.4})
+    progress = PreparingProgress({"model": 0.6, "data": 0.4})
     progress.begin("model")
     model = None if left_to_the_script(base_model) else fetch_named_model(base_model, access, progress)
     tokenizer = fetch_named_tokenizer(data, base_model, access) or model

@@ -32,7 +32,7 @@ from trainmaster.training.steps import (
     CredentialsError,
     InputError,
     OnProgress,
-    UnavailableError,
+    SourceUnavailableError,
     ignore_progress,
     try_again_while_unavailable,
     write_whole,
@@ -129,7 +129,7 @@ class _Download:
                     return Fetched(path=done)
                 return self._take(answer)
         except httpx.HTTPError as error:
-            raise UnavailableError(
+            raise SourceUnavailableError(
                 f"{self._target.shown}: the transfer broke off: {error or type(error).__name__}"
             ) from error
 
@@ -138,7 +138,7 @@ class _Download:
         start = self._part.stat().st_size if resumes else 0
         if resumes and not answer.headers.get("content-range", "").startswith(f"bytes {start}-"):
             self._part.unlink()
-            raise UnavailableError(f"{self._target.shown}: the server sent another part than the requested one")
+            raise SourceUnavailableError(f"{self._target.shown}: the server sent another part than the requested one")
         length = answer.headers.get("content-length", "")
         # A compressed transfer has another length, and cannot be resumed.
         plain = "content-encoding" not in answer.headers
@@ -153,7 +153,9 @@ class _Download:
         with open(self._part, "ab" if resumes else "wb") as file:
             whole = self._copy(answer, file, start, total)
         if whole and total is not None and self._part.stat().st_size != total:
-            raise UnavailableError(f"{self._target.shown}: only {self._part.stat().st_size} of {total} bytes came")
+            raise SourceUnavailableError(
+                f"{self._target.shown}: only {self._part.stat().st_size} of {total} bytes came"
+            )
         return self._finish(record, whole)
 
     def _copy(self, answer: httpx.Response, file: IO[bytes], size: int, total: int | None) -> bool:
@@ -239,7 +241,7 @@ def _requested(target: Target, url: str, headers: Mapping[str, str], *, private:
         except (httpx.ConnectError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError) as error:
             if isinstance(error, httpx.ConnectError) and _unknown_host(error):
                 raise InputError(f"{target.shown}: there is no host {address.host}") from error
-            raise UnavailableError(
+            raise SourceUnavailableError(
                 f"{target.shown}: {address.host} does not answer: {error or type(error).__name__}"
             ) from error
         try:
@@ -255,7 +257,7 @@ def _public_address(target: Target, address: httpx.URL) -> str:
     except (OSError, UnicodeError) as error:
         if _unknown_host(error):
             raise InputError(f"{target.shown}: there is no host {address.host}") from error
-        raise UnavailableError(f"{target.shown}: {address.host} cannot be looked up: {error}") from error
+        raise SourceUnavailableError(f"{target.shown}: {address.host} cannot be looked up: {error}") from error
     for candidate, public in found.items():
         if public:
             return candidate
@@ -271,12 +273,12 @@ def _refuse_failure(target: Target, answer: httpx.Response) -> None:
         return
     said = f"{target.shown}: the server answers {status} {answer.reason_phrase}".rstrip()
     if status in _TRANSIENT:
-        raise UnavailableError(said)
+        raise SourceUnavailableError(said)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         got = "than it got" if target.headers else "than none"
         raise CredentialsError(f"{said}: it wants other credentials {got}")
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise UnavailableError(f"{target.shown}: the file became shorter")
+        raise SourceUnavailableError(f"{target.shown}: the file became shorter")
     raise InputError(f"{said}; check the address")
 
 

@@ -20,7 +20,7 @@ from trainmaster.training.steps import (
     CredentialsError,
     InputError,
     OnProgress,
-    UnavailableError,
+    SourceUnavailableError,
     doing,
     ignore_progress,
     write_whole,
@@ -100,7 +100,7 @@ def repository(
             raise InputError(f"{uri}: nothing is left of it; check the patterns of what is ignored")
         directory = _snapshot(name.repo, name.revision, kind, access, on_progress, allow_patterns=_exactly(wanted))
     if missing := [file for file in wanted if not (directory / file).is_file()]:
-        raise UnavailableError(f"{uri}: {missing[0]} did not come; the repository was changed meanwhile")
+        raise SourceUnavailableError(f"{uri}: {missing[0]} did not come; the repository was changed meanwhile")
     return {file: directory / file for file in wanted}
 
 
@@ -274,8 +274,8 @@ def translated(shown: str, access: Access) -> Iterator[None]:
         raise _unavailable(shown, "does not answer", error, access) from error
 
 
-def _unavailable(shown: str, what: str, error: BaseException, access: Access) -> UnavailableError:
-    return UnavailableError(
+def _unavailable(shown: str, what: str, error: BaseException, access: Access) -> SourceUnavailableError:
+    return SourceUnavailableError(
         f"{shown}: the Hub at {endpoint()} {what}: {_first_line(error)}. If this machine cannot reach it, "
         f"{access.remedies.hub_mirror}"
     )

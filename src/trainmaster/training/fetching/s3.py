@@ -26,7 +26,7 @@ from trainmaster.server.core.training.sources import fixed_part
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, emptied, key_of, require_room
 from trainmaster.training.fetching.file_choice import is_ignored
-from trainmaster.training.steps import CredentialsError, InputError, OnProgress, UnavailableError, ignore_progress
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, SourceUnavailableError, ignore_progress
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -159,8 +159,8 @@ def _translated(uri: str, access: Access) -> Iterator[None]:
         raise CredentialsError(f"{error}; {remedy}") from error
     except (objects.ObjectStoreError, BaseError) as error:
         if not os.environ.get("AWS_ACCESS_KEY_ID"):
-            raise UnavailableError(f"{error}; if it wants credentials, {remedy}") from error
-        raise UnavailableError(str(error)) from error
+            raise SourceUnavailableError(f"{error}; if it wants credentials, {remedy}") from error
+        raise SourceUnavailableError(str(error)) from error
 
 
 _TIMEOUT_S = 30.0
@@ -193,9 +193,9 @@ def _assume(role: str, remedy: str) -> Mapping[str, Any]:
     try:
         answer = httpx.post(url, content=body, headers=signed(url, body, datetime.now(UTC)), timeout=_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise UnavailableError(f"{role}: {url}, which hands out its keys, does not answer: {error}") from error
+        raise SourceUnavailableError(f"{role}: {url}, which hands out its keys, does not answer: {error}") from error
     if answer.is_server_error:
-        raise UnavailableError(f"{role}: {url}, which hands out its keys, answers {answer.status_code}")
+        raise SourceUnavailableError(f"{role}: {url}, which hands out its keys, answers {answer.status_code}")
     found = _texts(answer.text)
     if answer.is_error or "AccessKeyId" not in found:
         said = f"{found.get('Code', answer.status_code)}: {found.get('Message', 'no keys came')}"

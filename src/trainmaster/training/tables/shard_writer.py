@@ -61,7 +61,7 @@ _HEAD = "head"
 _PART = "dataset"
 
 
-def sharded(spec: Mapping[str, Any], access: Access, on_progress: OnProgress, gang: Gang | None = None) -> Path:
+def sharded(spec: Mapping[str, Any], access: Access, on_progress: OnProgress, gang: ShardGang | None = None) -> Path:
     """The directory of a table's shards. A gang writes them, or children of this process. Raises PreparingError."""
     count = spec["num_data_nodes"]
     # The memory of a gang's members, the head among them, is limited by their containers.
@@ -133,7 +133,7 @@ class WriterError(PreparingError):
         self.reason = reason
 
 
-class Gang:
+class ShardGang:
     """A gang, as each of its members sees it."""
 
     def __init__(self, directory: Path) -> None:
@@ -241,7 +241,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def main(index: int) -> None:
     """Be a writer of a gang. It succeeds when its shard exists, when it has none to write, and when the head ends."""
-    gang = Gang.of_environment()
+    gang = ShardGang.of_environment()
     if gang is None:
         sys.exit("TRAINMASTER_GANG_DIR does not name a gang's directory")
     with gang.writing(index):
@@ -276,7 +276,7 @@ def _write_for_gang(key: str, index: int) -> None:
         try_again_while_unavailable(write)
 
 
-def _end_with_head(gang: Gang) -> None:
+def _end_with_head(gang: ShardGang) -> None:
     """End when the head has ended: nobody wants the shard then. The next head removes what is written of it."""
     while not gang.is_headless:
         time.sleep(LOOK_S)

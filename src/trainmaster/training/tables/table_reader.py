@@ -15,7 +15,7 @@ from trainmaster.server.core.resources import quantity
 from trainmaster.training.fetching import s3
 from trainmaster.training.fetching.access import Access, local_path
 from trainmaster.training.fetching.cache import key_of
-from trainmaster.training.steps import CredentialsError, InputError, UnavailableError
+from trainmaster.training.steps import CredentialsError, InputError, SourceUnavailableError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -115,7 +115,7 @@ class Source:
                 raise CredentialsError(f"{location}: {_line(error)}; {self.access.remedies.s3_keys}") from error
             if any(word in str(error) for word in _ABSENCES):
                 raise InputError(f"{location}: there is no such table: {_line(error)}") from error
-            raise UnavailableError(f"{location}: {_line(error)}") from error
+            raise SourceUnavailableError(f"{location}: {_line(error)}") from error
         except Exception as error:
             about_it = type(error).__module__ == "pyiceberg.exceptions" or isinstance(error, ValueError | KeyError)
             if not about_it:
