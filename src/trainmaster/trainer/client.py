@@ -23,7 +23,7 @@ from trainmaster.trainer.job_view import log_filter, name_of
 from trainmaster.trainer.jobs import Jobs, log_lines, named
 from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
-from trainmaster.trainer.server_choice import AnyBackendConfig, Backend, choose, connect, surroundings
+from trainmaster.trainer.server_choice import AnyBackendConfig, ChosenBackend, choose, connect, surroundings
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,
@@ -62,7 +62,7 @@ class TrainerClient:
         with translated():
             self._client = connect(choice, around)
         own = local.running()
-        self.backend = Backend(
+        self.backend = ChosenBackend(
             url=self._client.url,
             name=choice.name,
             why=choice.why,

@@ -1,11 +1,12 @@
 """The server that a client connects to, and the backend on which its jobs run.
 
 A configuration, the argument of `TrainerClient`, is used or refused; a wrong value or field in it is pydantic's
-ValidationError, which is a ValueError. Without one this module decides, and `Backend` says what was chosen and why.
+ValidationError, which is a ValueError. Without one this module decides; `ChosenBackend` has what was chosen, and why.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -149,7 +150,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class ChosenBackend:
     """Where a client's jobs run."""
 
     url: str
@@ -285,14 +286,9 @@ def _context(path: Path) -> str | None:
     return str(context) if context else None
 
 
-_answers: dict[str, bool] = {}
-"""What a person has said in this process."""
-
-
+@functools.cache
 def _ask_once(question: str) -> bool:
-    if question not in _answers:
-        _answers[question] = input(question).strip().lower() in ("y", "yes")
-    return _answers[question]
+    return input(question).strip().lower() in ("y", "yes")
 
 
 _VARIABLES = ("DOCKER_HOST", "CONTAINER_HOST")

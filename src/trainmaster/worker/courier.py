@@ -52,7 +52,7 @@ from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import exit_of_lost_worker
 from trainmaster.worker.supervise import run_worker
-from trainmaster.worker.uplink import CHUNK, ClosedError, RefusedError, Uplink
+from trainmaster.worker.uplink import CHUNK, AttemptRefusedError, ClosedError, Uplink
 
 LOOK_EVERY_S = 0.1
 """How long output may wait before it is sent; the worker's hints cut it short."""
@@ -137,7 +137,7 @@ class _Courier:
                 return
             with self._following_control(), self._hints() as hints:
                 self._mirror(hints)
-        except RefusedError:
+        except AttemptRefusedError:
             self._abandon()
         self._end_worker(_WORKER_ENDS_S)
 
@@ -238,7 +238,7 @@ class _Courier:
                 asked_at = time.monotonic()
                 try:
                     document = uplink.ask("GET", f"{self._route}/control?after={seq}&wait_s={CONTROL_WAIT_S}")
-                except RefusedError:
+                except AttemptRefusedError:
                     self._refused.set()
                     return
                 if document is None:
@@ -275,7 +275,7 @@ class _Courier:
             self._push_streams()
             self._pull_rendezvous()
             if self._refused.is_set():
-                raise RefusedError(404)
+                raise AttemptRefusedError(404)
             if end is not None:
                 self._put(exit_document(self._node), end)
                 return
@@ -318,7 +318,7 @@ class _Courier:
         if not self._awaits_rendezvous:
             return
         # Not there yet, or no disk space: the next turn asks again.
-        with contextlib.suppress(RefusedError, OSError):
+        with contextlib.suppress(AttemptRefusedError, OSError):
             document = self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}")
             self._run.put_document(RENDEZVOUS, document)
             self._awaits_rendezvous = False

@@ -21,9 +21,9 @@ from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, 
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.protocol.sockets import send_hint
 from trainmaster.worker.cgroups import Cgroup, MemoryWatch
+from trainmaster.worker.local_http import ReadinessProbe
 from trainmaster.worker.processes import StackDump, become_subreaper, descendants, start_time_of, wake_on_children
 from trainmaster.worker.ranks import StartError, find_rendezvous, prepared_environment, start_rank
-from trainmaster.worker.readiness import ReadinessProbe
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.staging import StagingError, stage_node
 from trainmaster.worker.tree import TERM_S, Stopping, Tree

@@ -25,7 +25,7 @@ from trainmaster.protocol.launch import BlobFile, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import PREPARED, RunDirectory, events_stream, log_stream, metrics_stream
 from trainmaster.protocol.secrets import Secrets, secret_named
-from trainmaster.worker.kubeflow import KubeflowListener
+from trainmaster.worker.local_http import KubeflowListener
 from trainmaster.worker.users import acting_as, barred, give_directory, open_own
 
 INPUTS = "inputs"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from trainmaster.protocol.documents import decoded
 from trainmaster.protocol.environment import CA
 from trainmaster.protocol.run_directory import StreamGapError
 
@@ -34,7 +35,7 @@ _DOWNLOAD_TRIES = 3
 _Answer = TypeVar("_Answer")
 
 
-class RefusedError(Exception):
+class AttemptRefusedError(Exception):
     """The server does not want this attempt any more: it is gone, or its token is invalid."""
 
     def __init__(self, status: int) -> None:
@@ -76,7 +77,7 @@ class Uplink:
         """The `data` of the answer, however long the server is away.
 
         Raises:
-            RefusedError: the attempt is not wanted any more.
+            AttemptRefusedError: the attempt is not wanted any more.
             StreamGapError: bytes were sent beyond a stream's end.
             ClosedError: `close` was called.
         """
@@ -134,7 +135,7 @@ class Uplink:
 
     def _ask_once(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
         response = self._send(method, path, body, content_type)
-        envelope = _parse(_read(response))
+        envelope = decoded(_read(response)) or {}
         if response.status in (200, 201) and envelope.get("status") == "ok":
             return envelope.get("data")
         error = envelope.get("error")
@@ -142,7 +143,7 @@ class Uplink:
             if response.status == 409 and error.get("code") == "STREAM_GAP" and "next_offset" in error:
                 raise StreamGapError(int(error["next_offset"]))
             if response.status in _REFUSALS:
-                raise RefusedError(response.status)
+                raise AttemptRefusedError(response.status)
         raise _NoAnswerError(f"{method} {path}: status {response.status}")
 
     def _download_once(self, path: str, target: Path) -> str | None:
@@ -190,11 +191,3 @@ def _network() -> Iterator[None]:
 def _read(response: http.client.HTTPResponse, limit: int | None = None) -> bytes:
     with _network():
         return response.read(limit)
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        envelope = json.loads(body)
-    except ValueError:
-        return {}
-    return envelope if isinstance(envelope, dict) else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from container_engine import Engine, python_image
-from trainmaster.backends.container.engine import Engine as Client
+from trainmaster.backends.container.engine import ContainerEngine as Client
 from trainmaster.backends.container.engine import RefusedByEngineError
 
 SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))

@@ -16,7 +16,7 @@ from real_server import wait_for
 from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import NotYetError
 from trainmaster.backends.container import ContainerBackend
-from trainmaster.backends.container.engine import Engine as ClientOfEngine
+from trainmaster.backends.container.engine import ContainerEngine as ClientOfEngine
 from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import Launch, Lifetime, Step

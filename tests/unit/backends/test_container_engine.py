@@ -20,7 +20,7 @@ import pytest
 from patience import PATIENCE_S
 from trainmaster.backends.container import connection as connecting
 from trainmaster.backends.container.engine import (
-    Engine,
+    ContainerEngine,
     EngineAwayError,
     NoSuchCommandError,
     RefusedByEngineError,
@@ -94,12 +94,12 @@ def engine_at(path: Path, name: str, **said: tuple[int, bytes]) -> Iterator[str]
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Engine]]:
+def made() -> Iterator[Callable[..., ContainerEngine]]:
     """Makes clients, and closes them in the end."""
     with ExitStack() as stack:
 
-        def make(*settings: Any, **more: Any) -> Engine:
-            engine = Engine(*settings, **more)
+        def make(*settings: Any, **more: Any) -> ContainerEngine:
+            engine = ContainerEngine(*settings, **more)
             stack.callback(engine.close)
             return engine
 
@@ -116,7 +116,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 def test_an_engine_that_is_away_is_not_taken_for_another_one_also_by_the_next_server(
-    places: tuple[Path, Path], tmp_path: Path, made: Callable[..., Engine]
+    places: tuple[Path, Path], tmp_path: Path, made: Callable[..., ContainerEngine]
 ) -> None:
     first, second = places
     mark = tmp_path / "used"
@@ -147,7 +147,7 @@ def test_an_engine_that_is_away_is_not_taken_for_another_one_also_by_the_next_se
 
 
 def test_an_engine_that_hangs_is_given_up_soon_and_once_for_all_who_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., Engine]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., ContainerEngine]
 ) -> None:
     monkeypatch.setattr(connecting, "_CONNECT_TIMEOUT_S", 3.0)
     path, problems = tmp_path / "hangs", []
@@ -173,7 +173,7 @@ def test_an_engine_that_hangs_is_given_up_soon_and_once_for_all_who_wait(
         assert time.monotonic() - began < 2 * 3.0 + 10  # and not eight times as long
 
 
-def test_an_engine_that_is_away_leaves_no_socket_open(tmp_path: Path, made: Callable[..., Engine]) -> None:
+def test_an_engine_that_is_away_leaves_no_socket_open(tmp_path: Path, made: Callable[..., ContainerEngine]) -> None:
     with engine_at(tmp_path / "e", "docker") as host:
         engine = made(host)
         assert engine.name == "docker"
@@ -188,7 +188,7 @@ def test_an_engine_that_is_away_leaves_no_socket_open(tmp_path: Path, made: Call
 
 
 def test_an_image_lacks_a_program_only_where_the_engine_says_so_of_that_program(
-    tmp_path: Path, made: Callable[..., Engine]
+    tmp_path: Path, made: Callable[..., ContainerEngine]
 ) -> None:
     def refusal(said: str) -> type[Exception]:
         answers = {
@@ -206,7 +206,7 @@ def test_an_image_lacks_a_program_only_where_the_engine_says_so_of_that_program(
 
 
 def test_what_a_container_says_is_read_up_to_a_limit_and_its_end_awaited_up_to_one(
-    tmp_path: Path, made: Callable[..., Engine]
+    tmp_path: Path, made: Callable[..., ContainerEngine]
 ) -> None:
     said = b"".join(b"\x01\0\0\0" + len(line).to_bytes(4) + line for line in [b"hello\n"] + [b"x" * 1000] * 1_000)
     with engine_at(tmp_path / "e", "docker", containers__x__logs=(200, said)) as host:
@@ -219,7 +219,7 @@ def test_what_a_container_says_is_read_up_to_a_limit_and_its_end_awaited_up_to_o
 
 
 def test_a_pull_of_which_nothing_is_heard_any_more_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., Engine]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., ContainerEngine]
 ) -> None:
     monkeypatch.setattr(connecting, "_SILENT_S", 0.2)
     with engine_at(tmp_path / "e", "docker") as host, pytest.raises(EngineAwayError, match="timed out"):

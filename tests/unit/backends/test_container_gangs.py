@@ -13,7 +13,7 @@ from container_around import AROUND
 
 from trainmaster.backends.container import container_process
 from trainmaster.backends.container.container_spec import KEEP, ImageFacts
-from trainmaster.backends.container.engine import Engine
+from trainmaster.backends.container.engine import ContainerEngine
 from trainmaster.backends.container.plans import plan_document, planned_names
 from trainmaster.protocol.launch import Gang, Launch, Size, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
@@ -86,8 +86,8 @@ class RecordedEngine:
     def remove(self, name: str) -> None:
         self.ended[name].set()
 
-    def gang(self) -> container_process.Gang:
-        return container_process.Gang(cast("Engine", self), "head", DOCUMENTS)
+    def gang(self) -> container_process.GangContainers:
+        return container_process.GangContainers(cast("ContainerEngine", self), "head", DOCUMENTS)
 
 
 def test_gang_that_is_told_to_end_while_it_is_started_starts_no_more_of_it() -> None:

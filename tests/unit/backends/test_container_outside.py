@@ -13,9 +13,9 @@ import pytest
 
 from trainmaster.backends.container import container_process, supervision
 from trainmaster.backends.container.engine import (
-    Engine,
+    ContainerEngine,
+    ContainerEngineError,
     EngineAwayError,
-    EngineError,
     NoSuchCommandError,
     RefusedByEngineError,
 )
@@ -25,7 +25,7 @@ from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS
 
 
-class FailingEngine(Engine):
+class FailingEngine(ContainerEngine):
     """Has one container, and fails as it is told to: method -> the errors of its next calls."""
 
     def __init__(self, code: int = 0, said: bytes = b"", **failures: Any) -> None:
@@ -94,7 +94,7 @@ def ended(engine: FailingEngine, planned: dict[str, Any]) -> End:
 
 def test_rank_that_has_done_its_work_has_whatever_the_engine_says_afterwards(planned: dict[str, Any]) -> None:
     away = EngineAwayError("timed out")
-    engine = FailingEngine(process=[EngineError("500")], wait=[away], remove=[away])
+    engine = FailingEngine(process=[ContainerEngineError("500")], wait=[away], remove=[away])
     assert ended(engine, planned) == End(code=0)
     assert ended(FailingEngine(137, ran_out_of_memory=[away]), planned) == End(code=137)
 
@@ -109,7 +109,7 @@ def test_engine_that_is_away_is_waited_for_and_nothing_is_started_twice(planned:
     ("method", "error", "reason"),
     [
         ("create", RefusedByEngineError("no such image"), Reason.LAUNCH_REFUSED),
-        ("start", EngineError("500: port in use"), Reason.ENGINE_UNAVAILABLE),
+        ("start", ContainerEngineError("500: port in use"), Reason.ENGINE_UNAVAILABLE),
         ("create", OSError(errno.ELOOP, "a link"), Reason.LAUNCH_REFUSED),
         ("create", OSError(errno.ENOSPC, "full"), Reason.STORAGE_UNAVAILABLE),
         ("create", ValueError("a defect"), Reason.WORKER_LOST),
@@ -139,7 +139,7 @@ def test_container_that_is_removed_costs_no_time(planned: dict[str, Any]) -> Non
             raise RefusedByEngineError("404")
 
         def wait(self, name: str, timeout_s: float | None = None) -> int:
-            raise EngineError("404")
+            raise ContainerEngineError("404")
 
     began = time.monotonic()
     end = ended(Removing(), planned)

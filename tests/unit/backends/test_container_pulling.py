@@ -11,14 +11,14 @@ import pytest
 from patience import PATIENCE_S
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container import images
-from trainmaster.backends.container.engine import Engine, EngineError
+from trainmaster.backends.container.engine import ContainerEngine, ContainerEngineError
 from trainmaster.backends.container.images import Pulls
 from trainmaster.protocol.reasons import Reason
 
 IMAGE = "registry.example/team/image:1"
 
 
-class ScriptedEngine(Engine):
+class ScriptedEngine(ContainerEngine):
     """Says of every pull what it is told to."""
 
     name = "podman"
@@ -75,7 +75,7 @@ def test_an_answer_that_will_not_change_is_final_and_names_what_to_do(said: str)
         {"error": "dial tcp: lookup registry.example on 10.0.0.53:53: no such host"},
         {"error": "net/http: TLS handshake timeout"},
         {"error": "toomanyrequests: You have reached your pull rate limit"},
-        EngineError("the container engine does not answer"),
+        ContainerEngineError("the container engine does not answer"),
         RuntimeError("something nobody thought of"),
     ],
 )

@@ -12,7 +12,12 @@ import pytest
 from trainmaster.backends import BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container import make
-from trainmaster.backends.container.engine import Engine, NoSuchCommandError, NoSuchImageError, TookTooLongError
+from trainmaster.backends.container.engine import (
+    ContainerEngine,
+    NoSuchCommandError,
+    NoSuchImageError,
+    TookTooLongError,
+)
 from trainmaster.backends.container.images import Images
 from trainmaster.protocol.launch import Launch, Step
 from trainmaster.protocol.reasons import Reason
@@ -34,7 +39,7 @@ GANG = AttemptRequest(
 )
 
 
-class FakeEngine(Engine):
+class FakeEngine(ContainerEngine):
     """Has one image, whose Python does as it is told; or none."""
 
     name = "podman"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from trainmaster.backends.container import upkeep
-from trainmaster.backends.container.engine import Container, Engine, EngineError
+from trainmaster.backends.container.engine import Container, ContainerEngine, ContainerEngineError
 from trainmaster.backends.container.upkeep import Upkeep
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.run_directory import MOST_CLAIM_BYTES, MOST_DOCUMENT_BYTES, RunDirectory, exit_document
@@ -55,7 +55,7 @@ class ScriptedEngine:
 
     def remove_network(self, name: str) -> None:
         if any(network == name for network, _ in self.joined):
-            raise EngineError("network is being used")
+            raise ContainerEngineError("network is being used")
         del self.nets[name]
 
 
@@ -65,7 +65,7 @@ class Yard:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.engine = ScriptedEngine()
-        self.upkeep = Upkeep(cast(Engine, self.engine), Path("/runs"), self.engine.remove)
+        self.upkeep = Upkeep(cast(ContainerEngine, self.engine), Path("/runs"), self.engine.remove)
 
     def add(self, job: str, *, state: str = "running", keep: str = "no", **documents: Any) -> RunDirectory:
         """A job of one node with its container and network; documents are texts, by `claim` and `exit`."""

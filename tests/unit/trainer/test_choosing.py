@@ -17,7 +17,7 @@ from trainmaster.trainer import (
     TrainingRuntimeSource,
 )
 from trainmaster.trainer.functions import files_of
-from trainmaster.trainer.server_choice import Backend, Surroundings, _ask_once, check_engine, choose
+from trainmaster.trainer.server_choice import ChosenBackend, Surroundings, _ask_once, check_engine, choose
 
 KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
 
@@ -103,7 +103,7 @@ def test_engine_of_a_server_is_the_one_that_was_asked_for_or_refused(tmp_path: P
 def test_without_a_configuration_the_configured_server_comes_first(tmp_path: Path) -> None:
     chosen = choose(None, around(tmp_path, environment={"TRAINMASTER_URL": "http://127.0.0.1:1"}, in_cluster=True))
     assert (chosen.name, chosen.server) == (None, None)
-    assert "TRAINMASTER_URL" in str(Backend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why))
+    assert "TRAINMASTER_URL" in str(ChosenBackend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why))
     assert chosen.workload == {}
 
 
@@ -111,7 +111,7 @@ def test_without_a_cluster_jobs_run_on_this_machine(tmp_path: Path) -> None:
     chosen = choose(None, around(tmp_path))
     assert "no Kubernetes cluster" in chosen.why
     assert chosen.workload == choose(LocalProcessBackendConfig(), around(tmp_path)).workload
-    backend = Backend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why, this_machine=True)
+    backend = ChosenBackend(url="http://127.0.0.1:1", name=chosen.name, why=chosen.why, this_machine=True)
     assert "of this machine, http://127.0.0.1:1 (as" in repr(backend)
     (tmp_path / ".kube").mkdir()
     for useless in ("", "current-context: ''", "a: [", "\0"):

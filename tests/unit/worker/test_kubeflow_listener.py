@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from patience import PATIENCE_S
-from trainmaster.worker.kubeflow import KubeflowListener
+from trainmaster.worker.local_http import KubeflowListener
 
 TOKEN = "token"
 GOOD = json.dumps({"trainerStatus": {"progressPercentage": 40}}).encode()

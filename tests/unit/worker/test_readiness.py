@@ -10,7 +10,7 @@ import pytest
 
 from attacker import UID, squatting
 from trainmaster.protocol.launch import Readiness
-from trainmaster.worker.readiness import ReadinessProbe
+from trainmaster.worker.local_http import ReadinessProbe
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.worker.cgroups import members_pattern
-from trainmaster.worker.kubeflow import metrics_from_status
+from trainmaster.worker.local_http import metrics_from_status
 from trainmaster.worker.ranks import rank_environment
 from trainmaster.worker.records import ExitRecord, RunDirectoryGoneError
 from trainmaster.worker.staging import NodeContext, StagingError, stage

@@ -34,8 +34,8 @@ from trainmaster.backends.container.container_spec import (
     writable_directories,
 )
 from trainmaster.backends.container.engine import (
-    Engine,
-    EngineError,
+    ContainerEngine,
+    ContainerEngineError,
     NoSuchCommandError,
     RefusedByEngineError,
     engine_of,
@@ -93,7 +93,7 @@ class ContainerBackend:
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: ContainerEngine,
         defaults: ContainerDefaults,
         inventory: LocalInventory,
         run_directory: Callable[[AttemptRequest], RunDirectory],
@@ -130,7 +130,7 @@ class ContainerBackend:
         try:
             self._engine.is_rootless  # noqa: B018 - which it has to answer
             return EngineFacts(name=self._engine.name, host=self._engine.host)
-        except EngineError as error:
+        except ContainerEngineError as error:
             return EngineFacts(problem=str(error))
 
     def render(self, request: AttemptRequest) -> str:
@@ -170,9 +170,9 @@ class ContainerBackend:
                 self._start(request, facts, context, secrets)
             else:
                 self._start_outside(request, facts, images, context, secrets)
-        except (EngineError, ForkServerError, LaunchError) as error:
+        except (ContainerEngineError, ForkServerError, LaunchError) as error:
             # Nothing more of it may start; nodes that already run are stopped as a broken gang.
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(ContainerEngineError):
                 self.revoke(request)
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                 if isinstance(error, LaunchError):
@@ -294,7 +294,7 @@ class ContainerBackend:
             try:
                 self._engine.start(name)
             except NoSuchCommandError as error:
-                raise EngineError(str(error)) from error
+                raise ContainerEngineError(str(error)) from error
 
     def _names(self, request: AttemptRequest, node: int) -> list[str]:
         """The names that the containers of a node can have."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from docker import APIClient
 from docker.errors import DockerException
 from requests import PreparedRequest, Response
 from requests.exceptions import RequestException
+
+from trainmaster.protocol.documents import read_document, write_document
 
 DOCKER, PODMAN = "docker", "podman"
 API_VERSION = "1.41"
@@ -30,11 +30,11 @@ _SILENT_S = 1800.0
 silent for minutes, too."""
 
 
-class EngineError(Exception):
+class ContainerEngineError(Exception):
     """The engine does not answer, or not as it should."""
 
 
-class EngineAwayError(EngineError):
+class EngineAwayError(ContainerEngineError):
     """The engine does not answer."""
 
 
@@ -46,7 +46,7 @@ class _Known:
     name: str
 
 
-class Connection:
+class EngineConnection:
     """A connection to one engine, made on first use, and again after an outage. Thread-safe.
 
     Once an engine has answered, no other is used: there, running jobs would seem to be gone. That also holds for the
@@ -87,7 +87,8 @@ class Connection:
             if time.monotonic() - away_at < _AWAY_S:
                 raise EngineAwayError(why)
             tried = []
-            for host in self._candidates():
+            wanted_host = self._known.host if self._known else self._host
+            for host in [wanted_host] if wanted_host else _hosts():
                 try:
                     client, found = _asked(host)
                 except (DockerException, RequestException, OSError) as error:
@@ -104,11 +105,6 @@ class Connection:
             self._away = time.monotonic(), self._not_found(tried)
             raise EngineAwayError(self._away[1])
 
-    def _candidates(self) -> list[str]:
-        if self._known:
-            return [self._known.host]
-        return [self._host] if self._host else _hosts()
-
     def _not_found(self, tried: list[str]) -> str:
         if self._known:
             return (
@@ -122,22 +118,18 @@ class Connection:
 
     def _marked(self) -> _Known | None:
         """The engine of an earlier server, unless the settings name another."""
-        try:
-            told = json.loads(self._mark.read_bytes()) if self._mark else {}
-            known = _Known(str(told["host"]), str(told["name"]))
-        except (OSError, ValueError, TypeError, KeyError):
+        told = (read_document(self._mark) if self._mark else None) or {}
+        if "host" not in told or "name" not in told:
             return None  # nobody made any container
+        known = _Known(str(told["host"]), str(told["name"]))
         is_meant = self._host in ("", known.host) and self._runtime in ("", known.name)
         return known if is_meant else None
 
     def keep(self) -> None:
         """Record which engine has containers."""
         known = self.engine()
-        if self._mark is None or self._marked() == known:
-            return
-        draft = self._mark.with_name(f"{self._mark.name}.{uuid.uuid4().hex}")
-        draft.write_text(json.dumps({"host": known.host, "name": known.name}))
-        draft.replace(self._mark)
+        if self._mark is not None and self._marked() != known:
+            write_document(self._mark, {"host": known.host, "name": known.name})
 
 
 _UNIX = "unix://"
@@ -152,18 +144,14 @@ class _Client(APIClient):  # type: ignore[misc]
 
     def send(self, request: PreparedRequest, **how: Any) -> Response:
         if self._path is not None:
-            _check_that_somebody_listens(self._path)
+            # Connect and close: the library never closes a socket that it could not connect.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(_CONNECT_TIMEOUT_S)
+                probe.connect(self._path)
         if how.get("timeout") is None and request.path_url.partition("?")[0].endswith("/images/create"):
             how["timeout"] = _SILENT_S
         answer: Response = super().send(request, **how)
         return answer
-
-
-def _check_that_somebody_listens(path: str) -> None:
-    """Connect and close: the library never closes a socket that it could not connect."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_CONNECT_TIMEOUT_S)
-        probe.connect(path)
 
 
 def _asked(host: str) -> tuple[APIClient, str]:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainmaster.backends.container.container_spec import KEEP
-from trainmaster.backends.container.engine import Engine, EngineError, RefusedByEngineError
+from trainmaster.backends.container.engine import ContainerEngine, ContainerEngineError, RefusedByEngineError
 from trainmaster.protocol.processes import KILL_LED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, KILL_LED)
@@ -33,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEARD = re.compile(r"^Sig(?:Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
-def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at_once: bool = False) -> int:
+def followed(engine: ContainerEngine, name: str, *, process: int | None, copies: bool, at_once: bool = False) -> int:
     """Pass signals on to a running container until it ends; returns its exit code.
 
     Args:
@@ -54,7 +54,7 @@ def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at
         found = signal.sigtimedwait(SIGNALS, _LOOK_S)
         if found is not None:
             asked.append(found.si_signo)
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(ContainerEngineError):
             while asked:
                 kills = asked[0] == KILL_LED or (at_once and asked[0] == signal.SIGTERM)
                 kills = kills or (process is not None and _is_deaf_to(process, asked[0]))
@@ -66,22 +66,22 @@ def followed(engine: Engine, name: str, *, process: int | None, copies: bool, at
     return ended[0] if ended else REMOVED
 
 
-def end_of(engine: Engine, name: str) -> int:
+def end_of(engine: ContainerEngine, name: str) -> int:
     """Wait for the end of a container; returns its exit code. Survives an outage of the engine."""
     while True:
         try:
             return engine.wait(name)
-        except EngineError:
+        except ContainerEngineError:
             if _is_removed(engine, name):
                 return REMOVED
             time.sleep(AWAY_S)
 
 
-def process_of(engine: Engine, name: str) -> int | None:
+def process_of(engine: ContainerEngine, name: str) -> int | None:
     """The first process of a container; None if it does not run, or the engine does not answer."""
     try:
         return engine.process(name)
-    except EngineError:
+    except ContainerEngineError:
         return None
 
 
@@ -97,7 +97,7 @@ def _is_deaf_to(process: int, number: int) -> bool:
     return not any(int(mask, 16) >> (number - 1) & 1 for mask in heard)
 
 
-def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
+def _copy(engine: ContainerEngine, name: str, channel: str, descriptor: int) -> None:
     """Copy a container's output to its end. After an outage, the engine sends it from the beginning again."""
     copied = 0
     while True:
@@ -114,7 +114,7 @@ def _copy(engine: Engine, name: str, channel: str, descriptor: int) -> None:
             if _is_removed(engine, name):
                 return
             time.sleep(AWAY_S)
-        except EngineError:
+        except ContainerEngineError:
             time.sleep(AWAY_S)
 
 
@@ -129,10 +129,10 @@ def _write(descriptor: int, data: bytes) -> None:
             time.sleep(AWAY_S)
 
 
-def _is_removed(engine: Engine, name: str) -> bool:
+def _is_removed(engine: ContainerEngine, name: str) -> bool:
     try:
         return engine.state(name) is None
-    except EngineError:
+    except ContainerEngineError:
         return False
 
 
@@ -187,14 +187,14 @@ def _counter(pid: int) -> Path | None:
     return None
 
 
-def ran_out_of_memory(engine: Engine, name: str, kills: KernelKills) -> bool:
+def ran_out_of_memory(engine: ContainerEngine, name: str, kills: KernelKills) -> bool:
     """Whether the kernel killed a process of an ended container for lack of memory, by the count or the engine."""
     kills.join(_COUNTED_S)
     if kills.count:
         return True
     try:
         return engine.ran_out_of_memory(name)
-    except EngineError:
+    except ContainerEngineError:
         return False
 
 
@@ -205,14 +205,14 @@ _LAST_S = 5.0
 _AGAIN_S = 1.0
 
 
-class Gang:
+class GangContainers:
     """Containers beside a step's own, the head: they start before it, and none outlives it.
 
     They coordinate among themselves, and the head reports for them. This class makes sure that nobody is left: a head
     whose members cannot do their work, or members without a head.
     """
 
-    def __init__(self, engine: Engine, head: str, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, engine: ContainerEngine, head: str, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """`head` is the name of its container; `documents` has the members' containers, by name."""
         self._engine = engine
         self._head = head
@@ -252,7 +252,7 @@ class Gang:
     def _watch(self, name: str) -> None:
         kills = KernelKills(process_of(self._engine, name))
         code, wait_s = end_of(self._engine, name), _SPEAKS_S
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(ContainerEngineError):
             if said := self._engine.output(name):
                 sys.stderr.write(f"{said}\n")
         if code and ran_out_of_memory(self._engine, name, kills):
@@ -263,12 +263,12 @@ class Gang:
         sys.stderr.write(f"{name} ended with exit code {code}\n")
         while not self._is_over.wait(wait_s):
             self.broke_head, wait_s = True, _AGAIN_S
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(ContainerEngineError):
                 self._engine.kill(self._head)
 
     def _clear(self) -> None:
         for name, document in self._documents.items():
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(ContainerEngineError):
                 if document["Labels"][KEEP] == "no":
                     self._engine.remove(name)
                 else:

@@ -22,9 +22,9 @@ from trainmaster.backends.container.connection import (
     API_VERSION,
     PODMAN,
     TIMEOUT_S,
-    Connection,
+    ContainerEngineError,
     EngineAwayError,
-    EngineError,
+    EngineConnection,
     last_word,
 )
 from trainmaster.backends.container.container_spec import CREATE, libpod_from
@@ -32,9 +32,9 @@ from trainmaster.protocol.launch import CONTAINER
 
 __all__ = [
     "Container",
-    "Engine",
+    "ContainerEngine",
+    "ContainerEngineError",
     "EngineAwayError",
-    "EngineError",
     "NoSuchCommandError",
     "NoSuchImageError",
     "RefusedByEngineError",
@@ -54,11 +54,11 @@ _NO_DEVICE_REMEDY = (
 )
 
 
-class RefusedByEngineError(EngineError):
+class RefusedByEngineError(ContainerEngineError):
     """The engine will never do what it was asked to."""
 
 
-class TookTooLongError(EngineError):
+class TookTooLongError(ContainerEngineError):
     """A container has not ended in time."""
 
 
@@ -91,14 +91,14 @@ def has_ended(state: str | None) -> bool:
     return state in _ENDED
 
 
-class Engine:
+class ContainerEngine:
     """One engine. Thread-safe."""
 
     def __init__(
         self, host: str = "", runtime: str = "", *, mark: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         """`mark`: the file that records which engine has the containers."""
-        self._connection = Connection(host, runtime, mark=mark, timeout_s=timeout_s)
+        self._connection = EngineConnection(host, runtime, mark=mark, timeout_s=timeout_s)
         self._timeout_s = timeout_s
 
     @property
@@ -299,9 +299,9 @@ class Engine:
             raise EngineAwayError(f"the container engine at {self.host} does not answer: {last_word(error)}") from error
 
 
-def engine_of(context: BackendContext, *, timeout_s: float = TIMEOUT_S) -> Engine:
+def engine_of(context: BackendContext, *, timeout_s: float = TIMEOUT_S) -> ContainerEngine:
     mark = context.data_dir / f"{CONTAINER}.used"
-    return Engine(context.container.host, context.container.runtime, mark=mark, timeout_s=timeout_s)
+    return ContainerEngine(context.container.host, context.container.runtime, mark=mark, timeout_s=timeout_s)
 
 
 def _unframed(written: bytes) -> bytes:
@@ -335,11 +335,11 @@ def _check(answer: Response) -> None:
         raise _error(answer.text.strip(), is_final=answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _error(said: str, *, is_final: bool) -> EngineError:
+def _error(said: str, *, is_final: bool) -> ContainerEngineError:
     """The engine's message as an error. Engines report an unknown GPU as if it were their own fault."""
     if any(sign in said.lower() for sign in _NO_DEVICE):
         return RefusedByEngineError(f"{said}. {_NO_DEVICE_REMEDY}")
-    return (RefusedByEngineError if is_final else EngineError)(said)
+    return (RefusedByEngineError if is_final else ContainerEngineError)(said)
 
 
 def _parted(image: str) -> tuple[str, str | None]:

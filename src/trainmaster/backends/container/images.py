@@ -15,8 +15,8 @@ from typing import Any
 from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.backends.container.container_spec import PROBE_PREFIX, PROBED_AT, RUNS, ImageFacts
 from trainmaster.backends.container.engine import (
-    Engine,
-    EngineError,
+    ContainerEngine,
+    ContainerEngineError,
     NoSuchCommandError,
     NoSuchImageError,
     TookTooLongError,
@@ -37,7 +37,7 @@ _OLD_PYTHON = "it has Python"
 class Images:
     """The images of an engine. Thread-safe."""
 
-    def __init__(self, engine: Engine, runs: Path) -> None:
+    def __init__(self, engine: ContainerEngine, runs: Path) -> None:
         """`runs`: where run directories lie; labels the containers of this server."""
         self._engine = engine
         self._runs = str(runs)
@@ -52,7 +52,7 @@ class Images:
         Raises:
             NotYetError: it is being pulled or probed; ask again later.
             LaunchError: it is not available.
-            EngineError: the engine does not answer.
+            ContainerEngineError: the engine does not answer.
         """
         if policy == PullPolicy.ALWAYS:
             self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
@@ -73,7 +73,7 @@ class Images:
         try:
             return self._engine.find_image(image)
         except NoSuchImageError:
-            raise EngineError(f"image {image} was fetched, and somebody has removed it since") from None
+            raise ContainerEngineError(f"image {image} was fetched, and somebody has removed it since") from None
 
     def _probed(self, image: str, document: Mapping[str, Any]) -> ImageFacts:
         """The facts of a local image; each is probed once, in its own thread."""
@@ -182,7 +182,7 @@ class Pulls:
     up no other job, and an attempt that gives up does not affect the others.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ContainerEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._under_way: dict[str, _Pull] = {}

@@ -25,7 +25,7 @@ from trainmaster.backends.container.container_process import (
     AWAY_S,
     REMOVED,
     SIGNALS,
-    Gang,
+    GangContainers,
     KernelKills,
     followed,
     process_of,
@@ -33,9 +33,9 @@ from trainmaster.backends.container.container_process import (
 )
 from trainmaster.backends.container.container_spec import KEEP, NODE, RUN_DIR
 from trainmaster.backends.container.engine import (
-    Engine,
+    ContainerEngine,
+    ContainerEngineError,
     EngineAwayError,
-    EngineError,
     NoSuchCommandError,
     RefusedByEngineError,
 )
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     described = json.loads(Path(plan).read_bytes())
     planned = described["containers"][step]
-    engine, given = Engine(described["engine"]), json.load(sys.stdin)
+    engine, given = ContainerEngine(described["engine"]), json.load(sys.stdin)
     if planned["secrets"] is not None:
         return _become_node(engine, planned, Secrets.from_json(given))
     end = run_container(engine, planned, given, command)
@@ -87,24 +87,26 @@ def main(arguments: list[str]) -> int:
     return end.code
 
 
-def run_container(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+def run_container(
+    engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]
+) -> End:
     """As a rank or a preparing step: run its container to the end."""
     try:
         return (_lead if "gang" in planned else _run)(engine, planned, variables, command)
-    except (EngineError, OSError) as error:
+    except (ContainerEngineError, OSError) as error:
         return End(reason=_reason_of(error), message=str(error))
     except Exception as error:
         traceback.print_exc()
         return End(reason=Reason.WORKER_LOST, message=f"what leads into the container failed: {error!r}")
 
 
-def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+def _lead(engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
     """As a step with a gang beside it."""
     variables = {**variables, environment.GANG_DIR: "gang"}
     (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
     commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
     documents = {name: _document(members, variables, own) for name, own in zip(names, commands, strict=True)}
-    with Gang(engine, head, documents) as gang:
+    with GangContainers(engine, head, documents) as gang:
         end = _run(engine, planned, variables, command)
     if end.code == 0:
         return end
@@ -114,7 +116,7 @@ def _lead(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, st
     return End() if gang.broke_head else end
 
 
-def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
+def _run(engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
     name = planned["names"][int(variables["LOCAL_RANK"])]
     document = _document(planned, variables, command)
     try:
@@ -125,7 +127,7 @@ def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str
         code, is_out_of_memory = _EXIT_NOT_FOUND, False
     if document["Labels"][KEEP] == "no":
         # If this fails, the upkeep removes it.
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(ContainerEngineError):
             engine.remove(name)
     if is_out_of_memory:
         return End(code=code, reason=Reason.OUT_OF_MEMORY, message=_OUT_OF_MEMORY)
@@ -134,14 +136,14 @@ def _run(engine: Engine, planned: Mapping[str, Any], variables: Mapping[str, str
     return End(code=code)
 
 
-def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -> int:
+def _become_node(engine: ContainerEngine, planned: Mapping[str, Any], secrets: Secrets) -> int:
     """As the worker of a node that continues in its container, which normally records the node's exit."""
     (name,), document, handed = planned["names"], planned["document"], Path(planned["secrets"])
     labels = document["Labels"]
     try:
         put_secrets(handed, secrets)
         _start(engine, name, document)
-    except (EngineError, NoSuchCommandError, OSError) as error:
+    except (ContainerEngineError, NoSuchCommandError, OSError) as error:
         remove_secrets(handed)
         _end_node(labels, _reason_of(error), str(error))
         return _EXIT_LOST
@@ -150,7 +152,7 @@ def _become_node(engine: Engine, planned: Mapping[str, Any], secrets: Secrets) -
         _end_node(labels, Reason.OUT_OF_MEMORY, _OUT_OF_MEMORY)
     elif code != 0:
         said = ""
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(ContainerEngineError):
             said = engine.output(name)[-_MAX_MESSAGE:]
         _end_node(labels, Reason.WORKER_LOST, f"the worker in container {name} ended with exit code {code}: {said}")
     return _EXIT_LOST if code == REMOVED else code
@@ -207,12 +209,12 @@ def _check_sources(document: Mapping[str, Any]) -> None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), source)
 
 
-def _start(engine: Engine, name: str, document: Mapping[str, Any]) -> None:
+def _start(engine: ContainerEngine, name: str, document: Mapping[str, Any]) -> None:
     """Start a container, once the engine answers.
 
     Raises:
         NoSuchCommandError: its image has no such program.
-        EngineError: the engine refuses, or has not answered for long.
+        ContainerEngineError: the engine refuses, or has not answered for long.
     """
 
     def start() -> None:
@@ -235,7 +237,7 @@ def _ask(question: Callable[[], None], until: float) -> None:
                 raise
 
 
-def _run_to_end(engine: Engine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
+def _run_to_end(engine: ContainerEngine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
     """The exit code of a running container, and whether it ran out of memory."""
     process = process_of(engine, name)
     kills = KernelKills(process)

@@ -27,9 +27,9 @@ from trainmaster.backends.container.container_spec import (
 )
 from trainmaster.backends.container.engine import (
     Container,
-    Engine,
+    ContainerEngine,
+    ContainerEngineError,
     EngineAwayError,
-    EngineError,
     RefusedByEngineError,
     engine_of,
 )
@@ -53,7 +53,7 @@ _EXIT_KILLED = 128 + signal.SIGKILL
 
 
 class Upkeep:
-    def __init__(self, engine: Engine, runs: Path, remove: Callable[[str], None]) -> None:
+    def __init__(self, engine: ContainerEngine, runs: Path, remove: Callable[[str], None]) -> None:
         """`remove` removes a container with everything that belongs to it."""
         self._engine = engine
         self._label = f"{RUNS}={runs}"
@@ -121,7 +121,7 @@ class Upkeep:
             try:
                 self.look()
                 self._is_away = False
-            except EngineError as error:
+            except ContainerEngineError as error:
                 if not self._is_away:
                     _log.warning("%s", error)
                 self._is_away = True
@@ -198,7 +198,7 @@ class Upkeep:
                 self._engine.remove_network(name)
             except EngineAwayError:
                 raise
-            except EngineError as error:
+            except ContainerEngineError as error:
                 _log.error("network %s cannot be removed: %s", name, error)
 
 
@@ -246,7 +246,7 @@ def leaves_anything(context: BackendContext) -> bool:
     engine, label = engine_of(context, timeout_s=_LAST_LOOK_S), f"{RUNS}={context.runs}"
     try:
         return bool(engine.containers(label) or engine.networks(label))
-    except EngineError:
+    except ContainerEngineError:
         return True
     finally:
         engine.close()
