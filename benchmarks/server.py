@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from benchmarks.report import WrongResultError
-from trainmaster.protocol.addresses import reachable
+from trainmaster.protocol.sockets import reachable
 
 T = TypeVar("T")
 
