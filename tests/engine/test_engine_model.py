@@ -255,7 +255,7 @@ def test_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         ModelConfig.read(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(EngineError, match="no JSON object"):
+    with pytest.raises(EngineError, match="not a JSON object"):
         ModelConfig.read(tmp_path)
 
 
