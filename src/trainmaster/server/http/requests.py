@@ -52,24 +52,27 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     return b"".join([piece async for piece in bounded_pieces(request, limit)])
 
 
-async def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body of a request, piece by piece.
 
     Raises:
-        TooLargeError: it has more than `limit` bytes; at once, where its Content-Length says so.
+        TooLargeError: it has more than `limit` bytes; at the call, where Content-Length says so.
         StalledError: the rest of it does not come.
     """
-    declared = request.headers.get("content-length", "0")
-    size = int(declared[:18]) if declared.isdecimal() else 0
     too_large = TooLargeError(f"the body may have at most {limit} bytes")
-    if size > limit:
+
+    async def counted() -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in pieces_of(request):
+            size += len(piece)
+            if size > limit:
+                raise too_large
+            yield piece
+
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise too_large
-    size = 0
-    async for piece in pieces_of(request):
-        size += len(piece)
-        if size > limit:
-            raise too_large
-        yield piece
+    return counted()
 
 
 async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_PER_S) -> AsyncIterator[bytes]:
