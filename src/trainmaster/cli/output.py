@@ -68,7 +68,7 @@ def print_result(document: object, *lines: str, as_json: bool) -> None:
             typer.echo(line)
 
 
-class Layout(TypedDict, total=False):
+class TableLayout(TypedDict, total=False):
     """How the columns of a table give way on a narrow terminal; `table` says how."""
 
     right: Collection[str]
@@ -84,7 +84,7 @@ def print_list(
     *,
     as_json: bool,
     if_none: str = "",
-    **layout: Unpack[Layout],
+    **layout: Unpack[TableLayout],
 ) -> None:
     """Write a list: JSON for a program, for a person a table or, of an empty list, the words `if_none`."""
     if as_json:
