@@ -67,7 +67,7 @@ def test_every_field_without_an_effect_is_called_so() -> None:
 
 def test_every_argument_of_the_trainer_is_described() -> None:
     described = {flag.split()[0] for row in rows("Fields of a trainer") if len(row) == 2 for flag in named(row[0])}
-    assert described == {option.flag for option in OPTIONS}
+    assert described == set(OPTIONS)
 
 
 def test_every_state_is_described() -> None:

@@ -9,7 +9,7 @@ import pytest
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.shapes import ChosenShape, Reference, Shape, Shapes, ShapeVersion
 from trainmaster.server.core.spec.documents import parse
-from trainmaster.server.core.trainer_request import WantedTrainer, accelerator, by_hand, on_shape
+from trainmaster.server.core.trainer_request import WantedTrainer, accelerator, by_hand, choose_shape, on_shape
 
 WANTED = WantedTrainer(job_id="j", base_model="m")
 
@@ -83,7 +83,8 @@ def test_smallest_shape_that_is_good_enough_is_chosen() -> None:
     )
 
     def chosen(**fields: Any) -> str | None:
-        found = shapes.choose(**{"gpus": True, "base_model": "other", **fields})
+        gpus = fields.pop("gpus", True)
+        found = choose_shape(WantedTrainer(**{"job_id": "j", "base_model": "other", **fields}), shapes, gpus=gpus)
         return found.shape if found else None
 
     assert chosen() == "far"

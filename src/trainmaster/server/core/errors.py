@@ -59,8 +59,8 @@ class SpecError(TrainmasterError):
 
     code = "VALIDATION_ERROR"
 
-    def __init__(self, problems: Sequence[Problem], message: str | None = None) -> None:
-        super().__init__(message, problems)
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems=problems)
 
 
 class RefusedError(TrainmasterError):

@@ -39,7 +39,6 @@ class Draft:
         *,
         reason: Reason | None = None,
         message: str = "",
-        actor: Actor | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
         """Take an edge and record it.
@@ -55,7 +54,7 @@ class Draft:
         self.set(status=edge.to, status_at=self.now, reason=reason, message=message or None, **self._stamps(edge.to))
         self.note(
             "status",
-            actor=actor or edge.actor,
+            actor=edge.actor,
             from_status=before,
             to_status=edge.to,
             reason=reason,

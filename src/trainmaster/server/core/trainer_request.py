@@ -13,7 +13,7 @@ from typing import Any
 
 from trainmaster.server.core.errors import Problem, RefusedError
 from trainmaster.server.core.resources import REGION
-from trainmaster.server.core.shapes import ChosenShape, ShapeVersion, refused_mode
+from trainmaster.server.core.shapes import ChosenShape, Shapes, ShapeVersion, TrainerMode
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.trainer_service import KIND
@@ -112,6 +112,34 @@ def on_shape(
     )
 
 
+def choose_shape(wanted: WantedTrainer, shapes: Shapes, *, gpus: bool) -> ChosenShape | None:
+    """The smallest shape that is good enough, where the client leaves the choice to the server; None when none is.
+
+    With `gpus` there are GPUs, and trainers belong there. A shape without a region or an image tag suits any.
+    """
+    fitting = [
+        ChosenShape(shape=shape.name, version=latest)
+        for shape in shapes
+        if (latest := shape.latest) is not None
+        and (latest.accelerator_count > 0) == gpus
+        and (wanted.region is None or latest.region in (None, wanted.region))
+        and (wanted.custom_image_tag is None or latest.image_tag in (None, wanted.custom_image_tag))
+        and not any(_not_for(wanted, latest))
+    ]
+    return min(fitting, key=_size, default=None)
+
+
+def _size(chosen: ChosenShape) -> tuple[int, int, bool, str]:
+    version = chosen.version
+    # Of equals, one that is for this very model, and then any order that is always the same.
+    return (
+        version.accelerator_count * version.node_count,
+        version.max_context_length,
+        not version.base_models,
+        chosen.shape,
+    )
+
+
 def accelerator(name: str) -> tuple[str, int | None]:
     """A GPU's type and least memory in MB by the name that a client has for it.
 
@@ -171,9 +199,12 @@ def _not_for(wanted: WantedTrainer, version: ShapeVersion) -> Iterator[Problem]:
     field = "trainingShape"
     if version.unusable is not None:
         yield Problem(field=field, message=f"cannot be honoured: {version.unusable}")
-    refused = refused_mode(version, lora_rank=wanted.lora_rank, forward_only=wanted.forward_only)
-    if refused is not None:
-        yield Problem(field=field, message=refused)
+    if version.trainer_mode is TrainerMode.FORWARD_ONLY and not wanted.forward_only:
+        message = "the shape is for forward passes alone; set forward_only, or take another shape"
+        yield Problem(field=field, message=message)
+    if version.trainer_mode is TrainerMode.POLICY and wanted.lora_rank:
+        message = "the shape is for training the weights themselves; set lora_rank to 0, or take another shape"
+        yield Problem(field=field, message=message)
     if version.base_models and wanted.base_model not in version.base_models:
         yield Problem(
             field=field, message=f"is not for {wanted.base_model}; it is for {', '.join(version.base_models)}"

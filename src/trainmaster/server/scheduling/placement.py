@@ -110,8 +110,6 @@ class Inventory:
     kind_of: Mapping[str, NodeKind] = field(default_factory=dict)
     totals: Mapping[str, Amounts] = field(default_factory=dict)
     """What each backend has."""
-    with_gpus: frozenset[str] = frozenset()
-    """Backends that have any GPU."""
     with_whole_gpus: frozenset[str] = frozenset()
     """Backends that have a GPU which is not a MIG slice."""
 
@@ -126,17 +124,15 @@ def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
     kinds: dict[NodeKind, list[str]] = {}
     kind_of: dict[str, NodeKind] = {}
     totals: dict[str, Amounts] = {}
-    with_gpus, with_whole = set(), set()
+    with_whole = set()
     known: dict[NodeKind, NodeKind] = {}
     for node in nodes:
         found = _kind(node)
         kind = known.setdefault(found, found)
         has = Amounts(len(kind.units), node.cpu_cores, node.slots)
         totals[node.backend] = totals.get(node.backend, Amounts()).plus(has)
-        if node.gpus:
-            with_gpus.add(node.backend)
-            if node.backend not in with_whole and not all(is_slice(gpu.type) for gpu in node.gpus):
-                with_whole.add(node.backend)
+        if node.backend not in with_whole and not all(is_slice(gpu.type) for gpu in node.gpus):
+            with_whole.add(node.backend)
         if node.state is NodeState.READY:
             kinds.setdefault(kind, []).append(node.node_id)
             kind_of[node.node_id] = kind
@@ -144,7 +140,6 @@ def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
         kinds={kind: tuple(sorted(ids)) for kind, ids in kinds.items()},
         kind_of=kind_of,
         totals=totals,
-        with_gpus=frozenset(with_gpus),
         with_whole_gpus=frozenset(with_whole),
     )
 

@@ -56,7 +56,6 @@ def synthetic(
     seed: int,
     nodes: Sequence[Node],
     queues: Sequence[Queue] = (),
-    classes: Sequence[JobClass] = TEAM,
     load: float = 0.9,
 ) -> Trace:
     """Jobs that come at random and ask, in the long run, for `load` of the cluster's GPUs (cores, where it has none).
@@ -65,7 +64,7 @@ def synthetic(
     """
     chance = random.Random(seed)
     largest = max((len(node.gpus) for node in nodes), default=0)
-    drawn = chance.choices(classes, [each.share for each in classes], k=jobs)
+    drawn = chance.choices(TEAM, [each.share for each in TEAM], k=jobs)
     shapes = [_job(chance, each, largest, len(nodes)) for each in drawn]
     gpus = sum(len(node.gpus) for node in nodes)
     if gpus:

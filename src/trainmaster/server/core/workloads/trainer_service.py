@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
@@ -20,21 +19,6 @@ from trainmaster.server.core.errors import Problem, RefusedError, SpecError, cho
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.programs import Serving
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerArgument:
-    """An argument of the trainer process."""
-
-    name: str
-    """In `service.json`."""
-    meaning: str
-    read: Callable[[str], Any] | None = None
-    """Its value of a text, or ValueError with what it must be; None: it has none, and is true."""
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
 
 
 def _precision(text: str) -> str:
@@ -59,27 +43,21 @@ def _seconds(text: str) -> float:
     return found
 
 
-OPTIONS: tuple[TrainerArgument, ...] = (
-    TrainerArgument("forward_only", "only forward passes, as `forward_only`"),
-    TrainerArgument("precision", f"of the base model: {', '.join(PRECISIONS)}", _precision),
-    TrainerArgument("max_adapters", "how many models may be loaded at a time", _count),
-    TrainerArgument("keep_results_s", "for how many seconds results can be fetched again", _seconds),
-    TrainerArgument(
-        "gradient_accumulation_steps", "so many optim_steps make one, as `gradient_accumulation_steps`", _count
-    ),
-    TrainerArgument(
-        "tempered_logprobs",
-        "sampled tokens have the log-probabilities of what they were drawn from, after temperature, top_k and top_p",
-    ),
-)
-"""Every argument that there is."""
+OPTIONS: Mapping[str, Callable[[str], Any] | None] = {
+    "--forward-only": None,
+    "--precision": _precision,
+    "--max-adapters": _count,
+    "--keep-results-s": _seconds,
+    "--gradient-accumulation-steps": _count,
+    "--tempered-logprobs": None,
+}
+"""Every argument that there is, and what reads its value (ValueError with what it must be); None: it has no value."""
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[int, str]]:
     """The values of arguments, each written as `--name value` or `--name=value`, by their names in `service.json`; and
     what is wrong with the others, by their positions.
     """
-    known = {option.flag: option for option in OPTIONS}
     seen: set[str] = set()
     values: dict[str, Any] = {}
     wrong: dict[int, str] = {}
@@ -87,23 +65,23 @@ def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[int, 
     while position < len(arguments):
         at = position
         flag, equals, value = arguments[at].partition("=")
-        option = known.get(flag)
         position += 1
-        if option is None:
-            wrong[at] = choice_message("argument", flag, known)
+        if flag not in OPTIONS:
+            wrong[at] = choice_message("argument", flag, OPTIONS)
             continue
-        if option.read is not None and not equals and position < len(arguments):
+        read = OPTIONS[flag]
+        if read is not None and not equals and position < len(arguments):
             value, equals = arguments[position], "="
             position += 1
         if flag in seen:
             wrong[at] = f"{flag} is there twice"
-        elif option.read is None and equals:
+        elif read is None and equals:
             wrong[at] = f"{flag} takes no value"
-        elif option.read is not None and not equals:
+        elif read is not None and not equals:
             wrong[at] = f"{flag} needs a value"
         else:
             try:
-                values[option.name] = True if option.read is None else option.read(value)
+                values[flag.removeprefix("--").replace("-", "_")] = True if read is None else read(value)
             except ValueError as error:
                 wrong[at] = f"{flag} {error}"
         seen.add(flag)

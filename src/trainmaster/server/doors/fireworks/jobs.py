@@ -26,7 +26,7 @@ from trainmaster.server.core.shapes import ANYBODYS, ChosenShape, Reference
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
-from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, on_shape
+from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, choose_shape, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.fireworks.job_documents import (
     IDLE_AFTER_S,
@@ -274,15 +274,7 @@ def _require_not_deleted(job: Job) -> None:
 
 def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) -> ChosenShape:
     has_gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-    chosen = context.shapes.choose(
-        gpus=has_gpus,
-        base_model=wanted.base_model,
-        max_context_length=wanted.max_context_length,
-        region=wanted.region,
-        image_tag=wanted.custom_image_tag,
-        lora_rank=wanted.lora_rank,
-        forward_only=wanted.forward_only,
-    )
+    chosen = choose_shape(wanted, context.shapes, gpus=has_gpus)
     if chosen is None:
         raise RefusedError(
             f"no training shape of this server {'with' if has_gpus else 'without'} GPUs is for such a trainer: look at "

@@ -29,7 +29,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.shapes import ChosenShape, Reference
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
-from trainmaster.server.core.trainer_request import WantedTrainer, on_shape
+from trainmaster.server.core.trainer_request import WantedTrainer, choose_shape, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK
 from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.trainers import status_of
@@ -95,7 +95,8 @@ class TinkerTrainers:
             job = self._find(scope, handle_of(model, Mode.LORA))
             if job is not None and job.workload_kind == KIND:
                 return int(job.spec["workload"].get("max_context_length") or longest)
-            return min(longest, self._chosen(scope.account, model, Mode.LORA, MAX_LORA_RANK).version.max_context_length)
+            chosen = self._chosen(scope.account, self._wanted(model, Mode.LORA), Mode.LORA)
+            return min(longest, chosen.version.max_context_length)
         except TrainmasterError:
             return None
 
@@ -183,30 +184,30 @@ class TinkerTrainers:
             raise TrainerFailedError(f"its trainer, job {job.job_id}, cannot be resumed: {error.message}") from None
 
     def _request(self, account_id: str, model: BaseModel, mode: Mode) -> SubmitJobRequest:
-        rank = MAX_LORA_RANK if mode is Mode.LORA else 0
-        wanted = WantedTrainer(
+        wanted = self._wanted(model, mode)
+        chosen = self._chosen(account_id, wanted, mode)
+        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._context.settings.tinker_shape)
+
+    def _wanted(self, model: BaseModel, mode: Mode) -> WantedTrainer:
+        return WantedTrainer(
             job_id=handle_of(model, mode),
             base_model=model.name,
-            lora_rank=rank,
+            lora_rank=MAX_LORA_RANK if mode is Mode.LORA else 0,
             forward_only=mode is Mode.FORWARD_ONLY,
             display_name=f"Tinker trainer of {model.name}"[:63],
             managed_by=MANAGED_BY,
             extra_args=(TEMPERED,) if self._context.settings.tinker_tempered_logprobs else (),
         )
-        chosen = self._chosen(account_id, model, mode, rank)
-        return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._context.settings.tinker_shape)
 
-    def _chosen(self, account_id: str, model: BaseModel, mode: Mode, rank: int) -> ChosenShape:
+    def _chosen(self, account_id: str, wanted: WantedTrainer, mode: Mode) -> ChosenShape:
         if shape := self._context.settings.tinker_shape:
             return self._context.shapes.named(Reference(account_id=account_id, shape=shape, version=None))
         with self._database.read() as connection:
             gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-        chosen = self._context.shapes.choose(
-            gpus=gpus, base_model=model.name, lora_rank=rank, forward_only=mode is Mode.FORWARD_ONLY
-        )
+        chosen = choose_shape(wanted, self._context.shapes, gpus=gpus)
         if chosen is None:
-            where = "a GPU" if gpus else "the CPU"
-            raise TrainerFailedError(f"no training shape of this server is for {model.name} in mode {mode} on {where}")
+            what = f"{wanted.base_model} in mode {mode} on {'a GPU' if gpus else 'the CPU'}"
+            raise TrainerFailedError(f"no training shape of this server is for {what}")
         return chosen
 
     def _find(self, scope: Scope, job_id: str) -> Job | None:
