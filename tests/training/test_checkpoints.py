@@ -157,7 +157,7 @@ def test_fewer_ranks_go_on_at_the_same_place_with_a_note(make_job: Make) -> None
     child = make_job(data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
     child.train(resume_from=job.latest())
     notes = [event["message"] for event in child.events() if event["type"] == "note"]
-    assert any("saved by 2 ranks, and 1 go on" in note for note in notes)
+    assert any("saved by 2 ranks, and 1 resume" in note for note in notes)
     first = child.metrics()[0]
     assert (first["step"], first["total_steps"]) == (2 * manifest["step"], 24)
     assert child.metrics()[-1]["step"] == 24
