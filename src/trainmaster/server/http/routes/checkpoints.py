@@ -1,4 +1,4 @@
-"""Checkpoints of a job, also of a deleted one: list, pin, unpin, delete."""
+"""What is left of jobs: their checkpoints, deleted jobs with files, and the removal of what is not kept any longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of one job, and the feed of all jobs of an account: pages, or a stream."""
+"""Events of one job, and the feed of all jobs of an account: pages, a stream, or webhooks."""
 
 from __future__ import annotations
 
