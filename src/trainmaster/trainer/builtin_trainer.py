@@ -149,7 +149,7 @@ def _refuse_patterns(what: str, given: object, default: object) -> None:
 
 
 def _take_credentials(what: str, place: object, environment: dict[str, str]) -> None:
-    """What a place is read with, as variables of the training, whose values are sealed."""
+    """Put the credentials of a place into the variables of the training, whose values are encrypted."""
     if getattr(place, "role_arn", None) is not None:
         raise ValueError(f"the {what}'s role_arn has no counterpart in a built-in trainer; give access keys")
     named = {variable: getattr(place, field, None) for field, variable in _S3_VARIABLES.items()}

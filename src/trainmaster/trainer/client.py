@@ -276,7 +276,7 @@ class TrainerClient:
 
         Args:
             name: the job's.
-            save_checkpoint: have it save first. One that has never saved needs False, and goes on from the start.
+            save_checkpoint: have it save first. One that has never saved needs False, and restarts.
 
         Raises:
             NotFoundError: there is no such job.
@@ -285,7 +285,7 @@ class TrainerClient:
         self._jobs.suspend(name, save_checkpoint=save_checkpoint)
 
     def resume_job(self, name: str) -> None:
-        """Queue a suspended job again; it goes on from its latest checkpoint.
+        """Queue a suspended job again; it resumes from its latest checkpoint.
 
         Raises:
             NotFoundError: there is no such job.
@@ -295,7 +295,7 @@ class TrainerClient:
             self._client.resume(named(name))
 
     def retry_job(self, name: str) -> str:
-        """Make a new job of one that failed, which goes on from its checkpoint; returns the new one's name.
+        """Make a new job of a failed one, which resumes from its checkpoint; returns the new one's name.
 
         It is named after the other: `lab-2` after `lab`, or the next number that is free.
 

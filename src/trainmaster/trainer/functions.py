@@ -1,4 +1,4 @@
-"""The user's code that goes along with a job: a function, or the files of a script's directory.
+"""The user's code that is uploaded with a job: a function, or the files of a script's directory.
 
 A function travels as the text of a module that defines it, with arguments that JSON can hold. Only its own source goes
 along, so a name from its surroundings is refused before anything is sent: it would be a NameError minutes later.
@@ -180,5 +180,5 @@ def files_of(directory: Path) -> list[str]:
     if not found:
         raise ValueError(f"there is nothing in {directory} to send along")
     if len(found) > MAX_FILES:
-        raise ValueError(f"{directory} has {len(found)} files; at most {MAX_FILES} go along with a job")
+        raise ValueError(f"{directory} has {len(found)} files; at most {MAX_FILES} can be uploaded with a job")
     return found

@@ -106,7 +106,7 @@ class Jobs:
                     raise
                 raise RuntimeError(
                     f"job {name} has not shown that it can save; suspend_job({name!r}, save_checkpoint=False) stops it "
-                    "as it is, and it goes on from its last checkpoint, or from the start"
+                    "as it is, and it resumes from its last checkpoint, or restarts"
                 ) from error
 
     def retry(self, name: str) -> str:

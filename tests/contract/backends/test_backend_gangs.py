@@ -29,7 +29,7 @@ if rank == 0:
 else:
     while True:
         try:
-            connection = socket.create_connection(place, timeout=PATIENCE_S)
+            connection = socket.create_connection(place, timeout=300)
             break
         except OSError:
             time.sleep(0.02)

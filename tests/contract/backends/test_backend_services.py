@@ -38,7 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.wfile.write(b"5\\r\\nfirst\\r\\n")
-            released.wait(PATIENCE_S)
+            released.wait(300)
             self.wfile.write(b"6\\r\\nsecond\\r\\n0\\r\\n\\r\\n")
         else:
             secret = "key" if "x-api-key" in self.headers or "authorization" in self.headers else "no key"

@@ -102,7 +102,7 @@ def post(document, token, method='POST'):
         os.environ['KUBEFLOW_TRAINER_SERVER_URL'], json.dumps(document).encode(), method=method,
         headers={'Authorization': f'Bearer {token}', 'Content-Type': 'application/json'})
     try:
-        return urllib.request.urlopen(request, timeout=PATIENCE_S).status
+        return urllib.request.urlopen(request, timeout=300).status
     except urllib.error.HTTPError as error:
         return error.code
 token = open(os.environ['KUBEFLOW_TRAINER_SERVER_TOKEN']).read()
