@@ -134,16 +134,16 @@ def has_output(roots: Roots, job: Job) -> bool:
 def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
     """The files of a place, sorted by name, after a position if it is in this place."""
     rest = after[2:] if place.position == after[:2] else ()
-    # A job that moves directories meanwhile shortens its own list.
-    with contextlib.suppress(OSError), directory_below(place.top, place.directory) as directory:
+    with contextlib.suppress(FileNotFoundError), directory_below(place.top, place.directory) as directory:
         manifest = _manifest(place, directory)
         missed = 0
-        for names in files_in_order(directory, rest):
-            if (opened := _open(directory, "/".join(names))) is not None:
-                os.close(opened[0])
-                yield _artifact(place, "/".join(names), opened[1], manifest)
-            elif (missed := missed + 1) >= MAX_MISSED:
-                return
+        with contextlib.suppress(OSError):  # a job that moves directories meanwhile shortens its own list
+            for names in files_in_order(directory, rest):
+                if (opened := _open(directory, "/".join(names))) is not None:
+                    os.close(opened[0])
+                    yield _artifact(place, "/".join(names), opened[1], manifest)
+                elif (missed := missed + 1) >= MAX_MISSED:
+                    return
 
 
 def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
