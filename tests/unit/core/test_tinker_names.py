@@ -18,7 +18,7 @@ from trainmaster.protocol.trainer_requests import (
     trainer_of_sampling_session,
 )
 from trainmaster.server.doors.futures import Category, failure_id, failure_of
-from trainmaster.server.doors.tinker.records import created_model, creation_id, mode_of
+from trainmaster.server.doors.tinker.model_creation import created_model, creation_id, mode_of
 
 
 def test_future_of_a_trainer_says_which_one_and_of_what() -> None:
