@@ -165,9 +165,6 @@ class Futures:
                 return
             self.forget(request_id)
 
-    def __len__(self) -> int:
-        return len(self._futures)
-
 
 def wake(waiters: Waiters) -> None:
     for waiter in waiters:

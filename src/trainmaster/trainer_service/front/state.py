@@ -76,9 +76,6 @@ class FrontSessions:
             session_id for session_id, session in self._live.items() if session.expires and session.seen_s < limit
         ]
 
-    def __len__(self) -> int:
-        return len(self._live)
-
 
 _SWEEP_S = 1.0
 _LINGER_S = 1.0

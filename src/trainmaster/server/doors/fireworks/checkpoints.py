@@ -20,11 +20,12 @@ from trainmaster.server.doors.fireworks.job_documents import NO_DEPLOYMENTS, job
 from trainmaster.server.doors.fireworks.models import promoted_document
 from trainmaster.server.doors.fireworks.resources import (
     ONE_LINE,
-    AccountPath,
     FireworksBody,
+    ManagedScope,
     PageSize,
     PageToken,
     ResourcePath,
+    ViewedScope,
     listing,
     moment,
     own,
@@ -36,7 +37,7 @@ from trainmaster.server.doors.fireworks.resources import (
     unknown_token,
 )
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import clean
 from trainmaster.server.http.requests import parse_json, read_body
@@ -131,16 +132,14 @@ def operation_document(operation: Operation, model: dict[str, Any] | None) -> di
 
 @router.get("/rlorTrainerJobs/{job_id}/checkpoints")
 async def list_checkpoints(
-    principal: Viewer,
+    scope: ViewedScope,
     context: Context,
-    account_id: AccountPath,
     job_id: ResourcePath,
     filter: PlainText = "",  # noqa: A002 - the protocol's name
     asked: PageSize = 0,
     token: PageToken = "",
 ) -> Response:
     """Oldest first."""
-    scope = own(principal, account_id)
     conditions = read_filter(filter, CHECKPOINT_MEMBERS)
     size = page_size(asked)
 
@@ -169,9 +168,8 @@ async def list_checkpoints(
 
 @router.post("/checkpoints/{checkpoint}:promote")
 async def promote(
-    request: Request, principal: Manager, context: Context, account_id: AccountPath, checkpoint: ResourcePath
+    request: Request, principal: Manager, scope: ManagedScope, context: Context, checkpoint: ResourcePath
 ) -> Response:
-    scope = own(principal, account_id)
     body = parse(PromoteBody, parse_json(await read_body(request)))
     for name in (body.output_model, body.trainer_job_id):
         own(principal, name.split("/")[1])
@@ -202,10 +200,8 @@ async def promote(
 
 
 @router.get("/operations/{operation_id}")
-async def show_operation(
-    principal: Viewer, context: Context, account_id: AccountPath, operation_id: ResourcePath
-) -> Response:
-    return ok(await _operation(context, own(principal, account_id), operation_id))
+async def show_operation(scope: ViewedScope, context: Context, operation_id: ResourcePath) -> Response:
+    return ok(await _operation(context, scope, operation_id))
 
 
 async def _operation(context: ApiContext, scope: Scope, operation_id: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from trainmaster.server.core.errors import (
     TrainmasterError,
 )
 from trainmaster.server.core.job import Job
-from trainmaster.server.doors.fireworks.resources import AccountPath, own, trainer_job
+from trainmaster.server.doors.fireworks.resources import ManagedScope, ViewedScope, trainer_job
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
@@ -155,19 +155,17 @@ router = APIRouter(include_in_schema=False, tags=["fireworks"])
 
 
 @router.get("/v1/accounts/{account_id}/deployments")
-async def list_deployments(principal: Viewer, account_id: AccountPath) -> Response:
+async def list_deployments(scope: ViewedScope) -> Response:  # noqa: ARG001
     """404, as for one deployment: clients look for a deployment before they create it."""
-    own(principal, account_id)
     raise UnknownRouteError(DEPLOYED)
 
 
 @router.post("/v1/accounts/{account_id}/deployments")
-async def create(request: Request, principal: Manager, context: Context, account_id: AccountPath) -> Response:
+async def create(request: Request, scope: ManagedScope, context: Context) -> Response:
     """Refuse, and cancel the trainer of the deployment unless somebody has used it.
 
     A client asks for a deployment while its new trainer starts, and does not stop that trainer when there is none.
     """
-    scope = own(principal, account_id)
     document = parse_json(await read_body(request))
     name = document.get("hotLoadTrainerJob") if isinstance(document, dict) else None
     cancelled = await _cancel_unused(context, scope, name.rpartition("/")[2]) if isinstance(name, str) else None

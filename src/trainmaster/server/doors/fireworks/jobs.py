@@ -38,10 +38,11 @@ from trainmaster.server.doors.fireworks.job_documents import (
     state_of,
 )
 from trainmaster.server.doors.fireworks.resources import (
-    AccountPath,
     Listed,
+    ManagedScope,
     ReadMask,
     ResourcePath,
+    ViewedScope,
     listing,
     masked,
     own,
@@ -52,7 +53,7 @@ from trainmaster.server.doors.fireworks.resources import (
 )
 from trainmaster.server.doors.fireworks.trainers import door_of
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.errors import ServiceNotReadyError
 from trainmaster.server.http.requests import parse_json, read_body
@@ -90,15 +91,14 @@ _THEIR_WORDS = {
 async def create(
     request: Request,
     principal: Manager,
+    scope: ManagedScope,
     context: Context,
-    account_id: AccountPath,
     job_id: Annotated[PlainText, Query(alias="rlorTrainerJobId")] = "",
     training_shape: Annotated[PlainText, Query(alias="trainingShape")] = "",
     skip_validations: Annotated[bool, Query(alias="skipValidations")] = False,
     deployment_id: Annotated[PlainText, Query(alias="deploymentId")] = "",
 ) -> Response:
     """An id that was ever used is refused with 409: its checkpoints are still there."""
-    scope = own(principal, account_id)
     body = parse(CreateJobBody, parse_json(await read_body(request)))
     if not body.service_mode:
         raise RefusedError("serviceMode: only trainers in service mode are made here; set it to true")
@@ -115,13 +115,13 @@ async def create(
             if not chosen.version.validated and not skip_validations:
                 message = f"version {chosen.version.version} is not validated; launch it with skip_validations"
                 raise RefusedError.because([Problem(field="trainingShape", message=message)])
-            return on_shape(wanted, chosen, account_id=account_id)
+            return on_shape(wanted, chosen, account_id=scope.account)
         if skip_validations:
             return by_hand(wanted)
-        return on_shape(wanted, _choose(connection, context, wanted), account_id=account_id, chosen_by_us=True)
+        return on_shape(wanted, _choose(connection, context, wanted), account_id=scope.account, chosen_by_us=True)
 
     try:
-        submission = await context.commands.admission.look_up(await context.read(prepare), account_id)
+        submission = await context.commands.admission.look_up(await context.read(prepare), scope.account)
         made = context.commands.submit(scope, submission, created_by=principal.name)
         outcome = await asyncio.wrap_future(made)
     except SpecError as error:
@@ -135,14 +135,12 @@ async def create(
 
 @router.get("/rlorTrainerJobs")
 async def list_jobs(
-    principal: Viewer,
+    scope: ViewedScope,
     context: Context,
-    account_id: AccountPath,
     query: Listed,
     order_by: Annotated[PlainText, Query(alias="orderBy")] = "",
 ) -> Response:
     """Trainers that nobody used for a while are shown as IDLE."""
-    scope = own(principal, account_id)
     conditions = read_filter(query.filter, MEMBERS)
     order = read_order(order_by, ORDERS, "name")
     now = context.clock()
@@ -175,19 +173,13 @@ async def list_jobs(
 
 @router.get("/rlorTrainerJobs/{job_id}")
 async def show(
-    request: Request,
-    principal: Viewer,
-    context: Context,
-    account_id: AccountPath,
-    job_id: ResourcePath,
-    read_mask: ReadMask = "",
+    request: Request, scope: ViewedScope, context: Context, job_id: ResourcePath, read_mask: ReadMask = ""
 ) -> Response:
     """Show a trainer. One that was deleted is shown as such: its checkpoints are still there.
 
     One that has died a moment ago is on record as running. Clients believe that, and fail when they learn more: so it
     is asked, and what became of it waited for.
     """
-    scope = own(principal, account_id)
 
     def find() -> tuple[Job, str | None]:
         with context.database.read() as connection:
@@ -205,12 +197,11 @@ async def show(
 
 
 @router.delete("/rlorTrainerJobs/{job_id}")
-async def delete(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+async def delete(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """Delete a trainer; one that runs is stopped first. Its id is not given out again, and its checkpoints stay.
 
     The answer comes when it is gone, or when that takes long: clients that ask next find no half-dead one.
     """
-    scope = own(principal, account_id)
     until = time.monotonic() + DELETED_WITHIN_S
     while True:
         job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
@@ -223,9 +214,8 @@ async def delete(principal: Manager, context: Context, account_id: AccountPath, 
 
 
 @router.post("/rlorTrainerJobs/{job_id}:resume")
-async def resume(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+async def resume(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """One that waits or runs stays as it is."""
-    scope = own(principal, account_id)
     while True:
         job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
         _require_not_deleted(job)
@@ -241,9 +231,8 @@ async def resume(principal: Manager, context: Context, account_id: AccountPath, 
 
 
 @router.post("/rlorTrainerJobs/{job_id}:cancel")
-async def cancel(principal: Manager, context: Context, account_id: AccountPath, job_id: ResourcePath) -> Response:
+async def cancel(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """Without saving; it can be resumed."""
-    scope = own(principal, account_id)
     job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
     _require_not_deleted(job)
     if job.status is not JobStatus.CANCELLED:
@@ -252,9 +241,8 @@ async def cancel(principal: Manager, context: Context, account_id: AccountPath, 
 
 
 @router.post("/rlorTrainerJobs/{job_id}:executeTrainStep")
-async def execute(principal: Manager, account_id: AccountPath, job_id: ResourcePath) -> Response:
+async def execute(scope: ManagedScope, job_id: ResourcePath) -> Response:  # noqa: ARG001
     """The steps of a trainer in service mode are its client's."""
-    own(principal, account_id)
     raise RefusedError(f"{job_id} is in service mode: train it with FiretitanServiceClient, step by step")
 
 

@@ -17,6 +17,7 @@ from trainmaster.server.doors.fireworks.job_documents import job_name
 from trainmaster.server.doors.fireworks.resources import (
     AccountPath,
     Listed,
+    ManagedScope,
     ResourcePath,
     moment,
     own,
@@ -24,7 +25,7 @@ from trainmaster.server.doors.fireworks.resources import (
     router,
 )
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.http.auth import Manager, Viewer
+from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import clean
 from trainmaster.server.store import jobs, promoted
@@ -141,10 +142,8 @@ async def show_model(principal: Viewer, context: Context, account_id: AccountPat
 
 
 @router.delete("/models/{model_id}")
-async def remove_model(
-    principal: Manager, context: Context, account_id: AccountPath, model_id: ResourcePath
-) -> Response:
-    await run_in_threadpool(context.promotions.remove, own(principal, account_id), model_id)
+async def remove_model(scope: ManagedScope, context: Context, model_id: ResourcePath) -> Response:
+    await run_in_threadpool(context.promotions.remove, scope, model_id)
     return ok({})
 
 

@@ -24,7 +24,7 @@ from trainmaster.server.core.fields import Broken, Matches, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.http.auth import Principal
+from trainmaster.server.http.auth import Manager, Principal, Viewer
 from trainmaster.server.http.router import PlainText, StrictRoute
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
@@ -227,6 +227,20 @@ def own(principal: Principal, account_id: str, *others: str) -> Scope:
     if account_id != principal.account_id and account_id not in others:
         raise NotFoundError(f"there is no account {account_id}, or it is not that of your key")
     return principal.scope
+
+
+async def _viewed(principal: Viewer, account_id: AccountPath) -> Scope:
+    return own(principal, account_id)
+
+
+async def _managed(principal: Manager, account_id: AccountPath) -> Scope:
+    return own(principal, account_id)
+
+
+ViewedScope = Annotated[Scope, Depends(_viewed)]
+"""The account in the path of a request that reads. It is the key's own."""
+ManagedScope = Annotated[Scope, Depends(_managed)]
+"""The account in the path of a request that changes something. It is the key's own."""
 
 
 def trainer_job(connection: Connection, scope: Scope, name: str) -> Job:

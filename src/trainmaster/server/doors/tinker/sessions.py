@@ -97,22 +97,21 @@ class Sessions:
             known.trainers.add(trainer)
 
     async def _read(self, session_id: str) -> KnownSession:
-        return await self._context.read(lambda connection: _known(connection, session_id))
+        def question(connection: Connection) -> KnownSession:
+            session = records.get_session(connection, _EVERYTHING, session_id)
+            runs = records.runs_of_session(connection, _EVERYTHING, session_id)
+            samplers = records.samplers_of_session(connection, _EVERYTHING, session_id)
+            trainers = {run.trainer for run in runs} | {
+                trainer_of_sampling_session(each.sampler_id) for each in samplers
+            }
+            return KnownSession(
+                account_id=session.account_id,
+                finished=session.finished_at is not None,
+                finish_reason=str((session.finish.get("reason") or {}).get("type") or ""),
+                trainers={trainer for trainer in trainers if trainer is not None},
+            )
 
-
-def _known(connection: Connection, session_id: str) -> KnownSession:
-    session = records.get_session(connection, _EVERYTHING, session_id)
-    runs = [run.trainer for run in records.runs_of_session(connection, _EVERYTHING, session_id)]
-    samplers = [
-        trainer_of_sampling_session(sampler.sampler_id)
-        for sampler in records.samplers_of_session(connection, _EVERYTHING, session_id)
-    ]
-    return KnownSession(
-        account_id=session.account_id,
-        finished=session.finished_at is not None,
-        finish_reason=str((session.finish.get("reason") or {}).get("type") or ""),
-        trainers={trainer for trainer in (*runs, *samplers) if trainer is not None},
-    )
+        return await self._context.read(question)
 
 
 class Heartbeats:
