@@ -81,7 +81,7 @@ def _lead(configuration: Configuration) -> NoReturn:
         except ChannelClosedError:
             raise SystemExit(f"the front process ended with {_wait(front)}, and nobody can be answered") from None
         except FatalError as error:
-            raise SystemExit(f"the service cannot go on: {error}") from error
+            raise SystemExit(f"the service cannot continue: {error}") from error
     if isinstance(engine.ranks, ProcessRanks):
         engine.ranks.leave()
     channel.close()

@@ -90,7 +90,7 @@ class EngineReady:
     capabilities: Mapping[str, Any]
     """`supported_models`, as get_server_capabilities answers them."""
     checkpoints: tuple[Mapping[str, Any], ...] = ()
-    """What earlier attempts saved, oldest first: `path` as the client was told it, `kind` (`training` or `sampler`),
+    """What earlier attempts saved, oldest first: `path` as the client knows it, `kind` (`training` or `sampler`),
     `model_id`, `door`, `base_model`, `is_lora`, `lora_rank`, `train_unembed`, `train_mlp`, `train_attn`."""
 
 

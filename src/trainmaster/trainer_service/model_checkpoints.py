@@ -205,9 +205,9 @@ class Saving:
             else:
                 self._export_delta(draft, export, base)
             check = self._reporter.require_ownership
-            rel_path, sealed = commit_beside(self._root, draft, place, manifest, check_owner=check)
-        found = CommittedCheckpoint(root=self._root, rel_path=rel_path, manifest=sealed)
-        self._reporter.committed(sealed, found.where, took_s=time.monotonic() - began)
+            rel_path, committed = commit_beside(self._root, draft, place, manifest, check_owner=check)
+        found = CommittedCheckpoint(root=self._root, rel_path=rel_path, manifest=committed)
+        self._reporter.committed(committed, found.where, took_s=time.monotonic() - began)
         return found
 
     def _export_delta(self, draft: Path, export: Export, base: CommittedCheckpoint) -> None:

@@ -132,7 +132,7 @@ class LoadedModel:
     whole_export: str | None = None
     """Where its last sampler checkpoint with whole weights lies: what a delta refers to."""
     broken: str | None = None
-    """Why nobody may go on with it: an operation failed half-way."""
+    """Why it cannot be used any more: an operation failed half-way."""
 
     @property
     def unsaved(self) -> bool:

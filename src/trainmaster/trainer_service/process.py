@@ -104,7 +104,7 @@ class TrainerService:
 
         Raises:
             ChannelClosedError: the front is gone.
-            FatalError: the engine cannot go on.
+            FatalError: the engine cannot continue.
         """
         self._channel.send(
             EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.named.listing()))
@@ -221,5 +221,5 @@ def _stopped(request: Request, stop: StopRequest, saved: CommittedCheckpoint | N
     message = f"the trainer was stopped ({stop.cause}) before this was done"
     if saved is not None:
         path = description(saved.manifest)["path"]
-        message += f"; {request.model_id} was saved as {path}: make a new model from it to go on"
+        message += f"; {request.model_id} was saved as {path}: make a new model from it to continue"
     return Reply(request_id=request.request_id, error=message, category="server")

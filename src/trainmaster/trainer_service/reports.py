@@ -54,7 +54,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-# What the server is told while the service runs: a few numbers, not more often than anybody looks.
+# What is reported to the server while the service runs: a few numbers, not more often than anybody looks.
 
 EVERY_S = 1.0
 
@@ -108,7 +108,7 @@ class Gauges:
         if self._loss_tokens:
             values["loss"] = self._loss / self._loss_tokens
         if values != self._shown:
-            # Of an idle service the numbers stay what they are, and are told once.
+            # The numbers of an idle service do not change, and are reported once.
             self._reporter.metrics(values, step=self._steps)
             self._shown = values
         self._since = time.monotonic()

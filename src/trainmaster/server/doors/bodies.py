@@ -35,7 +35,7 @@ MAX_BODY_BYTES = 512 << 20
 MAX_WHOLE_BYTES = 128 << 20
 """Of a body that must be held until its end."""
 MAX_WHOLE_BYTES_IN_ALL = 1 << 30
-"""Of all such bodies at a time in one server; further clients are told to come back, and do. One account may hold a
+"""Of all such bodies at a time in one server; further clients get 429, and retry. One account may hold a
 quarter of it, so that it cannot shut out the others."""
 COMPRESSED_HEAD_BYTES = 192 << 10
 """How much of a compressed body is read in search of its model: a zstd block, of up to 128 KiB, can only be read

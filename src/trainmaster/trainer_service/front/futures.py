@@ -199,7 +199,7 @@ class SavedCheckpoints:
         return str(self._by_path.get(path, {}).get("base_model") or "")
 
     def advice(self, owner: str) -> str:
-        """What to go on from when a model is lost; empty for what is no model."""
+        """What to continue from when a model is lost; empty for what is no model."""
         if not is_model_id(owner):
             return ""
         own = [checkpoint for checkpoint in self._by_path.values() if checkpoint.get("model_id") == owner]

@@ -1,6 +1,6 @@
 """Models of clients, and what is asked of them: taken in at once, passed to the engine in order, each operation once.
 
-Whatever is wrong with an operation is told through its future: a client that is refused at the door has used up its
+Whatever is wrong with an operation is reported through its future: a client that is refused at the door has used up its
 `seq_id` all the same, and everything behind it would wait for ever.
 """
 
@@ -354,5 +354,5 @@ def digest_of_fields(op: str, fields: Mapping[str, Any]) -> bytes:
 
     A client that repeats a save for sampling counts on and names another sampling session: that is the same save.
     """
-    told = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
-    return hashlib.blake2b(json.dumps([op, told], sort_keys=True).encode(), digest_size=16).digest()
+    compared = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
+    return hashlib.blake2b(json.dumps([op, compared], sort_keys=True).encode(), digest_size=16).digest()

@@ -92,14 +92,14 @@ class Samples:
         """
         request_id = self._trainer.future_id(session.sampling_session_id, "open")
         if not session.opened:
-            told = {**fields, "sampling_session_id": session.sampling_session_id}
-            size = size_of_fields(told)
+            sent = {**fields, "sampling_session_id": session.sampling_session_id}
+            size = size_of_fields(sent)
             self._intake.hold(size)
             session.opened = True
             owner = session.sampling_session_id
             self._futures.open(Future(request_id=request_id, owner=owner, then=lambda _: self._intake.release(size)))
             self._link.send(
-                Request(request_id=request_id, op="create_sampling_session", fields=told, door=door, source=source)
+                Request(request_id=request_id, op="create_sampling_session", fields=sent, door=door, source=source)
             )
         future = self._futures.get(request_id)
         if future is None:

@@ -113,10 +113,10 @@ async def steps(request: Request) -> Response:
         raise RequestRefusedError("a model is not made by loading weights here: create_model, then load_weights")
     model_id, seq_id = _place(fields, None, op)
     digest, size = digest_of_fields(op, fields), size_of_fields(fields)
-    told, done = fields, None
+    sent, done = fields, None
     model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
     if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
-        told = {**fields, "sampling_session_id": front.trainer.sampling_session_id(model.session_id, number)}
+        sent = {**fields, "sampling_session_id": front.trainer.sampling_session_id(model.session_id, number)}
         done = partial(
             front.samples.register,
             model.session_id,
@@ -130,7 +130,7 @@ async def steps(request: Request) -> Response:
             op=op,
             model_id=model_id,
             seq_id=seq_id,
-            fields=told,
+            fields=sent,
             door=door_of(request),
             source=source_of(request),
         ),

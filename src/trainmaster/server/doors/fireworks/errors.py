@@ -62,7 +62,7 @@ class Code(IntEnum):
 
 _BY_CLASS: Mapping[type[TrainmasterError], tuple[Code, HTTPStatus]] = {
     HandleTakenError: (Code.ALREADY_EXISTS, HTTPStatus.CONFLICT),
-    # Clients try a 409 again, and will be told the same.
+    # Clients retry a 409, and would get the same answer.
     InvalidTransitionError: (Code.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
     IdempotencyMismatchError: (Code.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
     ConflictError: (Code.ABORTED, HTTPStatus.CONFLICT),

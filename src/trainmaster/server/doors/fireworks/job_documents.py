@@ -61,7 +61,7 @@ STOPPING: Mapping[Desired, str] = {
 DELETED = "JOB_STATE_DELETED"
 IDLE = "JOB_STATE_IDLE"
 SAVING = "JOB_STATE_WRITING_RESULTS"
-"""While it is being stopped to go on later: a pause, a preemption, want of use."""
+"""While it is being stopped and can be resumed: a pause, a preemption, inactivity."""
 NOT_YET = "JOB_STATE_CREATING"
 RUNS = STATES[JobStatus.TRAINING]
 

@@ -1,7 +1,7 @@
 """Requests to a trainer at its Fireworks address: passed on, or answered in place of a trainer that is not there.
 
 Clients retry at once and for ever where a server does not answer. So a client that asks about the work of a trainer
-that has ended learns of that through the future of the work, and is told to start anew.
+that has ended gets an error through the future of the work, which says what to start from.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ WORK = frozenset(
         "weight_sync",
     }
 )
-"""Operations on a model, whose outcome is told through a future."""
+"""Operations on a model, whose outcome is reported through a future."""
 HEALTHZ = "healthz"
 HEARTBEAT = "session_heartbeat"
 FUTURE = "retrieve_future"

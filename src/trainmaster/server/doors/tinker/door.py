@@ -28,7 +28,7 @@ from trainmaster.server.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 NOTIFY_AGAIN_S = 1.0
-"""After which a trainer that did not answer is told again that a session is over; doubled at each repetition."""
+"""After which a trainer that did not answer is notified again that a session is over; doubled each time."""
 NOTIFY_AGAIN_AT_MOST_S = 60.0
 
 
@@ -58,7 +58,7 @@ class TinkerDoor:
         self._recovery = asyncio.ensure_future(self._notify_of_last_finished())
 
     def close(self) -> None:
-        """Stop; another server goes on with what is under way. Called in the event loop."""
+        """Stop; another server continues what is under way. Called in the event loop."""
         self.creations.close()
         self.heartbeats.close()
         if self._recovery is not None:
@@ -162,7 +162,7 @@ class TinkerDoor:
             except TrainerGoneError:
                 return
             except (BrokenOffError, StoreUnavailableError) as error:
-                _log.info("a trainer was not told yet that session %s is over: %s", session_id, error)
+                _log.info("a trainer does not know yet that session %s is over: %s", session_id, error)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, NOTIFY_AGAIN_AT_MOST_S)
 

@@ -1,7 +1,7 @@
 """Operations on models, which their trainers carry out, and the futures of operations.
 
 A client numbers its operations on a model, and the trainer carries them out in that order. Which failures are HTTP
-statuses, and which are told through a future:
+statuses, and which are reported through a future:
 
 - An HTTP status, if the request never reaches a model: no valid key (401, 403), no `model_id` or an unreadable body
   (422), too large a body (413), one that stalls (408), too many large ones at a time (429), no such model in the

@@ -84,13 +84,13 @@ async def weights_info(request: Request, door: TinkerDoor, principal: Principal)
     wanted = await read(request, OfWeights)
     found = await door.weights(principal.scope, wanted.tinker_path)
     attributes = found.checkpoint.attributes
-    told: dict[str, Any] = {
+    info: dict[str, Any] = {
         "base_model": found.run.base_model,
         "is_lora": bool(attributes.get("is_lora", found.run.mode is Mode.LORA)),
         "lora_rank": attributes.get("lora_rank") or found.run.lora_rank,
     }
     trained = {name: attributes.get(name) for name in ("train_unembed", "train_mlp", "train_attn")}
-    return ok({**told, **{name: value for name, value in trained.items() if isinstance(value, bool)}})
+    return ok({**info, **{name: value for name, value in trained.items() if isinstance(value, bool)}})
 
 
 _RUNS_PAGE = 20

@@ -42,7 +42,7 @@ _LONGEST_KEY = 256
 async def create_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A repeated request with the same idempotency key gets the same session."""
     wanted = await read(request, CreateSession)
-    now = round(door.context.clock(), 6)  # as exact as the times are by which a search goes on
+    now = round(door.context.clock(), 6)  # as exact as the times in the cursor of a search
     session = TinkerSession(
         session_id=f"sess-{secrets.token_hex(16)}",
         account_id=principal.account_id,

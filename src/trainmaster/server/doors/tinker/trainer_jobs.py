@@ -147,9 +147,9 @@ class TinkerTrainers:
                 return PAUSED_CAPACITY, f"its trainer, job {job_id}, was deleted"
         if job.endpoint is not None:
             return ACTIVE_QUEUE, None
-        told = f"its trainer, job {job.job_id}, is {job.status}"
+        status = f"its trainer, job {job.job_id}, is {job.status}"
         why = self._context.explainer.explain(scope, job, now=self._context.clock()).explanation
-        return PAUSED_CAPACITY, f"{told}: {why.message}" if why else told
+        return PAUSED_CAPACITY, f"{status}: {why.message}" if why else status
 
     def _status(self, job: Job, *, stopping_is_news: bool = True) -> TrainerStatus:
         if job.status in ACTIVE and job.desired is not Desired.RUN:
@@ -234,5 +234,5 @@ def _directory_name(path: Path) -> str:
 
 def _ended(job: Job) -> str:
     if job.status is JobStatus.PAUSED and job.reason is not Reason.INACTIVE:
-        return f"its trainer, job {job.job_id}, is paused; go on with `trainmaster resume {job.job_id}`"
+        return f"its trainer, job {job.job_id}, is paused; resume it with `trainmaster resume {job.job_id}`"
     return f"its trainer, job {job.job_id}, is {status_of(job)}"
