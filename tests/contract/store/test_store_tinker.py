@@ -283,18 +283,16 @@ def test_session_of_many_runs_goes_at_once(filled: Database) -> None:
     """PostgreSQL takes 65,535 values in one statement, and SQLite what it was built for, usually half of them."""
     count = 70_000
 
+    run_row = {**asdict(run("s0:train:0", state=RunState.FAILED)), "request": "{}"}
+    sampler_row = {"account_id": "acme", "session_id": "s0", "base_model": "m", "created_at": 1.0}
+    # Made before the transaction begins: PostgreSQL ends one that idles.
+    runs = [{**run_row, "model_id": f"many-{number}"} for number in range(count)]
+    samplers = [{**sampler_row, "sampler_id": f"many-{number}"} for number in range(count)]
+
     def fill(connection: sa.Connection) -> None:
-        first = records.open_run(connection, ACME, run("s0:train:0", state=RunState.FAILED))
-        tables = (
-            (schema.tinker_runs, {**asdict(first), "request": "{}"}, "model_id"),
-            (
-                schema.tinker_samplers,
-                {"account_id": "acme", "session_id": "s0", "base_model": "m", "created_at": 1.0},
-                "sampler_id",
-            ),
-        )
-        for table, row, key in tables:
-            connection.execute(sa.insert(table), [{**row, key: f"many-{number}"} for number in range(count)])
+        records.open_run(connection, ACME, run("s0:train:0", state=RunState.FAILED))
+        connection.execute(sa.insert(schema.tinker_runs), runs)
+        connection.execute(sa.insert(schema.tinker_samplers), samplers)
         records.finish_session(connection, ACME, "s0", at=5.0, finish={})
 
     filled.write_now(fill)
