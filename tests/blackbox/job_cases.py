@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blackbox_world import RUNTIME, World, outcome_of
-
-from patience import PATIENCE_S
+from blackbox_world import PATIENCE_S, RUNTIME, World, outcome_of
 
 SOON_S = 60.0
 """Long enough for a line that is passed on when it is written."""
