@@ -169,6 +169,19 @@ def test_operations_of_another_account_are_not_there(client: Client, stranger: C
     assert len(trainer.sent) == count
 
 
+def test_operation_of_an_unknown_model_is_404(client: Client, trainer: StandIn) -> None:
+    unknown = client.model(trainer).replace(":train:0", ":train:7")
+    count = len(trainer.sent)
+    for body, kind in (
+        (message(unknown), PROTOBUF),
+        (json.dumps({"model_id": unknown, "seq_id": 1}).encode(), "application/json"),
+    ):
+        answer = post_bytes(client, "forward_backward", body, kind)
+        assert (answer.status_code, unknown in answer.text) == (404, True)
+    client.post("optim_step", {"model_id": unknown, "seq_id": 1}, expect=404)
+    assert len(trainer.sent) == count
+
+
 def test_operation_of_a_model_that_is_lost_fails_through_its_future(client: Client, trainer: StandIn) -> None:
     model_id = client.model(trainer)
     path = f"tinker://{model_id}/weights/step-4"

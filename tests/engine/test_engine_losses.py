@@ -350,7 +350,7 @@ def test_unknown_input_is_refused() -> None:
         ({"target_tokens": np.arange(3.0)}, "are of type float64; they have to be whole numbers"),
         (
             {"weights": np.ones(2)},
-            "'weights' of datum 4 has the shape [2]; it has to have that of its target_tokens, [3]",
+            "'weights' of datum 4 has the shape [2]; it must have that of its target_tokens, [3]",
         ),
         ({"weights": np.array([1, np.nan, 1])}, "'weights' of datum 4 has values that are not finite"),
         ({"weights": np.array(["a", "b", "c"])}, "it has to be numbers"),

@@ -298,7 +298,7 @@ def _loss_tokens(loss: LossFunction, inputs: Mapping[str, np.ndarray]) -> np.nda
 def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) -> np.ndarray:
     if given.shape != shape:
         raise EngineError(
-            f"the input {key!r} of {where} has the shape {list(given.shape)}; it has to have that of its {TARGETS}, "
+            f"the input {key!r} of {where} has the shape {list(given.shape)}; it must have that of its {TARGETS}, "
             f"{list(shape)}"
         )
     if given.dtype.kind not in "iufb":

@@ -205,7 +205,9 @@ def choose(config: AnyBackendConfig | str | None, around: Surroundings) -> Choic
             return _choose_without(around)
         case str():
             if not SERVER_URL.match(config):
-                raise ValueError(f"backend_config is {config!r}, which is no URL of a server, such as http://host:8000")
+                raise ValueError(
+                    f"backend_config is {config!r}, which is not the URL of a server, such as http://host:8000"
+                )
             return Choice(name=None, why="as its URL says", server=ServerBackendConfig(url=config))
         case ServerBackendConfig():
             return Choice(name=None, why="as its ServerBackendConfig says", server=config)

@@ -280,13 +280,14 @@ def test_batch_job_cannot_be_resumed_after_its_end() -> None:
         commands.resume(job, now=NOW)
 
 
-def test_unused_service_is_parked_with_the_reason() -> None:
+@pytest.mark.parametrize("end", [Reason.INACTIVE, Reason.WORKER_LOST])
+def test_unused_service_is_parked_as_unused_however_it_ended(end: Reason) -> None:
     job = training(new_job(service=True))
     assert endings.due(job, now=NOW + 3500) is None
     assert endings.due(job, now=NOW + 3700, last_activity_at=NOW + 3000) is None
     job = settled(endings.due(job, now=NOW + 3700))
     assert job.live.stop is StopCause.INACTIVE
-    job = ended(job, Reason.INACTIVE).job
+    job = ended(job, end).job
     assert (job.status, job.reason) == (JobStatus.PAUSED, Reason.INACTIVE)
 
 

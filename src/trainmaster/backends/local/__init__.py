@@ -199,8 +199,9 @@ def kill_worker(directory: RunDirectory, node: int) -> None:
 # opens that entry.
 
 _OURS = (
-    *(AT_REST, "api-key", "artifacts", "blobs", "cache", "config.toml", "container.used", "forkserver", "hints.sock"),
+    *(AT_REST, "api-key", "artifacts", "blobs", "cache", "config.toml", "forkserver", "hints.sock"),
     *(KEPT, "lock", "port", "runs", "runtimes", "secret-key", "server.json", "server.log", "shapes", "spool"),
+    *(f"{name}.used" for name in BACKENDS),
     *("starting.lock", "trainmaster.db", "trainmaster.db-shm", "trainmaster.db-wal", "trainmaster.db.lock", "workers"),
 )
 """The server's entries of a data directory."""

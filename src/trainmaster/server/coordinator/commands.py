@@ -104,7 +104,7 @@ class Commands:
             self.admission.accept(connection, scope, change, compiled.request)
             jobs.require_free_handle(connection, scope, change.job)
 
-        # Nothing is written; but tenants are asked on that thread alone.
+        # Nothing is written, but `Tenants` may only be used on that thread.
         return self._database.write(work)
 
     def cancel(

@@ -58,7 +58,7 @@ class LoopPace:
 PLACEMENTS_PER_PASS = 256
 """These are committed and launched before more are planned."""
 REST_FACTOR = 4.0
-"""New jobs wait this many times the CPU time of the last pass: a thousand of them need no thousand passes."""
+"""New jobs wait this many times the CPU time of the last pass: so a thousand jobs do not cause a thousand passes."""
 REST_MAX_S = 0.05
 MOST_BEHIND = 20
 """Attempts that are read in turns; of more, several are read in one turn."""

@@ -34,7 +34,7 @@ def cancel(job: Job, *, now: float, message: str = "") -> Change | None:
         if message:
             draft.set(message=message)
             draft.set_attempt(message=message)  # whatever the job says until it has stopped
-        draft.note("cancel_requested", actor=Actor.API, message=message or "cancel was asked for")
+        draft.note("cancel_requested", actor=Actor.API, message=message or "cancel requested")
     return draft.change()
 
 
@@ -61,7 +61,7 @@ def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
     draft = Draft(job, now)
     draft.set(desired=Desired.PAUSE)
     request_stop(draft, StopCause.PAUSE, save=save)
-    draft.note("pause_requested", actor=Actor.API, message="pause was asked for", data={"save_checkpoint": save})
+    draft.note("pause_requested", actor=Actor.API, message="pause requested", data={"save_checkpoint": save})
     return draft.change()
 
 
@@ -132,7 +132,7 @@ def delete(job: Job, *, now: float, purge: bool = False) -> Change | None:
             return None
         draft.set(desired=Desired.DELETE, purge=purge or job.purge)
         request_stop(draft, StopCause.DELETE, save=False)
-        draft.note("delete_requested", actor=Actor.API, message="deletion was asked for", data={"purge": purge})
+        draft.note("delete_requested", actor=Actor.API, message="deletion requested", data={"purge": purge})
     else:
         draft.set(desired=Desired.DELETE, purge=purge or job.purge)
         if job.status not in TERMINAL:
@@ -310,7 +310,7 @@ def check_retry(job: Job, *, modify_resources: bool, new_resource_config: Mappin
 def child_request(
     job: Job, *, new_resource_config: Mapping[str, Any] | None, handle: str | None = None
 ) -> SubmitJobRequest:
-    """The request of a retry: the parent's, with other resources if they were given. The parent's handle stays its."""
+    """The request of a retry: the parent's, with other resources if they were given. The parent keeps its handle."""
     document = {**job.spec, "handle": handle}
     if new_resource_config is None:
         return load_stored(job.spec_version, document)

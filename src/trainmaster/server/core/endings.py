@@ -25,9 +25,9 @@ from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER
 BACKOFF_S = 5.0
 BACKOFF_MAX_S = 300.0
 LAUNCH_BACKOFF_MAX_S = 60.0
-"""An engine that is back is noticed as soon."""
+"""So an engine that recovers is noticed within this time."""
 MOST_UNCLAIMED_LAUNCHES = 3
-"""Launches in a row that no worker claims in time; then something is wrong that waiting does not mend."""
+"""Launches in a row that no worker claims in time; after that, waiting will not fix the cause."""
 
 
 def refuse_launch(
@@ -88,7 +88,10 @@ def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
     if document is None:
         match seen.liveness:
             case Liveness.GONE:
-                document = {"reason": Reason.WORKER_LOST, "message": f"the worker of node {node} died without a word"}
+                document = {
+                    "reason": Reason.WORKER_LOST,
+                    "message": f"the worker of node {node} died without reporting an exit",
+                }
             case Liveness.REBOOTED:
                 document = {"reason": Reason.NODE_LOST, "message": f"the machine of node {node} was rebooted"}
             case Liveness.REVOKED:
@@ -127,7 +130,7 @@ def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
     evidence = {
         name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
     }
-    # What the last node held was free no earlier.
+    # The resources of the last node were not free before this.
     ended_at = max(float(ended["ended_at"]) for ended in attempt.exits.values())
     reason, message = Reason(cause["reason"]), str(cause["message"])
     gives_up = reason is Reason.NEVER_STARTED and unclaimed_launches >= MOST_UNCLAIMED_LAUNCHES
@@ -192,7 +195,9 @@ def _finish(
     elif outcome is AttemptOutcome.COMPLETED:
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is AttemptOutcome.PARKED or (job.desired is Desired.PAUSE and outcome is not AttemptOutcome.PERMANENT):
-        _park(draft, reason, message)
+        # A service that nobody used is parked as unused, however its attempt ended: its next client resumes it.
+        unused = job.live.stop is StopCause.INACTIVE
+        _park(draft, Reason.INACTIVE if unused else reason, message)
     elif outcome is AttemptOutcome.NOT_STARTED and gives_up:
         last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
         draft.move(last, reason=reason, message=message)
@@ -305,7 +310,7 @@ def due(
                 "stalled",
                 actor=Actor.COORDINATOR,
                 reason=Reason.STALLED,
-                message=f"no step for {quiet}; the stacks of its ranks are asked for",
+                message=f"no step for {quiet}; requesting the stacks of its ranks",
             )
         elif job.stalled_at is not None and now - job.stalled_at > DUMP_PATIENCE_S and may_retry(job):
             request_stop(draft, StopCause.STALL, save=False)

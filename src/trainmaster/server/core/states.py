@@ -41,7 +41,7 @@ MEANINGS: Mapping[JobStatus, str] = MappingProxyType(
         JobStatus.CHECKPOINTING: "the workload writes a checkpoint",
         JobStatus.EVALUATING: "the workload evaluates",
         JobStatus.EXPORTING: "the workload merges, converts or uploads its result",
-        JobStatus.PAUSED: "stopped on request; can be resumed",
+        JobStatus.PAUSED: "stopped by a user, or as an unused service; can be resumed",
         JobStatus.COMPLETED: "succeeded",
         JobStatus.FAILED: "failed; the error says who caused it and what to do",
         JobStatus.CANCELLED: "ended on request",
@@ -200,7 +200,7 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
         case Action.RESUME:
             return sources(Trigger.RESUME, service=service)
         case Action.RETRY:
-            # The record stays as it is; a child goes on. What completed needs no second try.
+            # The record stays as it is; a child continues. A completed job needs no retry.
             return TERMINAL - {JobStatus.COMPLETED}
         case Action.EDIT:
             return UNFINISHED
@@ -337,4 +337,4 @@ def _rows() -> dict[Reason, Consequence]:
 
 
 CONSEQUENCES: Mapping[Reason, Consequence] = MappingProxyType(_rows())
-"""One row for every reason; a test sees to it."""
+"""One row for every reason; a test enforces this."""

@@ -1,4 +1,4 @@
-"""Bodies on their way through a door: whose each is, found in its first or last bytes, and the rest passed on.
+"""Passes bodies through a door. The id of the model is found in the first or last bytes of a body.
 
 A forward_backward may have a hundred megabytes. In protobuf the model's id is among the first fields, so the rest is
 streamed. JSON has it at one of its ends; where that is the last one, the body is held until it is there.

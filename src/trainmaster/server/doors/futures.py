@@ -98,7 +98,7 @@ async def wait_until(is_registered: Callable[[], Awaitable[bool]]) -> bool:
 
 
 def text_of(body: bytes, member: str) -> str:
-    """A text in a small JSON object; empty where there is none, or one that nothing can be called."""
+    """A text in a small JSON object; empty if there is none, or if it cannot be a name."""
     try:
         document = parse_json(body) if len(body) <= MAX_SMALL_BYTES else None
     except SpecError:

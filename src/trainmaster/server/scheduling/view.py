@@ -110,7 +110,7 @@ class Stay(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
     stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
-    """By node, those that end first first."""
+    """By node, the earliest end first."""
     left: Mapping[str, Free] = field(default_factory=dict)
     """What is free of each known node."""
     usage: Mapping[Line, Amounts] = field(default_factory=dict)

@@ -47,8 +47,8 @@ class JobQuery:
     """Any of these kinds of workload."""
     name: str | None = None
     order_by: str = "-created_at"
-    """`created_at`, `updated_at`, `priority`, `name` or `handle`, in whose place a job without one has its id; with a
-    `-` in front, the greatest first."""
+    """`created_at`, `updated_at`, `priority`, `name` or `handle` (jobs without one are sorted by their id); with a `-` in
+    front, the greatest first."""
     page_size: int = 20
     page_token: str | None = None
 
@@ -63,7 +63,7 @@ class JobPage:
     jobs: tuple[Job, ...]
     next_page_token: str | None
     total_count: int
-    """Over all pages; at most `MAX_TOTAL_COUNT`, which means: more than one less than that."""
+    """Over all pages; `MAX_TOTAL_COUNT` means at least that many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class FrontSettings:
     """Request bodies: those that come, that wait, and that the engine works on. Each large one is a descriptor of this
     process or of the engine, and a map there, of which it may have 65,530."""
     max_held_bytes: int = 8 << 30
-    """Of them, in memory and on disk. Who sends more is asked to come back."""
+    """Of them, in memory and on disk. Beyond that, clients are asked to try again later."""
     max_body_bytes: int = MAX_BODY_BYTES
     max_waiting: int = 4096
     """Of the operations of one model, for an earlier one that has not come. Who sends more is asked to come back;

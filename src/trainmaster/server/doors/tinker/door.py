@@ -70,7 +70,7 @@ class TinkerDoor:
         """The weights at a path: the account's own, public ones, or those of the account that the token belongs to."""
         path = WeightsPath.parse(text)
         if path is None:
-            raise NotFoundError(f"{text!r} is no path of weights; it would be tinker://RUN/weights/NAME")
+            raise NotFoundError(f"{text!r} is not a path of weights; expected tinker://RUN/weights/NAME")
         lender = await self._gate.whose(access_token) if access_token else None
 
         def question(connection: Connection) -> Weights | None:

@@ -37,7 +37,7 @@ class By(StrEnum):
     SERVER = "server"
     TRAINER = "trainer"
     REFUSED = "refused"
-    UNUSED = "unused"  # clients ask for it where they are told to, and here they are not
+    UNUSED = "unused"  # clients call it only when told to, and this server never tells them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,9 @@ class TinkerTrainers:
     def ensure(
         self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, started_job: str | None = None
     ) -> TrainerStatus:
-        """Have a trainer run; how far it is. `started_job` was started for the same request: it is not started again.
+        """Ensure that a trainer runs, and return its status.
+
+        `started_job` was started for the same request: it is not started again.
 
         Raises:
             TrainerFailedError: it cannot be started, or has ended since.

@@ -69,7 +69,7 @@ async def cancel(request: Request, principal: Manager, context: Context, job_id:
 
 @router.post("/jobs/{job_id}/pause", **answers(ControlledJob, 404, 409, body=PauseBody, keyed=True))
 async def pause(request: Request, principal: Manager, context: Context, job_id: JobId) -> Response:
-    """Park a running job: it saves, stops, gives back what it holds, and is PAUSED then."""
+    """Park a running job: it saves, stops, gives back what it holds, and then becomes PAUSED."""
     wanted, idempotency = await read_command(request, PauseBody)
     command = context.commands.pause(principal.scope, job_id, save=wanted.save_checkpoint, idempotency=idempotency)
     return await answer(context, principal.scope, command, shown_as=controlled_json)

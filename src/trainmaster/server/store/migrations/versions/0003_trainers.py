@@ -1,4 +1,4 @@
-"""What trainer services need: checkpoints with names and an end, promoted models, operations, handles of the dead."""
+"""For trainer services: checkpoints with names and an end, promoted models, operations, handles of deleted jobs."""
 
 from __future__ import annotations
 
