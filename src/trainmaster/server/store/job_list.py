@@ -47,8 +47,8 @@ class JobQuery:
     """Any of these kinds of workload."""
     name: str | None = None
     order_by: str = "-created_at"
-    """`created_at`, `updated_at`, `priority`, `name` or `handle` (jobs without one by their id); with a `-` in front, the
-    greatest first."""
+    """`created_at`, `updated_at`, `priority`, `name` or `handle` (jobs without one by their id); with a `-` in front,
+    the greatest first."""
     page_size: int = 20
     page_token: str | None = None
 
