@@ -383,7 +383,7 @@ def test_many_adapters_make_the_products_on_the_base_that_one_makes(checkpoint: 
             lora = LoraOptions(rank=ranks[number % len(ranks)], seed=number)
             engine.create_model(str(number), Trained.ADAPTER, lora)
             passes.append(a_pass(str(number), [64 // adapters] * 2, seed=number))
-        with torch.profiler.profile(record_shapes=True) as profile:
+        with torch.profiler.profile(record_shapes=True, acc_events=True) as profile:
             run(engine, *passes)
         made = [
             (event.name, *map(tuple, event.input_shapes))
