@@ -29,14 +29,28 @@ def trains_on(name: str, **changes: Any) -> dict[str, Any]:
     return job
 
 
-def test_second_job_trains_what_the_first_one_left(server: LocalServer, first: str) -> None:
-    left = output(server, first) / "model"
-    before = weights_digest(left)
-    second = submit(server, trains_on(server.job(first)["output"]["model_uri"]))
-    finish(server, second)
+@pytest.fixture(scope="module")
+def left(shared_server: LocalServer, first: str) -> tuple[Path, str]:
+    """The model that the first job left, and its digest before anything else read it."""
+    directory = output(shared_server, first) / "model"
+    return directory, weights_digest(directory)
+
+
+@pytest.fixture(scope="module")
+def second(shared_server: LocalServer, first: str, left: tuple[Path, str]) -> str:
+    """A job that trained an adapter on that model."""
+    job_id = submit(shared_server, trains_on(shared_server.job(first)["output"]["model_uri"]))
+    finish(shared_server, job_id)
+    return job_id
+
+
+def test_second_job_trains_what_the_first_one_left(
+    server: LocalServer, first: str, left: tuple[Path, str], second: str
+) -> None:
+    directory, before = left
     prepared = server.directory / "runs" / second / "1" / "nodes" / "0" / "prepared" / "prepared.json"
-    assert json.loads(prepared.read_text())["model_path"] == str(left)
-    assert weights_digest(left) == before
+    assert json.loads(prepared.read_text())["model_path"] == str(directory)
+    assert weights_digest(directory) == before
     losses = [[value for _, value in series(server, job_id, "loss")] for job_id in (first, second)]
     assert losses[1][0] < sum(losses[0][:3]) / 3, "it does not begin where the first one ended"
     adapter = json.loads((output(server, second) / "model" / "adapter_config.json").read_text())
@@ -66,12 +80,8 @@ def test_job_that_has_left_no_model_is_named_at_once(server: LocalServer) -> Non
     assert f"job {job_id} has left no directory output/model" in refused["error_message"]
 
 
-def test_adapter_that_a_job_left_is_refused_with_what_to_do(server: LocalServer, tiny_model: Path) -> None:
-    adapter = document(tiny_model, DATA)
-    adapter["training_config"]["hyperparameters"]["max_steps"] = "1"
-    job_id = submit(server, adapter)
-    finish(server, job_id)
-    again = submit(server, trains_on(f"artifacts:{job_id}/output/model"))
+def test_adapter_that_a_job_left_is_refused_with_what_to_do(server: LocalServer, second: str) -> None:
+    again = submit(server, trains_on(f"artifacts:{second}/output/model"))
     refused = server.until(again, "FAILED", "COMPLETED", timeout_s=PATIENCE_S)
     assert refused["error_type"] == "BAD_INPUT"
     assert "is an adapter" in refused["error_message"]

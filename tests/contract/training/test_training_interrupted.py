@@ -24,7 +24,7 @@ def lora(model: Path, **changes: Any) -> dict[str, Any]:
 
 
 def distributed() -> dict[str, Any]:
-    hyperparameters = {"max_steps": "24", "learning_rate": "1e-3", "logging_steps": "1", "lora_dropout": "0.1"}
+    hyperparameters = {"max_steps": "60", "learning_rate": "1e-3", "logging_steps": "1", "lora_dropout": "0.1"}
     framework = {"distributed": {"world_size": 2, "backend": "gloo"}}
     return {"training_config": {"hyperparameters": hyperparameters, "framework": framework}}
 
@@ -43,32 +43,29 @@ def reached(server: LocalServer, job_id: str, step: int) -> None:
     )
 
 
-def test_training_whose_rank_is_killed_ends_with_the_same_weights(
-    server: LocalServer, tiny_model: Path, undisturbed: str
-) -> None:
-    job_id = submit(server, lora(tiny_model, scheduling_config={"max_retries": 1}))
-    reached(server, job_id, 7)
-    server.kill_rank(job_id, 1)
-    job = finish(server, job_id)
-    assert [attempt["reason"] for attempt in job["attempts"]] == ["KILLED_BY_SIGNAL", "SUCCEEDED"]
-    assert "resumes from checkpoint" in server.events_of(job_id, "resumed")[0]["message"]
-    assert weights_digest(output(server, job_id)) == undisturbed
-
-
-def test_training_that_is_paused_and_preempted_ends_with_the_same_weights(
+def test_training_that_is_killed_paused_and_preempted_ends_with_the_same_weights(
     server: LocalServer, tiny_model: Path, undisturbed: str
 ) -> None:
     job_id = submit(server, lora(tiny_model, scheduling_config={"max_retries": 1, "priority": 2, "preemptible": True}))
-    reached(server, job_id, 3)
+    reached(server, job_id, 7)
+    server.kill_rank(job_id, 1)
+
+    def again() -> bool:
+        job = server.job(job_id)
+        return len(job["attempts"]) == 2 and job["status"] == "TRAINING"
+
+    wait_for(again, "its second attempt to train")
     server.control(job_id, "pause")
     paused = server.until(job_id, "PAUSED", timeout_s=PATIENCE_S)
-    assert paused["progress"]["step"] < 24
+    assert paused["progress"]["step"] < 60
     server.control(job_id, "resume")
     reached(server, job_id, paused["progress"]["step"] + 3)
     urgent = server.submit("sleep", "0.2", resource_config={"gpu_count": 2}, scheduling_config={"priority": 9})
     assert server.until(urgent, timeout_s=PATIENCE_S)["status"] == "COMPLETED"
     job = finish(server, job_id)
-    assert [attempt["reason"] for attempt in job["attempts"]] == ["PAUSED", "PREEMPTED", "SUCCEEDED"]
+    reasons = [attempt["reason"] for attempt in job["attempts"]]
+    assert reasons == ["KILLED_BY_SIGNAL", "PAUSED", "PREEMPTED", "SUCCEEDED"]
+    assert all("from checkpoint" in event["message"] for event in server.events_of(job_id, "resumed"))
     assert "CHECKPOINTING" in statuses(server, job_id)
     assert weights_digest(output(server, job_id)) == undisturbed
 
