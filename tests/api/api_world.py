@@ -48,7 +48,6 @@ from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
-"""Generous: a slow machine with other tests on it."""
 SEALER = Sealer(bytes(32))
 VAULT = Vault(SEALER)
 EVERYTHING = Scope.everything()

@@ -13,7 +13,6 @@ from typing import Any
 from patience import PATIENCE_S
 from trainmaster.protocol.sockets import reachable
 
-"""Generous: a slow machine with other tests on it."""
 VARIABLES = ("TRAINMASTER_URL", "TRAINMASTER_API_KEY", "TRAINMASTER_HOME", "TRAINMASTER_DEBUG")
 
 

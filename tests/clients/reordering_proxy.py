@@ -10,8 +10,6 @@ from lossy_proxy import LossyProxy
 
 from patience import PATIENCE_S
 
-"""For chunks that clients send at the same time."""
-
 
 class ReorderingProxy(LossyProxy):
     """Loses nothing, and turns the first `chunks` passes of a model round: the last one reaches the server first.

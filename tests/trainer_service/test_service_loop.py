@@ -27,8 +27,6 @@ from trainmaster.trainer_service.process import ServiceControl, TrainerService
 from trainmaster.trainer_service.reports import FatalError
 from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 
-"""For an answer: a sample of hundreds of tokens takes long beside twenty other processes."""
-
 
 class Loop:
     """A service whose requests are put in its way before it begins, and whose engine is watched."""

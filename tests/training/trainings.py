@@ -18,8 +18,6 @@ from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
 
-"""The machine may be slow, and shared."""
-
 
 class Zygote:
     """The warm process; it starts with the first training."""
