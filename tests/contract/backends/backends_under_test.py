@@ -102,7 +102,8 @@ class Containers(BackendUnderTest):
 
     def wait_until_nothing_is_left(self, job_id: str) -> None:
         self.server.wait_until_cleared(job_id)
-        assert not self.processes(job_id)
+        # The engine's monitor of a container ends a moment after the container is gone.
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
 
     def end_all_jobs(self) -> None:
         self.server.end_all_jobs()

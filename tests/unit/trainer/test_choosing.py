@@ -71,7 +71,7 @@ def test_images_and_time_of_initializers_are_those_of_the_configuration(tmp_path
     ("config", "says"),
     [
         (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
-        ("local", "no URL of a server"),
+        ("local", "not the URL of a server"),
         ({}, "not a dict"),
     ],
 )
