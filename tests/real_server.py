@@ -18,9 +18,9 @@ import httpx
 from patience import PATIENCE_S
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.protocol.processes import ProcessIdentity, send_signal
+from warm_server import ForkedCommand
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
-"""For anything that happens by itself; these machines may be slow."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
 
 # One for all: making a client costs more than most requests. No connection is kept, as servers die and come back.
@@ -30,28 +30,33 @@ _http = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_conne
 class RealServer:
     """`trainmaster serve` on a data directory of its own."""
 
-    command: tuple[str | Path, ...] = (COMMAND,)
-    """What is run with `serve` and its options."""
+    command: tuple[str | Path, ...] = ()
+    """What is run with `serve` and its options; by default `trainmaster`, forked from a warm process."""
 
     def __init__(self, directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.directory = directory
         self.arguments = arguments
         self.environment = environment or {}
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | ForkedCommand | None = None
         self.url = ""
 
     def start(self, **environment: str) -> RealServer:
         """Start it and wait for its ready line."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMASTER_")}
         with open(self._log_path, "a") as log:
-            self.process = subprocess.Popen(
-                [*self.command, "serve", "--port", "0", "--data-dir", self.directory, *self.arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**inherited, **self.environment, **environment},
-                start_new_session=True,
-            )
+            arguments = ["serve", "--port", "0", "--data-dir", str(self.directory), *self.arguments]
+            env = {**inherited, **self.environment, **environment}
+            if not self.command:
+                self.process = ForkedCommand(arguments, env=env, stderr=log)
+            else:
+                self.process = subprocess.Popen(
+                    [*self.command, *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=env,
+                    start_new_session=True,
+                )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready "), f"the server did not start: {self.log_text()}"

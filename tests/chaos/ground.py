@@ -17,7 +17,7 @@ import httpx
 from sqlalchemy import Connection, create_engine
 
 from process_signals import kill_all_marked, kill_claimant
-from real_server import RealServer, wait_for
+from real_server import COMMAND, RealServer, wait_for
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.server.store import leases
 from trainmaster.server.store.leases import Lease
@@ -173,6 +173,7 @@ def lease_in(url: str) -> Lease | None:
 class MortalServer(RealServer):
     """A server that may be killed under its client's hands: the client starts it again and repeats its request."""
 
+    command = (COMMAND,)  # a process that is started shows in /proc the variables that it was given, a fork does not
     deaths = 0
 
     def start(self, **environment: str) -> MortalServer:
