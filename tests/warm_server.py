@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -32,10 +33,12 @@ class WarmProcess:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         self._socket = ours
         self._answers = ours.makefile("r")
+        self._turn = threading.Lock()
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
-        socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], list(descriptors))
-        return json.loads(self._answers.readline())
+        with self._turn:
+            socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], list(descriptors))
+            return json.loads(self._answers.readline())
 
 
 _warm: WarmProcess | None = None
