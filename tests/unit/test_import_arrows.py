@@ -53,7 +53,14 @@ OURS: dict[str, set[str]] = {
         "server.storage",
         "protocol",
     },
-    "server.doors": {"server.http", "server.store", "server.core", "server.storage", "protocol"},
+    "server.doors": {
+        "server.http",
+        "server.coordinator",
+        "server.store",
+        "server.core",
+        "server.storage",
+        "protocol",
+    },
     "server.doors.tinker": {
         "server.doors",
         "server.http",
@@ -83,7 +90,6 @@ OURS: dict[str, set[str]] = {
     },
     "server.assembly": {
         "server.app",
-        "server.doors.tinker",
         "server.http",
         "server.coordinator",
         "server.store",
@@ -96,7 +102,6 @@ OURS: dict[str, set[str]] = {
     },
     "server.process": {
         "server.assembly",
-        "server.doors.tinker",
         "server.http",
         "server.coordinator",
         "server.store",
@@ -142,7 +147,7 @@ THEIRS: dict[str, set[str]] = {
         "zstandard",
         *SCHEMA,
     },
-    "server.doors": {"starlette", "sqlalchemy", "zstandard"},
+    "server.doors": {"fastapi", "starlette", "sqlalchemy", "zstandard"},
     "server.doors.tinker": {"fastapi", "starlette", "sqlalchemy", *PYDANTIC},
     "server.doors.fireworks": {"fastapi", "starlette", "sqlalchemy", *PYDANTIC},
     "server.app": {"fastapi", "starlette"},
@@ -185,8 +190,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/commands/results.py": {"jobs"},
     # `trainmaster runtimes` lists what a `TrainerClient` on this machine would.
     "cli/commands/cluster.py": {"trainer"},
-    # One file says which form an error has on which path.
-    "server/doors/errors.py": {"server.doors.fireworks"},
     # The server refuses a base model that a trainer cannot hold; `engine.config` reads its file, without torch.
     "server/coordinator/base_models.py": {"engine"},
 }

@@ -15,16 +15,12 @@ from starlette.routing import Match
 from trainmaster import __version__
 from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks, tinker
-from trainmaster.server.doors.errors import failure_at
-from trainmaster.server.doors.fireworks.errors import absent
-from trainmaster.server.doors.fireworks.trainers import FireworksDoor
-from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.http import gateway
 from trainmaster.server.http.auth import Gate, refuse_unguarded
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.envelope import request_id_of
-from trainmaster.server.http.errors import InternalError, WrongMethodError
+from trainmaster.server.http.envelope import failure, request_id_of
+from trainmaster.server.http.errors import InternalError, UnknownRouteError, WrongMethodError
 from trainmaster.server.http.followers import Followers
 from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.requests import ALIAS, PREFIX
@@ -47,6 +43,8 @@ from trainmaster.server.http.routes import (
 )
 from trainmaster.server.settings.settings import Role
 
+DOORS = (tinker.DOOR, fireworks.DOOR)
+"""Foreign APIs. A door is added here, and is gone without its entry."""
 ROOT = (monitoring.health_router, monitoring.router)
 """Routers at the root, on servers of any role."""
 _RESOURCES = (
@@ -86,10 +84,9 @@ def routers_of(roles: Collection[Role]) -> list[APIRouter]:
 def at_root(roles: Collection[Role]) -> list[APIRouter]:
     """The routers with prefixes of their own, or none."""
     found = [*ROOT]
-    if Role.GATEWAY in roles:
-        found += [tinker.router.api_router(), tinker.downloads.router, fireworks.TRAINERS]
-    if Role.API in roles:
-        found += fireworks.RESOURCES
+    for door in DOORS:
+        found += door.gateway_routers if Role.GATEWAY in roles else ()
+        found += door.api_routers if Role.API in roles else ()
     return found
 
 
@@ -105,8 +102,9 @@ def create_app(context: ApiContext) -> ServerApp:
     app.state.trial_deliveries = events.TrialDeliveries(context.subscriptions)
     app.state.gate = Gate(context)
     trainers = Trainers(context)
-    app.state.tinker = TinkerDoor(context, app.state.gate, trainers)
-    app.state.fireworks = FireworksDoor(context, trainers)
+    opened = {door.name: door.make(context, app.state.gate, trainers) for door in DOORS}
+    for name, state in opened.items():
+        setattr(app.state, name, state)
     for router in at_root(roles):
         refuse_unguarded(router)
         app.include_router(router)
@@ -130,15 +128,19 @@ def create_app(context: ApiContext) -> ServerApp:
             shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
             shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
     if Role.GATEWAY in roles:
-        shortcuts |= tinker.router.shortcuts()
+        for door in DOORS:
+            shortcuts |= door.shortcuts
     return ServerApp(
         app,
         context,
         app.state.gate,
         shortcuts,
         render_error=failure_at,
-        on_open=(*((app.state.tinker.open,) if Role.GATEWAY in roles else ()), lambda: _build_routes_soon(app)),
-        on_close=(app.state.followers.close, app.state.tinker.close, trainers.close),
+        on_open=(
+            *(state.open for state in opened.values() if Role.GATEWAY in roles),
+            lambda: _build_routes_soon(app),
+        ),
+        on_close=(app.state.followers.close, *(state.close for state in opened.values()), trainers.close),
     )
 
 
@@ -163,7 +165,9 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _failure(request, WrongMethodError(), {"Allow": ", ".join(_methods(request))})
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return _failure(request, absent(str(request.scope["path"])))
+        path = str(request.scope["path"])
+        known = (found for door in DOORS if door.absent and (found := door.absent(path)))
+        return _failure(request, next(known, UnknownRouteError()))
     return _failure(request, InternalError())
 
 
@@ -198,3 +202,13 @@ async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
 
 def _failure(request: Request, error: TrainmasterError, headers: Mapping[str, str] | None = None) -> Response:
     return failure_at(str(request.scope["path"]), error, request_id_of(request), headers)
+
+
+def failure_at(
+    path: str, error: TrainmasterError, request_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response to a refused request: in the form of the door that has the path, or in the server's own envelope."""
+    for door in DOORS:
+        if door.failure and (response := door.failure(path, error, headers)):
+            return response
+    return failure(error, request_id, headers)

@@ -15,7 +15,7 @@ from trainmaster.backends import capabilities_of, names_from
 from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
 from trainmaster.protocol.sockets import send_hint
-from trainmaster.server.app import create_app
+from trainmaster.server.app import DOORS, create_app
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.admission_checks import Capacity
 from trainmaster.server.coordinator.assembly import CoordinatorRole
@@ -29,7 +29,6 @@ from trainmaster.server.coordinator.retention import Collector, keep_from_settin
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
-from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.middleware import ServerApp
 from trainmaster.server.http.token_exchange import TokenExchange
@@ -71,7 +70,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             roots,
             keep_from_settings(settings),
             spool=settings.data_dir / "spool",
-            also=(collect_sessions,),
+            also=[collect for door in DOORS for collect in door.collect],
         )
         hint_socket = settings.data_dir / "hints.sock"
         role: CoordinatorRole | None = None

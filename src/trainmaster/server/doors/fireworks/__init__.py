@@ -1,10 +1,15 @@
 """The Fireworks door: the routes that `fireworks-ai` calls, as views over the commands that every door has."""
 
+from trainmaster.server.doors.door import Door
 from trainmaster.server.doors.fireworks import checkpoints, errors, jobs, models, resources, trainers
 
-RESOURCES = (resources.router, errors.router)
-"""The routes of jobs, checkpoints, shapes and models, and those of deployments, which refuse."""
-TRAINERS = trainers.router
-"""The routes of requests to a trainer."""
+DOOR = Door(
+    name="fireworks",
+    make=trainers.FireworksDoor,
+    api_routers=(resources.router, errors.router),
+    gateway_routers=(trainers.router,),
+    failure=errors.failure_at,
+    absent=errors.absent,
+)
 
-__all__ = ["RESOURCES", "TRAINERS", "checkpoints", "jobs", "models"]
+__all__ = ["DOOR", "checkpoints", "jobs", "models"]

@@ -39,6 +39,7 @@ from trainmaster.server.store.scope import Scope
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 DOMAIN = "trainmaster"
+_RESOURCE = re.compile(r"/v1/accounts/[^/]+/.+", re.DOTALL)
 MAX_NAMED = 5
 """Fields that the message of an error names; the details have all of them."""
 
@@ -81,7 +82,13 @@ _BY_STATUS: Mapping[int, Code] = {
 }
 
 
-def grpc_failure(error: TrainmasterError, headers: Mapping[str, str] | None = None) -> Response:
+def failure_at(path: str, error: TrainmasterError, headers: Mapping[str, str] | None) -> Response | None:
+    """A gRPC status below `/v1/accounts/ACCOUNT/`.
+
+    Not below the address of a trainer (`/training/v1/...`): the clients there read the HTTP status and the message.
+    """
+    if _RESOURCE.fullmatch(path) is None:
+        return None
     code, status = _codes_of(error)
     said = [f"{problem.field}: {problem.message}" for problem in error.problems]
     about = {
@@ -144,11 +151,11 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
 _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
 
 
-def absent(path: str) -> TrainmasterError:
+def absent(path: str) -> TrainmasterError | None:
     if found := _BELOW_ACCOUNT.match(path):
         return UnknownRouteError(COLLECTIONS.get(found[1]))
     why = next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), None)
-    return UnknownRouteError() if why is None else RefusedError(why)
+    return None if why is None else RefusedError(why)
 
 
 router = APIRouter(include_in_schema=False, tags=["fireworks"])

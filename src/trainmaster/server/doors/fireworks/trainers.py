@@ -31,6 +31,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.core.workloads.trainer_service import HEALTH
 from trainmaster.server.doors.bodies import IncomingBody, text_field
+from trainmaster.server.doors.door import DoorState
 from trainmaster.server.doors.fireworks.resources import own, trainer_job
 from trainmaster.server.doors.futures import (
     MAX_SMALL_BYTES,
@@ -51,7 +52,7 @@ from trainmaster.server.doors.trainers import (
     how_it_ended,
     location_of,
 )
-from trainmaster.server.http.auth import guard, require
+from trainmaster.server.http.auth import Gate, guard, require
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError
 from trainmaster.server.http.gateway import RETRY_AFTER_S, SAFE_METHODS
@@ -93,10 +94,8 @@ HEALTHY_WITHIN_S = 2.0
 _MAX_REFUSAL = 1000
 
 
-class FireworksDoor:
-    """Belongs to one event loop."""
-
-    def __init__(self, context: ApiContext, trainers: Trainers) -> None:
+class FireworksDoor(DoorState):
+    def __init__(self, context: ApiContext, gate: Gate, trainers: Trainers) -> None:  # noqa: ARG002 - as of every door
         self.trainers = trainers
         self._context = context
         self._jobs = Lookups(self._read, FRESH_S)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Trainer, WeightsPath
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.doors.door import DoorState
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.model_creation import Creations
 from trainmaster.server.doors.tinker.records import TinkerRun
@@ -38,9 +39,7 @@ class Weights:
     checkpoint: Checkpoint
 
 
-class TinkerDoor:
-    """Belongs to one event loop."""
-
+class TinkerDoor(DoorState):
     def __init__(self, context: ApiContext, gate: Gate, trainers: Trainers) -> None:
         self.context = context
         self.trainer_jobs = TinkerTrainers(context)
