@@ -233,7 +233,7 @@ def test_cross_entropy_without_weights_counts_every_token() -> None:
     assert metrics == {"loss:sum": 3.75, "loss_tokens:sum": 3}
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro", "gspo", "dapo"])
+@pytest.mark.parametrize("name", [name for name in POLICY_LOSSES if losses.LOGPROBS in losses.LOSSES[name].required])
 def test_metrics_match_plain_arithmetic(name: str) -> None:
     data, current = a_batch([7, 1, 12, 30], seed=8)
     data[1].inputs["advantages"][:] = 0  # type: ignore[index]

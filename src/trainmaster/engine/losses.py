@@ -32,7 +32,7 @@ Options = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The inputs of a loss: sequences end to end."""
+    """The inputs of a loss: consecutive sequences of a request, end to end. A request may be computed in parts."""
 
     logprobs: Tensor
     """Of the target tokens, by the current weights: float32 [tokens], or [tokens, k]."""

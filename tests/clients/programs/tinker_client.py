@@ -81,7 +81,7 @@ def chunked() -> Any:
 
 
 def policy_losses() -> Any:
-    """Every loss that takes what a sampler says; the same log-probabilities make the ratio 1."""
+    """Losses of the client's own list with advantages; the same log-probabilities make the ratio 1."""
     found = {}
     for name in ("importance_sampling", "ppo", "cispo", "dro"):
         trainer = new_trainer()

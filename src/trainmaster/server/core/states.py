@@ -167,6 +167,7 @@ def _table() -> dict[tuple[JobStatus | None, Trigger], Edge]:
     add(WAITING | ACTIVE | {s.PAUSED}, t.CANCEL, s.CANCELLED, a.API, "the job was cancelled")
     add(LAUNCHED, t.RETRY, s.QUEUED, a.COORDINATOR, "a transient failure or a preemption, with retries left")
     add(LAUNCHED, t.FAIL, s.FAILED, a.COORDINATOR, "a permanent failure, or no retries left")
+    # Legal, but not taken: a job whose last checkpoint is lost resumes from the one before.
     add({s.PAUSED}, t.FAIL, s.FAILED, a.COORDINATOR, "the checkpoint to resume from is lost")
     add(LAUNCHED, t.PREEMPT, s.PREEMPTED, a.SCHEDULER, "the job was preempted and may not be queued again")
     return edges
