@@ -17,7 +17,7 @@ it from the tables that check a submission (`trainmaster.server.core.training`).
 
 `training_config.framework.type` names the framework. The built-in frameworks need
 `{TRAIN_EXTRA}` in the workers' Python. If a package is
-missing, the job is FAILED with ADMISSION, and the message names the package.
+missing, the job is refused with 400, and the error names the package.
 """
 EXCLUDED = """
 Empty combinations are refused with 400, and the error says what to use instead.

@@ -15,14 +15,14 @@ TABLES = {
     "job": "A job: `POST /v1/jobs`, and the job file",
     "trainer_job": "A trainer: `TrainerJobConfig` of the Fireworks door, as its client sends it",
     "trainer_client": "`TrainerClient`: its trainers, initializers, configurations and options",
-    "tinker": "Requests of `tinker`: those that say what is to be done",
+    "tinker": "Requests of `tinker`: operations",
 }
 """Table -> its title."""
 
 INTRODUCTION = """\
 # Every field, its effect, and the test that shows it
 
-This page is made from the tables in `tests/fields` by `make docs`. Its tests fail when a field is in no row, when
+This page is made from the tables in `tests/fields` by `make docs`. Its tests fail when a field has no row, when
 changing a field changes nothing, or when the test that a row names is not there. Types and defaults are in
 [job-fields.md](job-fields.md); the fields of a `TrainerJobConfig` by their names in Python are in
 [fireworks.md](../guides/fireworks.md#fields-of-a-trainer).

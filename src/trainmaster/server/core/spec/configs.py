@@ -104,15 +104,15 @@ class OutputConfig(RuledModel):
     checkpoint: CheckpointConfig = Field(
         default_factory=CheckpointConfig, description="When checkpoints are saved, and which are kept."
     )
-    push_to_hub: Flag = Field(default=False, description="Upload the result to the Hugging Face Hub at the end.")
-    hub_repo_id: Text | None = Field(default=None, description="The repository to upload to.")
+    push_to_hub: Flag = Field(default=False, description="Not available yet: upload the result to the Hub.")
+    hub_repo_id: Text | None = Field(default=None, description="The repository for `push_to_hub`.")
     hub_token: Annotated[SecretStr, Field(max_length=4096)] | None = Field(
         default=None, exclude=True, description="For private models and data of the Hub. Encrypted, never shown."
     )
     export_format: Annotated[ExportFormat, null_means(ExportFormat.SAFETENSORS, ExportFormat)] = Field(
         default=ExportFormat.SAFETENSORS, description="The format of the result."
     )
-    merge_lora: Flag = Field(default=False, description="Merge the adapter into the base model; LORA and QLORA only.")
+    merge_lora: Flag = Field(default=False, description="Merge the adapter into the base model; LORA only.")
 
     def broken_rules(self) -> Iterator[Broken]:
         if self.push_to_hub and self.hub_repo_id is None:

@@ -223,7 +223,7 @@ class DataSource(Model):
     split: Annotated[Text, AfterValidator(_readable_split)] | None = Field(
         default=None,
         description="Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train if file names "
-        "tell splits, else all.",
+        "contain splits, else all.",
     )
     format: DataFormat | None = Field(default=None, description="The file format; inferred when null.")
     columns: Names | None = Field(default=None, description="The columns to read; all when null.")

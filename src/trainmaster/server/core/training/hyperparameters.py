@@ -33,7 +33,7 @@ class ValueKind(StrEnum):
     FLAG = "true or false"
     CHOICE = "choice"
     TEXT = "text"
-    NAMES = "names with commas between"
+    NAMES = "names separated by commas"
     FLAG_OR_CHOICE = "true, false, or a choice"
 
 

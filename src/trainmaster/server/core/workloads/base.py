@@ -94,7 +94,7 @@ class VolumeSpec(Model):
 
 
 class ContainerOptions(Model):
-    """More about the container of a job."""
+    """Options of the container of a job."""
 
     pull_policy: PullPolicy | None = Field(
         default=None, description="When the image is pulled. Null: the server's setting."
@@ -226,7 +226,9 @@ class WorkloadSpec(RuledModel):
         default=None, description="Whether it saves when asked to stop. Null: once the job has shown that it can."
     )
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
-        default=None, description=f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null."
+        default=None,
+        description=f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null. A pause or a "
+        "preemption gives at least three times the duration of the last save.",
     )
     retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
         default=(), description="Exit codes that count as transient failures."

@@ -57,7 +57,7 @@ class ScriptSpec(PackagedSpec):
 
 
 class ContainerSpec(InitializedSpec):
-    """A container image that brings all that it needs. Only for a backend that runs images."""
+    """A container image that contains everything it needs. Only for a backend that runs images."""
 
     kind: Literal["container"]
     image: Image = Field(description="The container image.")

@@ -57,7 +57,7 @@ _MAX_PROBLEMS = 100
 
 
 class TrainerSpec(WorkloadSpec):
-    """What training_config and data_config declare. Only needed to ship files, or to set what kinds have in common."""
+    """What training_config and data_config declare. Only needed to upload files, or to set the common fields."""
 
     kind: Literal["trainer"]
 
