@@ -46,11 +46,12 @@ class RealServer:
         with open(self._log_path, "a") as log:
             arguments = ["serve", "--port", "0", "--data-dir", str(self.directory), *self.arguments]
             env = {**inherited, **self.environment, **environment}
-            if not self.command:
+            # The dynamic linker reads its variables when a program is executed.
+            if not self.command and not any(name.startswith("LD_") for name in env):
                 self.process = ForkedCommand(arguments, env=env, stderr=log)
             else:
                 self.process = subprocess.Popen(
-                    [*self.command, *arguments],
+                    [*(self.command or (COMMAND,)), *arguments],
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import string
@@ -218,6 +219,7 @@ def control_for(job: Job) -> Control | None:
 _ALPHABET = string.digits + string.ascii_lowercase
 # Seeded once from the system: an id must be unique, not secret, and asking the kernel for each one costs time.
 _ids = random.Random(secrets.token_bytes(32))
+os.register_at_fork(after_in_child=lambda: _ids.seed(secrets.token_bytes(32)))  # or both would make the same ids
 
 
 def new_job_id() -> str:
