@@ -57,10 +57,8 @@ def field(key: str, default: Any = None, default_factory: Any = None, **options:
     """A dataclass field with the value of a key such as `optimizer/lr`; required if it has no default."""
     if default is not None and default_factory is not None:
         raise ValueError(f"{key}: give a default or a default_factory, not both")
-    if default is not None:
-        options["default"] = default
-    elif default_factory is not None:
-        options["default_factory"] = default_factory
+    given = {"default": default, "default_factory": default_factory}
+    options |= {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(metadata={KEY: key}, **options)
 
 
@@ -80,12 +78,7 @@ def current_config() -> Any:
 
 
 def configure(kind: Any) -> Any:
-    """Make a dataclass (or a Flax module) with values from the current configuration.
-
-    Raises:
-        RuntimeError: there is no current configuration.
-        ConfigurationError: a value is missing or invalid.
-    """
+    """Make a dataclass (or a Flax module) with values from the current configuration, which there must be."""
     config = current_config()
     if config is None:
         raise RuntimeError(f"{kind.__name__} takes its values from a configuration: use `with configuration(...):`")
@@ -130,11 +123,7 @@ def defaults(kinds: Sequence[Any]) -> dict[str, Any]:
 
 
 def completed(kinds: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A document completed with the defaults of some dataclasses.
-
-    Raises:
-        ConfigurationError: a key is unknown.
-    """
+    """A document completed with the defaults of some dataclasses; raises ConfigurationError if a key is unknown."""
     base = defaults(kinds)
     if problems := list(_unknown(base, given, "")):
         raise ConfigurationError("\n".join(problems))

@@ -57,24 +57,11 @@ def write(tree: Mapping[str, Any], directory: Path, rank: int) -> dict[str, str]
     return write_small(tree, directory, f"rng-{rank}")
 
 
-def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = read_small(directory, f"rng-{rank}", digests=digests)
-    return found
-
-
-def file_of(rank: int) -> str:
-    """The file whose presence shows that a checkpoint has the state of a rank."""
-    return f"rng-{rank}.json"
+def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> Any:
+    return read_small(directory, f"rng-{rank}", digests=digests)
 
 
 KEY_FILE = "key.json"
-"""Holds the JAX key of a job class."""
-
-
-def first_key() -> Any:
-    import jax
-
-    return jax.random.PRNGKey(0)
 
 
 def key_files(key: Any) -> dict[str, str]:

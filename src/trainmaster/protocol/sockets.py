@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmaster.protocol.account_files import closing
+
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All IPv6 addresses assigned for use on the Internet."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -37,11 +39,7 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def resolve(host: str, port: int | None = None) -> dict[str, bool]:
-    """The addresses of a host, in the order in which to try them, and whether each is public.
-
-    Raises:
-        OSError, UnicodeError: the host has no address, or cannot be looked up.
-    """
+    """The addresses of a host, in the order in which to try them, and whether each is public; raises if it has none."""
     found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return {address: is_public(ipaddress.ip_address(address.partition("%")[0])) for address in found}
 
@@ -63,13 +61,9 @@ _UID_AT = _HEADER.size + 64
 def stranger_at(peer: Address, own: Address, uid: int | None) -> int | None:
     """The uid of an untrusted process that would receive what is sent over a loopback connection, or None.
 
-    Any user of a machine can listen on a free loopback port. Call this once connected and before sending anything. It
-    asks the kernel (`sock_diag(7)`) for one socket: reading all of `/proc/net/tcp` takes milliseconds.
-
-    Args:
-        peer: the address that was connected to; on another machine, the answer is None.
-        own: the local end of the connection.
-        uid: the user that the service runs as; None: this process's user. Root is always trusted.
+    Any user of a machine can listen on a free loopback port. Call this once connected, from `own` to `peer`, and before
+    sending anything. The service runs as `uid`, or as this process's user; root is always trusted. It asks the kernel
+    (`sock_diag(7)`) for one socket: reading all of `/proc/net/tcp` takes milliseconds.
     """
     if not ipaddress.ip_address(peer[0]).is_loopback:
         return None
@@ -96,8 +90,7 @@ def _uid_of(local: Address, remote: Address) -> int | None:
         kernel.sendto(header + body, (0, 0))
         answer = kernel.recv(4096)
         if _HEADER.unpack_from(answer)[1] == _SOCK_DIAG_BY_FAMILY:
-            uid: int = struct.unpack_from("=I", answer, _UID_AT)[0]
-            return uid
+            return int(struct.unpack_from("=I", answer, _UID_AT)[0])
     return None
 
 
@@ -112,11 +105,8 @@ def reachable(path: str | os.PathLike[str]) -> Iterator[str]:
     if len(os.fsencode(plain)) <= _LONGEST_SOCKET_PATH:
         yield plain
         return
-    directory = os.open(Path(plain).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(Path(plain).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         yield f"/proc/self/fd/{directory}/{Path(plain).name}"
-    finally:
-        os.close(directory)
 
 
 # Hints are datagrams that say "look now". They carry no state and may be lost; receivers also poll.
