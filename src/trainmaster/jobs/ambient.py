@@ -79,8 +79,7 @@ def current_config() -> Any:
 
 def configure(kind: Any) -> Any:
     """Make a dataclass (or a Flax module) with values from the current configuration, which there must be."""
-    config = current_config()
-    if config is None:
+    if (config := current_config()) is None:
         raise RuntimeError(f"{kind.__name__} takes its values from a configuration: use `with configuration(...):`")
     return _filled_in(kind, plain_config(config))
 
@@ -141,8 +140,7 @@ def known_part(document: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[s
 
 
 def opened(config: Any) -> Any:
-    omegaconf = _omegaconf()
-    if omegaconf is None:
+    if (omegaconf := _omegaconf()) is None:
         return config if isinstance(config, Section) else Section(config)
     if isinstance(config, omegaconf.DictConfig):
         return config
@@ -187,8 +185,7 @@ def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
         if _is_dataclass(annotation):
             values[each.name] = _filled_in(annotation, document)
             continue
-        key = each.metadata.get(KEY)
-        if key is None:
+        if (key := each.metadata.get(KEY)) is None:
             continue
         value = _at(document, key)
         if value is _ABSENT and _default(each) is not _ABSENT:

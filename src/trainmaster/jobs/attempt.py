@@ -61,8 +61,7 @@ class ControlReader:
             return
         self._next_look = now + LOOK_EVERY_S
         try:
-            document = read_document(Path(self._path))
-            if document is None:
+            if (document := read_document(Path(self._path))) is None:
                 return
             control = Control.from_json(document)
             written_at = os.stat(self._path).st_mtime

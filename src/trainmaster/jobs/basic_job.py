@@ -329,8 +329,7 @@ def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
             return known
         message = f"no job class is registered as {target!r}; name it as module:Class, or import what registers it"
         raise UnknownJobClassError(f"{message}; {suggestion(target, registered())}")
-    found = _attribute(sys.modules[place], qualified)
-    if found is None:
+    if (found := _attribute(sys.modules[place], qualified)) is None:
         there = [name for name, value in vars(sys.modules[place]).items() if _is_job(value)]
         raise UnknownJobClassError(f"{place} has no job class {qualified!r}; {suggestion(qualified, there)}")
     return found

@@ -74,7 +74,8 @@ class Loader:
         rel_path = check_path(rel_path)
         process = self._process
         problem: Exception | None = None
-        loaded = state = None
+        loaded: LoadedCheckpoint | None = None
+        state: Mapping[str, Any] | None = None
         try:
             manifest = required(self._root.manifest(rel_path), self._root.locate(rel_path))
             with self._root.fetch(rel_path, verify=False) as directory:
@@ -158,7 +159,7 @@ def _require_same_ranks(rel_path: str, manifest: Manifest, process: Process) -> 
 def _state(
     directory: Path, rel_path: str, manifest: Manifest, process: Process, digests: Mapping[str, str] | None
 ) -> Mapping[str, Any]:
-    if all(file.path != f"rng-{process.index}.json" for file in manifest.files):
+    if all(file.path != rng.file_of(process.index) for file in manifest.files):
         raise InexactResumeError(f"{rel_path} lacks the state of rank {process.index}'s random-number generators")
     return rng.read(directory, process.index, digests=digests)
 
@@ -251,8 +252,7 @@ def newest(root: Root, path: str) -> str | None:
 
 def pointed(root: Root, home: str, pointer: str) -> str | None:
     """The target of a job's pointer. If the latest one is gone, the newest takes its place."""
-    suffix = root.pointer(home, pointer)
-    if suffix is None:
+    if (suffix := root.pointer(home, pointer)) is None:
         return None
     place = f"{home}/{check_path(suffix)}"
     try:

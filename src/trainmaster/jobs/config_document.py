@@ -98,8 +98,7 @@ def from_yaml_value(text: str, name: str) -> Any:
 
 def from_yaml(text: str, name: str) -> dict[str, Any]:
     """Parse a YAML (or JSON) mapping; an empty text is an empty document. Raises ConfigurationError if it is none."""
-    document = from_yaml_value(text, name)
-    if document is None:
+    if (document := from_yaml_value(text, name)) is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigurationError(f"{name} holds no configuration: it should be keys with values")

@@ -61,6 +61,11 @@ def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None
     return read_small(directory, f"rng-{rank}", digests=digests)
 
 
+def file_of(rank: int) -> str:
+    """The file whose presence shows that a checkpoint has the state of a rank."""
+    return f"rng-{rank}.json"
+
+
 KEY_FILE = "key.json"
 
 

@@ -337,14 +337,19 @@ class ExecutionSpec(JobSpec):
         each process writes a file and should choose its own name. A mode that appends or updates works on the file
         directly.
         """
-        process, path = current_process(), self.result_path(name)
-        if main_process_only:
-            process.barrier(f"{self.path}:result:pre")
-        writes = process.index == 0 or not main_process_only
-        with _written(path, mode, encoding) if writes else contextlib.nullcontext() as file:
-            yield file
-        if main_process_only:
-            process.barrier(f"{self.path}:result:post")
+        process = current_process()
+        path = self.result_path(name)
+        if not main_process_only:
+            with _written(path, mode, encoding) as file:
+                yield file
+            return
+        process.barrier(f"{self.path}:result:pre")
+        if process.index == 0:
+            with _written(path, mode, encoding) as file:
+                yield file
+        else:
+            yield None
+        process.barrier(f"{self.path}:result:post")
 
 
 @contextlib.contextmanager

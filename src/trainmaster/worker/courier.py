@@ -203,8 +203,7 @@ class _Courier:
         self._uplink.disconnect()
         become_subreaper()
         courier = os.getpid()
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             return pid
         status = 1
         try:

@@ -170,8 +170,7 @@ class _ForkServer:
         """The answer; None if a child will send it."""
         try:
             request = json.loads(line)
-            operation = self._operations.get(request.pop("op"))
-            if operation is None:
+            if (operation := self._operations.get(request.pop("op"))) is None:
                 return {"error": "no such operation"}
             return operation(connection, **request)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -266,8 +266,7 @@ def _with_descendants(pid: int) -> list[SeenProcess]:
 
 
 def _process_view(pid: int) -> str:
-    command = _proc(pid, "cmdline").replace("\0", " ").strip()
-    if not command:
+    if not (command := _proc(pid, "cmdline").replace("\0", " ").strip()):
         return ""
     status = _status(pid)
     facts = [
@@ -297,7 +296,9 @@ def _proc(pid: int, name: str) -> str:
 
 
 def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return 0
 
 
 def _read_from(path: str, offset: int) -> str:

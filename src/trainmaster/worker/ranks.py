@@ -236,7 +236,8 @@ def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int
 def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user: User | None) -> Verdict:
     number = error.errno if isinstance(error, OSError) else None
     whose = f" by uid {user.uid}, as whom jobs of this account run" if user else ""
-    reason, exit_code = Reason.COMMAND_NOT_FOUND, None
+    reason = Reason.COMMAND_NOT_FOUND
+    exit_code: int | None = None
     match number:
         case errno.ENOENT:
             exit_code, problem = _EXIT_NOT_FOUND, "command not found, or its interpreter is missing"

@@ -194,8 +194,7 @@ def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str,
     named = [(f"{WORKSPACE}/{path}", place) for path, place in places.items()]
     if all(os.path.isdir(path) and os.path.isdir(place) and os.path.samefile(path, place) for path, place in named):
         return NO_WORKSPACE
-    why_not = _link(home / "workspace", places, user)
-    if why_not is None:
+    if (why_not := _link(home / "workspace", places, user)) is None:
         return NO_WORKSPACE
     # Paths that exist, of the machine's own or as a volume of the job, are meant as they are.
     missing = {path: place for path, place in places.items() if not os.path.lexists(f"{WORKSPACE}/{path}")}

@@ -111,8 +111,7 @@ class _Describing:
             raise TreeError(f"{_spell(path)}: a checkpoint cannot hold {error}") from error
         if described is not None:
             return self._array_node(value, described, path)
-        children = _children(value)
-        if children is None:
+        if (children := _children(value)) is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise TreeError(f"{_spell(path)}: a checkpoint cannot hold a {kind}")
         if id(value) in self._above:
@@ -169,8 +168,7 @@ class _Matching:
             return self._mismatch(node, template, path)
         if (described := self._array(template)) is not None:
             return self._like_array(node, template, described, path)
-        children = _children(template)
-        if children is None:
+        if (children := _children(template)) is None:
             kind = f"{type(template).__module__}.{type(template).__qualname__}"
             self.problems.append(f"{_spell(path)}: the template has a {kind}, which no checkpoint can hold")
             return lambda _: template
@@ -233,8 +231,7 @@ class _Matching:
     def _describe_template(self, template: Any) -> str:
         if (plain := _plain(template)) is not None:
             return _describe_node(plain)
-        described = self._array(template)
-        if described is None:
+        if (described := self._array(template)) is None:
             return f"a {_form(template)} of {len(_children(template) or ())}"
         return f"{described.kind} {described.dtype} {list(described.shape)}"
 
@@ -287,8 +284,7 @@ def _rebuilding(template: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
 
 def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
     """The children of a node that is registered with JAX; None for all else."""
-    jax = sys.modules.get("jax")
-    if jax is None:
+    if (jax := sys.modules.get("jax")) is None:
         return None
     flat, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda inner: inner is not value)
     if jax.tree_util.treedef_is_leaf(treedef):

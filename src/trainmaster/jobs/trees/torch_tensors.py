@@ -152,8 +152,7 @@ def sharded_part(name: str, value: DTensor) -> tuple[TensorEntry, torch.Tensor, 
         raise TypeError("a DTensor that is a partial sum: redistribute it first")
     if _spell(value.dtype) not in TYPES:
         raise TypeError(f"a DTensor of {value.dtype}")
-    coordinate = value.device_mesh.get_coordinate()
-    if coordinate is None:
+    if (coordinate := value.device_mesh.get_coordinate()) is None:
         return None
     copies = zip(coordinate, value.placements, strict=True)
     if any(position != 0 and isinstance(placement, Replicate) for position, placement in copies):
