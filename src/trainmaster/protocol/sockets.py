@@ -10,8 +10,6 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmaster.protocol.account_files import closing
-
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All IPv6 addresses assigned for use on the Internet."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -105,8 +103,11 @@ def reachable(path: str | os.PathLike[str]) -> Iterator[str]:
     if len(os.fsencode(plain)) <= _LONGEST_SOCKET_PATH:
         yield plain
         return
-    with closing(os.open(Path(plain).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+    directory = os.open(Path(plain).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         yield f"/proc/self/fd/{directory}/{Path(plain).name}"
+    finally:
+        os.close(directory)
 
 
 # Hints are datagrams that say "look now". They carry no state and may be lost; receivers also poll.
