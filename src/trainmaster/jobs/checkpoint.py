@@ -93,10 +93,7 @@ class Manifest:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Manifest:
-        """Read a manifest; fields that a newer version added are ignored.
-
-        Raises ValueError, KeyError or TypeError if this is no manifest, or names files outside the checkpoint.
-        """
+        """Read a manifest, without what a newer version added; ValueError, KeyError or TypeError if it is none."""
         known = {name: document[name] for name in Manifest.__dataclass_fields__ if name in document}
         known["files"] = tuple(
             ManifestFile(path=_inner(file["path"]), size=int(file["size"]), sha256=str(file["sha256"]))
@@ -168,10 +165,7 @@ def save_name(job_id: str, attempt: int) -> str:
 
 @contextlib.contextmanager
 def draft_directory(parent: Path, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
-    """Make a temporary directory in `parent`, which is removed at the end of the block unless it was renamed.
-
-    It is locked meanwhile, so that others can tell it from the draft of a dead process.
-    """
+    """A new directory in `parent`, locked while the block lasts, and removed at its end unless it was renamed."""
     parent.mkdir(parents=True, exist_ok=True)
     # First: the disk may be full because of drafts that are removed here.
     _tidy(parent, job_id=job_id, attempt=attempt)
@@ -238,8 +232,7 @@ def describe(
 ) -> tuple[ManifestFile, ...]:
     """List the files of a draft with their sizes and digests, after flushing them to disk unless `flush` is false.
 
-    Files with known digests, by path, were hashed while they were written and are not read again. Raises ValueError if
-    the draft holds something other than plain files.
+    Files with known digests, by path, are not read again. Raises ValueError for anything but plain files.
     """
     files, directories = _contents(directory)
     known = known_digests or {}

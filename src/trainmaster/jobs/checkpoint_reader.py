@@ -1,7 +1,6 @@
-"""Finds checkpoints by path, and loads their trees, metadata and random-number generators.
+"""Finds checkpoints by path, those of theseus too, and loads their trees, metadata and random-number generators.
 
 A path means its newest save; `latest` and `best` are pointers. Everything that is read is compared with the manifest.
-Checkpoints of theseus are read, too.
 """
 
 from __future__ import annotations
@@ -217,8 +216,7 @@ _ANOTHER = re.compile(rf"(?P<name>.+){ANOTHER_SAVE}\d+(-\d+)?")
 def find(root: Root, path: str) -> str:
     """The place of the checkpoint that a path means: its newest save, or the target of a job's pointer.
 
-    Raises FileNotFoundError if nothing is committed there, and CorruptCheckpointError if a manifest cannot be read: the
-    newest save is unknown then.
+    Raises FileNotFoundError if nothing is committed there, and CorruptCheckpointError if the newest is unknown.
     """
     home, _, name = path.rpartition("/")
     if name in POINTERS and (place := pointed(root, home, name)) is not None:

@@ -56,11 +56,10 @@ class SavedCheckpoint(NamedTuple):
 
 
 class Saver(Loader):
-    """Saves and loads checkpoints of one job below one root.
+    """Saves and loads checkpoints of one job below one root; for one thread at a time.
 
-    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. One thread at
-    a time may use a saver. End it with `close` or a `with` block: a save that is under way when the interpreter ends is
-    lost.
+    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. End it with
+    `close` or a `with` block: a save that is under way when the interpreter ends is lost.
     """
 
     def __init__(

@@ -45,10 +45,7 @@ def shards(path: str | os.PathLike[str] | None = None) -> list[Shard]:
 def shard_files(
     rank: int | None = None, world_size: int | None = None, *, path: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """The files of a rank, for readers that take whole files; there may be fewer shards than ranks.
-
-    `rank`, `world_size` and `path` are by default RANK, WORLD_SIZE and DATASET_PATH.
-    """
+    """The files of a rank, by default this one, for readers of whole files; there may be fewer shards than ranks."""
     rank, world_size = _which(rank, world_size)
     return [shard.path for shard in shards(path)[rank::world_size]]
 

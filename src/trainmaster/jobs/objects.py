@@ -1,8 +1,4 @@
-"""Files on an S3 object store, by obstore, which is imported on use.
-
-The usual variables configure the store: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
-AWS_ENDPOINT_URL.
-"""
+"""Files on an S3 object store, configured by the usual variables (AWS_*), by obstore, which is imported on use."""
 
 from __future__ import annotations
 

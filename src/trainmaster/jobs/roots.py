@@ -43,8 +43,7 @@ class Root(Protocol):
     ) -> AbstractContextManager[Path]:
         """A local directory to write a checkpoint into, which is removed afterwards unless it was committed.
 
-        Leftovers of dead saves near `rel_path` are removed first. Raises OSError with ENOSPC, before anything is
-        written, when there is less space than `expected_bytes`.
+        Leftovers of dead saves nearby are removed first. Raises OSError if there is no space for `expected_bytes`.
         """
 
     def commit(
@@ -69,8 +68,7 @@ class Root(Protocol):
     def read(self, rel_path: str, name: str) -> bytes:
         """Read one file of a committed checkpoint, and compare it with the manifest.
 
-        Raises FileNotFoundError if there is no such checkpoint or file, and CorruptCheckpointError if it differs. So do
-        `verify` and `fetch`.
+        Like `verify` and `fetch`, raises FileNotFoundError if there is none, and CorruptCheckpointError if it differs.
         """
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:

@@ -184,8 +184,7 @@ _PROBLEMS = (RunError, ObjectStoreError, AccessRefusedError)
 def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
     """Run a job class to its end, from its latest checkpoint if it has one, with its files on a cluster.
 
-    `shows_progress` prints a line of metrics every now and then. Raises RunError if it cannot be run like this, and
-    ObjectStoreError if the store of its checkpoints is unreachable, or refuses.
+    Raises RunError if it cannot be run like this, and ObjectStoreError if the store of its checkpoints refuses.
     """
     try:
         cls = job_class(request.target, module=request.module)

@@ -70,10 +70,7 @@ class Uplink:
         self._closed = threading.Event()
 
     def ask(self, method: str, path: str, *, document: object = None, data: bytes | None = None) -> Any:
-        """The `data` of the answer, however long the server is away; raises ClosedError once `close` was called.
-
-        Raises AttemptRefusedError if the attempt is not wanted, and StreamGapError for bytes beyond a stream's end.
-        """
+        """The `data` of the answer, however long the server is away, unless it refuses or `close` was called."""
         body = json.dumps(document).encode() if document is not None else data
         content_type = "application/json" if data is None else "application/octet-stream"
         return self._persist(lambda: self._ask_once(method, path, body, content_type))

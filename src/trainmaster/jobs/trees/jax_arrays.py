@@ -26,10 +26,7 @@ def describe(value: object) -> Described | None:
 
 
 def start(arrays: Mapping[str, Any], directory: Path) -> Callable[[], None]:
-    """Begin to save arrays, which may be donated or deleted afterwards; call the result to wait for the files.
-
-    Collective where there are several processes: each writes its part.
-    """
+    """Begin to save arrays, each process its part; they may be deleted now. Call the result to wait for the files."""
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     plain = {name: _plain(value) for name, value in arrays.items()}
     checkpointer.save((directory / DIRECTORY).absolute(), args=ocp.args.PyTreeSave(plain))

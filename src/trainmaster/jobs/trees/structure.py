@@ -75,10 +75,9 @@ def describe(tree: object, array: Describe) -> tuple[Node, list[Leaf]]:
 
 
 def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[WantedArray], Build]:
-    """List the arrays to read, and return a function that makes the tree of them.
+    """List the arrays to read, and return a function that makes the tree of them; TreeError lists what does not fit.
 
-    With `partial`, ignore what the template lacks, and keep the template's value where nothing fits; otherwise raise
-    TreeError, which lists what is missing, unexpected or different.
+    With `partial`, ignore what the template lacks, and keep the template's value where nothing fits.
     """
     matching = _Matching(array, partial=partial)
     build = matching.build(document, template, ())
