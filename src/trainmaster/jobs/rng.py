@@ -57,8 +57,9 @@ def write(tree: Mapping[str, Any], directory: Path, rank: int) -> dict[str, str]
     return write_small(tree, directory, f"rng-{rank}")
 
 
-def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> Any:
-    return read_small(directory, f"rng-{rank}", digests=digests)
+def read(directory: Path, rank: int, *, digests: Mapping[str, str] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = read_small(directory, f"rng-{rank}", digests=digests)
+    return found
 
 
 def file_of(rank: int) -> str:
