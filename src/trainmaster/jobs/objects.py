@@ -124,10 +124,9 @@ def put(place: ObjectPlace, key: str, data: bytes) -> None:
 
 
 def put_if(place: ObjectPlace, key: str, data: bytes, *, version: str | None) -> str | None:
-    """Write a small object if there is none, or if it still has this version; returns the new version.
+    """Write a small object if there is none, or if it still has this version; returns the new version, else None.
 
-    None if the condition failed. A request whose answer got lost is sent again, so the object may be this one even
-    then: read it to find out.
+    A request whose answer got lost is sent again, and may be refused because of itself: read the object to find out.
     """
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
