@@ -303,7 +303,10 @@ class Registrar:
     def _register(self, place: str, pointers: Collection[str]) -> None:
         for name in pointers:
             self._point(place, name)
-        saved, is_best = self._saved.get(place), BEST in pointers
+        self._report(place, is_best=BEST in pointers)
+
+    def _report(self, place: str, *, is_best: bool) -> None:
+        saved = self._saved.get(place)
         if saved is not None and self._reported.get(place) not in (True, is_best):
             self._reported[place] = is_best
             report.reporter.committed(saved.manifest, self._root.locate(place), took_s=saved.took_s, is_best=is_best)
