@@ -57,10 +57,8 @@ def field(key: str, default: Any = None, default_factory: Any = None, **options:
     """A dataclass field with the value of a key such as `optimizer/lr`; required if it has no default."""
     if default is not None and default_factory is not None:
         raise ValueError(f"{key}: give a default or a default_factory, not both")
-    if default is not None:
-        options["default"] = default
-    elif default_factory is not None:
-        options["default_factory"] = default_factory
+    given = {"default": default, "default_factory": default_factory}
+    options |= {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(metadata={KEY: key}, **options)
 
 
@@ -80,14 +78,8 @@ def current_config() -> Any:
 
 
 def configure(kind: Any) -> Any:
-    """Make a dataclass (or a Flax module) with values from the current configuration.
-
-    Raises:
-        RuntimeError: there is no current configuration.
-        ConfigurationError: a value is missing or invalid.
-    """
-    config = current_config()
-    if config is None:
+    """Make a dataclass (or a Flax module) with values from the current configuration, which there must be."""
+    if (config := current_config()) is None:
         raise RuntimeError(f"{kind.__name__} takes its values from a configuration: use `with configuration(...):`")
     return _filled_in(kind, plain_config(config))
 
@@ -130,11 +122,7 @@ def defaults(kinds: Sequence[Any]) -> dict[str, Any]:
 
 
 def completed(kinds: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A document completed with the defaults of some dataclasses.
-
-    Raises:
-        ConfigurationError: a key is unknown.
-    """
+    """A document completed with the defaults of some dataclasses; raises ConfigurationError if a key is unknown."""
     base = defaults(kinds)
     if problems := list(_unknown(base, given, "")):
         raise ConfigurationError("\n".join(problems))
@@ -152,8 +140,7 @@ def known_part(document: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[s
 
 
 def opened(config: Any) -> Any:
-    omegaconf = _omegaconf()
-    if omegaconf is None:
+    if (omegaconf := _omegaconf()) is None:
         return config if isinstance(config, Section) else Section(config)
     if isinstance(config, omegaconf.DictConfig):
         return config
@@ -198,8 +185,7 @@ def _filled_in(kind: Any, document: Mapping[str, Any]) -> Any:
         if _is_dataclass(annotation):
             values[each.name] = _filled_in(annotation, document)
             continue
-        key = each.metadata.get(KEY)
-        if key is None:
+        if (key := each.metadata.get(KEY)) is None:
             continue
         value = _at(document, key)
         if value is _ABSENT and _default(each) is not _ABSENT:

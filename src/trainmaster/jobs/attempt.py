@@ -35,10 +35,7 @@ class Stop:
 
 
 class ControlReader:
-    """Reads the server's requests from the control file; cheap enough for every step. Not thread-safe.
-
-    Without a path there are never any.
-    """
+    """Reads the server's requests from the control file, if any; cheap enough for every step. Not thread-safe."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -64,8 +61,7 @@ class ControlReader:
             return
         self._next_look = now + LOOK_EVERY_S
         try:
-            document = read_document(Path(self._path))
-            if document is None:
+            if (document := read_document(Path(self._path))) is None:
                 return
             control = Control.from_json(document)
             written_at = os.stat(self._path).st_mtime
@@ -92,13 +88,9 @@ class NotOwnerError(RuntimeError):
 
 
 def require_ownership(environ: Mapping[str, str]) -> None:
-    """Check that this attempt owns its job, before a commit; outside a job nothing is checked.
+    """Raise NotOwnerError unless this attempt owns its job, before a commit; outside a job nothing is checked.
 
     If the owner is asked for over HTTP and the server is unreachable, this waits: unknown is not owned.
-
-    Raises:
-        NotOwnerError: another attempt owns the job, or the job is gone.
-        OSError: the owner file cannot be read.
     """
     if url := environ.get(environment.OWNER_URL):
         owned = _ask_server(url, _token(environ), environ.get(environment.CA))
@@ -148,10 +140,7 @@ def _ask_server(url: str, token: str, ca: str | None) -> bool:
 
 
 class RecordStream:
-    """A rank's stream on disk: one JSON object per line. Without a path, records are dropped.
-
-    The descriptor stays open. With O_APPEND, a forked child also appends whole lines.
-    """
+    """A rank's stream on disk, one JSON object a line, also from forked children. Without a path, all is dropped."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -159,11 +148,7 @@ class RecordStream:
         self._torn = False
 
     def append(self, record: Mapping[str, Any], *, sync: bool = False) -> None:
-        """Append a record with the current time in a single write.
-
-        Raises:
-            OSError: the record was not written, or not completely.
-        """
+        """Append a record with the current time in a single write; raises OSError if not all of it was written."""
         if self._path is None:
             return
         if self._descriptor is None:

@@ -41,14 +41,10 @@ class _BaseJob(ABC):
 
 
 class BasicJob(_BaseJob, Generic[C]):
-    """A job that runs once on every process.
+    """A job that runs once on every process; `config` is a `C`, or plain keys and values over the defaults of `C`.
 
     A class may use the current configuration instead of a given one (see `ambient.py`): it declares its dataclasses by
     a class method `config`, and its `__init__` takes the spec alone.
-
-    Args:
-        spec: the job's identity and hardware.
-        config: its configuration, as a `C` or as plain keys and values; by default, the defaults of `C`.
     """
 
     tracker: str = NONE
@@ -108,11 +104,7 @@ class BasicJob(_BaseJob, Generic[C]):
             wandb.finish()
 
     def __call__(self) -> None:
-        """Run the job unless it is done; return when all processes have finished and everything is saved.
-
-        Raises:
-            SystemExit: it stopped on request; the exit code says so.
-        """
+        """Run the job unless it is done; returns, or exits if it was stopped, when all is saved on all processes."""
         with self._configured():
             self._run_once()
 
@@ -150,11 +142,7 @@ class BasicJob(_BaseJob, Generic[C]):
         return self._requests.stop
 
     def exit_if_stopped(self) -> None:
-        """Exit if the last check (`stop_requested` or `checkpoint_due`) found a stop; all processes do.
-
-        Raises:
-            SystemExit: after everything is saved, with the exit code of an obeyed stop.
-        """
+        """Exit, when all is saved, if `stop_requested` or `checkpoint_due` last found a stop; all processes do."""
         if self._requests.stop is not None:
             self._settle()
             self.process.barrier(f"{self.spec.path}:stop")
@@ -210,11 +198,7 @@ def make_job(cls: type[JobT], spec: ExecutionSpec, config: Any) -> JobT:
 
 
 def completed_document(cls: type[BasicJob[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a class as a plain document: the given values and defaults.
-
-    Raises:
-        ConfigurationError: a key is unknown, or a value is missing or invalid.
-    """
+    """The whole configuration of a class as a plain document; raises ConfigurationError if a value does not fit."""
     if ambient.declares(cls):
         return ambient.completed(ambient.declared(cls), given)
     return plain(typed(config_type(cls), given))
@@ -241,10 +225,7 @@ _SIGNALS: Mapping[int, Callable[[int, FrameType | None], Any] | signal.Handlers]
 
 
 class StopRequests:
-    """Requests to save or to stop, by the server or by a signal; the same on every rank.
-
-    `look` is collective; nothing changes between two looks.
-    """
+    """Requests to save or to stop, by the server or by a signal; the same on every rank, and only changed by `look`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -253,7 +234,7 @@ class StopRequests:
         """The stop that all ranks agreed on."""
 
     def look(self) -> bool:
-        """Check for requests; returns whether to save, with or without a stop."""
+        """Check for requests, on all ranks; returns whether to save, with or without a stop."""
         stop = report.stop_requested()
         if stop is None and self._signalled:
             stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
@@ -274,8 +255,7 @@ class StopRequests:
     def signals(self) -> Iterator[None]:
         """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
 
-        Inside a job of a server signals are left alone: requests come by the control file there, and SIGTERM ends the
-        process.
+        Not inside a job of a server: requests come by the control file there, and SIGTERM ends the process.
         """
         owned = [number for number, default in _SIGNALS.items() if signal.getsignal(number) is default]
         if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
@@ -307,11 +287,7 @@ class UnknownJobClassError(LookupError):
 
 
 def job(name: str) -> Callable[[JobClassT], JobClassT]:
-    """Register a job class under a name that stays when the class moves to another module.
-
-    Raises:
-        ValueError: the name is taken, or has a colon.
-    """
+    """Register a job class under a name, without a colon, that stays when the class moves to another module."""
     if not name or ":" in name:
         raise ValueError(f"{name!r} is no name for a job class: it is text without a colon")
 
@@ -344,11 +320,7 @@ def known_class(name: str) -> type[BasicJob[Any]] | None:
 
 
 def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
-    """Import the class `module:Class`, or find a registered name after importing `module`.
-
-    Raises:
-        UnknownJobClassError: there is no such module, or it has no such job class.
-    """
+    """Import the class `module:Class`, or find a registered name after importing `module`."""
     place, _, qualified = target.rpartition(":")
     for name in filter(None, (module, place)):
         _import(name)
@@ -357,8 +329,7 @@ def job_class(target: str, *, module: str | None = None) -> type[BasicJob[Any]]:
             return known
         message = f"no job class is registered as {target!r}; name it as module:Class, or import what registers it"
         raise UnknownJobClassError(f"{message}; {suggestion(target, registered())}")
-    found = _attribute(sys.modules[place], qualified)
-    if found is None:
+    if (found := _attribute(sys.modules[place], qualified)) is None:
         there = [name for name, value in vars(sys.modules[place]).items() if _is_job(value)]
         raise UnknownJobClassError(f"{place} has no job class {qualified!r}; {suggestion(qualified, there)}")
     return found

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainmaster.protocol.account_files import closing
+
 MANIFEST = "manifest.json"
 """Written last into a checkpoint; no other file at its top may have this name."""
 MAX_MANIFEST_BYTES = 64 << 20
@@ -78,9 +80,8 @@ class Manifest:
 
     def file(self, path: str) -> ManifestFile:
         """Raises FileNotFoundError if the checkpoint has no such file."""
-        for file in self.files:
-            if file.path == path:
-                return file
+        if (found := next((file for file in self.files if file.path == path), None)) is not None:
+            return found
         raise FileNotFoundError(f"the checkpoint {self.checkpoint_id} has no file {path}")
 
     @property
@@ -92,11 +93,7 @@ class Manifest:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Manifest:
-        """Read a manifest; fields that a newer version added are ignored.
-
-        Raises:
-            ValueError, KeyError, TypeError: this is no manifest, or it names files outside the checkpoint.
-        """
+        """Read a manifest, without what a newer version added; ValueError, KeyError or TypeError if it is none."""
         known = {name: document[name] for name in Manifest.__dataclass_fields__ if name in document}
         known["files"] = tuple(
             ManifestFile(path=_inner(file["path"]), size=int(file["size"]), sha256=str(file["sha256"]))
@@ -108,11 +105,7 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Manifest:
-        """Read a stored manifest; `where` is for the error message.
-
-        Raises:
-            CorruptCheckpointError: this is no manifest.
-        """
+        """Read a stored manifest; raises CorruptCheckpointError if this is none. `where` is for the message."""
         try:
             return Manifest.from_json(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -143,20 +136,14 @@ def committed(directory: str | os.PathLike[str]) -> bool:
 
 
 def verify(directory: str | os.PathLike[str], *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-    """Read every file of a committed checkpoint and compare it with the manifest.
+    """Compare every file of a committed checkpoint with the manifest; CorruptCheckpointError names one that differs.
 
-    Args:
-        directory: the checkpoint.
-        on_bytes: called with the number of bytes read since the last call; from several threads.
-
-    Raises:
-        CorruptCheckpointError: names the first file that is missing or differs.
+    `on_bytes` is called with the number of bytes read since the last call, from several threads.
     """
     path = Path(directory)
     manifest = read_manifest(path)
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
-        for _ in pool.map(lambda file: _compare(path / manifest.data, file, on_bytes), manifest.files):
-            pass
+        list(pool.map(lambda file: _compare(path / manifest.data, file, on_bytes), manifest.files))
     return manifest
 
 
@@ -178,13 +165,7 @@ def save_name(job_id: str, attempt: int) -> str:
 
 @contextlib.contextmanager
 def draft_directory(parent: Path, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
-    """Make a temporary directory in `parent`, which is removed at the end of the block unless it was renamed.
-
-    It is locked meanwhile, so that others can tell it from the draft of a dead process.
-
-    Raises:
-        OSError: with ENOSPC when there is less space than `expected_bytes`.
-    """
+    """A new directory in `parent`, locked while the block lasts, and removed at its end unless it was renamed."""
     parent.mkdir(parents=True, exist_ok=True)
     # First: the disk may be full because of drafts that are removed here.
     _tidy(parent, job_id=job_id, attempt=attempt)
@@ -223,13 +204,9 @@ def _make_draft(parent: Path, job_id: str, attempt: int) -> tuple[Path, int]:
 
 def remove_unless_locked(directory: Path) -> None:
     """Remove a directory that no living process has locked."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            if _try_lock(descriptor):
-                shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
+        if _try_lock(descriptor):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def is_at(path: Path, descriptor: int) -> bool:
@@ -255,10 +232,7 @@ def describe(
 ) -> tuple[ManifestFile, ...]:
     """List the files of a draft with their sizes and digests, after flushing them to disk unless `flush` is false.
 
-    Files with known digests, by path, were hashed while they were written and are not read again.
-
-    Raises:
-        ValueError: the draft holds something other than plain files.
+    Files with known digests, by path, are not read again. Raises ValueError for anything but plain files.
     """
     files, directories = _contents(directory)
     known = known_digests or {}
@@ -311,7 +285,6 @@ def _compare(directory: Path, expected: ManifestFile, on_bytes: Callable[[int], 
 
 
 def require_same(where: str, expected: ManifestFile, size: int, sha256: str) -> None:
-    """Raise CorruptCheckpointError if a file is not what was committed."""
     if (size, sha256) != (expected.size, expected.sha256):
         raise CorruptCheckpointError(
             f"{where}: {size} bytes with digest {sha256[:12]}…, "
@@ -320,11 +293,7 @@ def require_same(where: str, expected: ManifestFile, size: int, sha256: str) -> 
 
 
 def check_path(rel_path: str | os.PathLike[str], *, empty: bool = False) -> str:
-    """Normalize a path below a root.
-
-    Raises:
-        ValueError: it leaves the root, or has a part that begins with a dot: such names belong to the commit protocol.
-    """
+    """Normalize a path below a root; ValueError if it leaves that, or has a part with a dot first, as drafts have."""
     text = os.fspath(rel_path)
     parts = PurePosixPath(text).parts
     wrong = text.startswith("/") or any(part.startswith(".") or not part.isprintable() for part in parts)
@@ -347,11 +316,8 @@ def _size(count: int) -> str:
 
 def flush_path(path: str | Path) -> None:
     """Flush the bytes of a file, or the names in a directory, to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def flush_tree(directory: str | Path) -> None:

@@ -1,7 +1,6 @@
-"""Finds checkpoints by path, and loads their trees, metadata and random-number generators.
+"""Finds checkpoints by path, those of theseus too, and loads their trees, metadata and random-number generators.
 
 A path means its newest save; `latest` and `best` are pointers. Everything that is read is compared with the manifest.
-Checkpoints of theseus are read, too.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ class Loader:
         """Read a checkpoint.
 
         Args:
-            rel_path: its place below the root.
             template: a tree to be like: it gives types, shapes, devices and sharding.
             partial: restore only what the template has; where nothing that fits was saved, keep the template's value.
-            verify: whether what is read is compared with what was committed.
             exact: continue exactly as the training that saved it would have: restore the random-number generators of
                 this rank, and refuse a checkpoint that lacks them.
             needs: names at the top of the tree or of the metadata without which the checkpoint is refused.
@@ -70,8 +67,7 @@ class Loader:
         Raises:
             FileNotFoundError: nothing is committed there.
             CorruptCheckpointError: a file differs from what was committed, on any rank.
-            InexactResumeError: something that was asked for is missing; names it.
-            TreeError: the tree does not fit the template; names the paths.
+            InexactResumeError, TreeError: something that was asked for is missing, or does not fit; names it.
         """
         self.settle()
         rel_path = check_path(rel_path)
@@ -109,19 +105,11 @@ class Loader:
         return loaded
 
     def load_latest_good(
-        self,
-        template: Any = trees.ANYTHING,
-        *,
-        start: str | None = None,
-        needs: Sequence[str] = (),
+        self, template: Any = trees.ANYTHING, *, start: str | None = None, needs: Sequence[str] = ()
     ) -> tuple[str, LoadedCheckpoint]:
         """Read the newest checkpoint of this job that is not corrupt, as `load` does; returns its place, too.
 
-        With `start`, that is the first one to try, and newer ones are ignored.
-
-        Raises:
-            FileNotFoundError: nothing is committed.
-            CorruptCheckpointError: all are corrupt; this is the error of the newest.
+        With `start`, that is the first to try, and newer ones are ignored. If all are corrupt, raises the first error.
         """
         self.settle()
         # Listed once, by one process: others may see an older listing.
@@ -144,11 +132,7 @@ class Loader:
         raise problems[0]
 
     def load_rng(self, rel_path: str) -> Mapping[str, Any]:
-        """Read the state of this rank's random-number generators, for `rng.restore`.
-
-        Raises:
-            InexactResumeError: the checkpoint has none for this rank.
-        """
+        """Read the state of this rank's generators, for `rng.restore`; raises InexactResumeError if there is none."""
         rel_path = check_path(rel_path)
         manifest = required(self._root.manifest(rel_path), self._root.locate(rel_path))
         _require_same_ranks(rel_path, manifest, self._process)
@@ -214,8 +198,7 @@ def theseus_directory(root: Root, path: str) -> Path | None:
 
 
 def theseus_metadata(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / THESEUS_METADATA).read_text())
-    return found
+    return dict(json.loads((directory / THESEUS_METADATA).read_text()))
 
 
 def theseus_tree(directory: Path, template: Any, *, partial: bool) -> Any:
@@ -233,9 +216,7 @@ _ANOTHER = re.compile(rf"(?P<name>.+){ANOTHER_SAVE}\d+(-\d+)?")
 def find(root: Root, path: str) -> str:
     """The place of the checkpoint that a path means: its newest save, or the target of a job's pointer.
 
-    Raises:
-        FileNotFoundError: nothing is committed there.
-        CorruptCheckpointError: a manifest cannot be read, so the newest save is unknown.
+    Raises FileNotFoundError if nothing is committed there, and CorruptCheckpointError if the newest is unknown.
     """
     home, _, name = path.rpartition("/")
     if name in POINTERS and (place := pointed(root, home, name)) is not None:
@@ -258,20 +239,18 @@ def newest(root: Root, path: str) -> str | None:
         if each != name and not (another and another["name"] == name):
             continue
         place = f"{home}/{each}".lstrip("/")
-        manifest = root.manifest(place)
-        if manifest is None:
+        if (manifest := root.manifest(place)) is None:
             continue
-        if each == name or (manifest.saved_as or name) == name:
-            # A later save may be asked for by the name of its directory, which is no path that was saved to.
-            own = (manifest.saved_as or name) == name
+        own = (manifest.saved_as or name) == name
+        # A later save may be asked for by the name of its directory, which is no path that was saved to.
+        if own or each == name:
             saves.append((manifest.generation if own else 0, manifest.created_at, place))
     return max(saves)[2] if saves else None
 
 
 def pointed(root: Root, home: str, pointer: str) -> str | None:
     """The target of a job's pointer. If the latest one is gone, the newest takes its place."""
-    suffix = root.pointer(home, pointer)
-    if suffix is None:
+    if (suffix := root.pointer(home, pointer)) is None:
         return None
     place = f"{home}/{check_path(suffix)}"
     try:

@@ -56,11 +56,10 @@ class SavedCheckpoint(NamedTuple):
 
 
 class Saver(Loader):
-    """Saves and loads checkpoints of one job below one root.
+    """Saves and loads checkpoints of one job below one root; for one thread at a time.
 
-    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. One thread at
-    a time may use a saver. End it with `close` or a `with` block: a save that is under way when the interpreter ends is
-    lost.
+    With several processes, `save`, `wait` and the loads are collective: all call them, in the same order. End it with
+    `close` or a `with` block: a save that is under way when the interpreter ends is lost.
     """
 
     def __init__(
@@ -79,16 +78,13 @@ class Saver(Loader):
         """Prepare to save; nothing is written yet.
 
         Args:
-            root: the root of the checkpoints.
             process: this process among those that train together; by default it is alone.
             home: this job's directory below the root, which has its pointers, and in which `keep` counts.
             keep: how many checkpoints to keep; None for all. Where a server manages the root, it prunes instead.
-            reporter: the reporter to use; by default, that of this process.
             check_owner: called on process 0 right before a commit, which it prevents by raising; by default, the
                 reporter's.
             on_commit: called on process 0 after every commit; by default, the commit is reported to the server.
             staging_bytes: the most host memory that copies may take; a larger tree is copied in several steps.
-            timeout_s: how long to wait for the parts of other ranks.
         """
         super().__init__(
             root,
@@ -99,7 +95,7 @@ class Saver(Loader):
         )
         self._keep = keep
         self._check_owner = check_owner if check_owner is not None else self._reporter.require_ownership
-        self._on_commit = on_commit if on_commit is not None else self._report_commit
+        self._on_commit = on_commit
         self._prunes = self._reporter.job_id() is None or root.uri.startswith(S3_SCHEME)
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
@@ -131,24 +127,16 @@ class Saver(Loader):
     ) -> None:
         """Start to save; when this returns, the tree may be changed again.
 
+        Raises the error of the previous save if that failed; then this one did not start.
+
         Args:
             tree: what to save. Whole arrays and plain values are those of process 0.
             rel_path: the path below the root. A second save to the same path is committed beside the first, under
                 another name; see `SavedCheckpoint.rel_path`.
-            step: the step that training has reached.
-            epoch: the epoch that training has reached.
-            metrics: metrics of the checkpoint.
+            step, epoch: what training has reached.
             metadata: any JSON object, such as the position in the data.
             files: the contents of further files, by name.
             point: pointers in `home` to set to it after the commit, such as `latest`.
-            kind: for the manifest.
-            name: for the manifest.
-            attributes: for the manifest.
-
-        Raises:
-            TreeError: the tree holds something that cannot be saved; names its path.
-            TypeError, ValueError: the metadata is no JSON, or a file name is not allowed.
-            NotOwnerError, OSError, SaveError: the previous save failed; this one did not start.
         """
         self.wait()
         began = time.monotonic()
@@ -199,7 +187,10 @@ class Saver(Loader):
                 saved = SavedCheckpoint(place, committed, time.monotonic() - began)
                 for name in point:
                     self._root.point(self._home, name, place.removeprefix(f"{self._home}/"))
-                self._on_commit(saved)
+                if self._on_commit is not None:
+                    self._on_commit(saved)
+                else:
+                    self._reporter.committed(committed, self._root.locate(place), took_s=saved.took_s)
                 self._prune()
                 self._saved = saved
 
@@ -216,11 +207,7 @@ class Saver(Loader):
             thread.join()
 
     def wait(self) -> SavedCheckpoint | None:
-        """Wait until nothing is under way; returns what was saved since the last wait, if anything.
-
-        Raises:
-            NotOwnerError, OSError, SaveError: the save failed.
-        """
+        """Wait until nothing is under way; returns what was saved since the last wait, if anything, or raises."""
         if not self._pending:
             return None
         if self._thread is not None:
@@ -270,9 +257,6 @@ class Saver(Loader):
         self._thread, self._pending = threading.Thread(target=run, name="checkpoint"), True
         self._thread.start()
 
-    def _report_commit(self, saved: SavedCheckpoint) -> None:
-        self._reporter.committed(saved.manifest, self._root.locate(saved.rel_path), took_s=saved.took_s)
-
     def _prune(self) -> None:
         if not self._keep or not self._prunes:
             return
@@ -313,17 +297,11 @@ def to_remove(
     pinned: Collection[str] = (),
     in_flight: Collection[str] = (),
 ) -> list[str]:
-    """The checkpoints to remove, the oldest first: those beyond `limit` that nobody may still need.
+    """The checkpoints to remove, of those that are committed, the oldest first: those beyond `limit` that nobody needs.
 
     The newest always stays: a resume starts from it. So does the one before it while a save is in flight, since that
-    may fail and the newest may turn out to be corrupt.
-
-    Args:
-        checkpoints: those that are committed, the oldest first.
-        limit: how many to keep beside those below; None or 0 for all.
-        best: is never removed, and does not count unless it is the newest.
-        pinned: are never removed, and do not count.
-        in_flight: likewise; being written or read right now.
+    may fail and the newest may turn out to be corrupt. `best` is never removed, and does not count unless it is the
+    newest. Neither are those `pinned` or `in_flight`, which are being written or read right now.
     """
     if not limit or limit < 0:
         return []

@@ -66,7 +66,9 @@ class CheckpointedJob(BasicJob[C]):
     def key(self) -> Any:
         """A JAX key for this job to split, the same on every process; saved and restored with its checkpoints."""
         if self._key is None:
-            self._key = rng.first_key()
+            import jax
+
+            self._key = jax.random.PRNGKey(0)
         return self._key
 
     @key.setter
@@ -107,14 +109,12 @@ class CheckpointedJob(BasicJob[C]):
         generators: with `elastic`, another number leaves them alone.
 
         Args:
-            rel_path: the checkpoint below the root.
             template_tree: shapes, types, devices and sharding of the tree.
             partial: load only what the template has and what fits (such as the weights of a checkpoint without its
                 optimizer); the rest stays as in the template.
 
         Raises:
-            FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: a file is not what was committed.
+            FileNotFoundError, CorruptCheckpointError: nothing is committed there, or not what is there now.
             InexactResumeError: it is this job's own, another number of processes saved it, and `elastic` is not set.
             TreeError: the tree does not fit the template.
         """
@@ -151,16 +151,12 @@ class CheckpointedJob(BasicJob[C]):
 
         Args:
             rel_path: the path of the checkpoint. Earlier saves to it stay until retention removes them. A save to this
-                job's suffix `best` becomes its best checkpoint.
+                job's suffix `best` becomes its best checkpoint; none can be saved to `latest`, which is a pointer.
             tree: nested mappings and sequences of arrays of numpy, torch or JAX, and plain values.
             metadata: any JSON object.
             step: the step; by default `metadata["step"]` or `metadata["steps"]`, if present.
-            epoch: the epoch.
-            metrics: metrics of the checkpoint.
 
         Raises:
-            ValueError: this is no path below the root, or one of its parts is `latest`, which is a pointer.
-            TypeError: the metadata is no JSON.
             TreeError: the tree holds something that cannot be saved.
             NotOwnerError, OSError, SaveError: the previous save failed.
         """
@@ -211,18 +207,14 @@ class CheckpointedJob(BasicJob[C]):
         place = self._find(rel_path)
         if (directory := self._theseus_directory(place)) is not None:
             return checkpoint_reader.theseus_metadata(directory)
-        metadata: dict[str, Any] = json.loads(self.root.read(place, METADATA))
-        return metadata
+        return dict(json.loads(self.root.read(place, METADATA)))
 
     def get_metadata(self, suffix: str | os.PathLike[str]) -> dict[str, Any]:
         """Read the metadata of one of this job's own checkpoints."""
         return self.get_metadata_from_path(self._own(suffix))
 
     def checkpoint_due(self, step: int, every: int = 0) -> bool:
-        """Whether to save now: every `every` steps, on request, and before a stop.
-
-        Collective: all processes ask at the same step.
-        """
+        """Whether to save now: every `every` steps, on request, before a stop. All processes ask at the same step."""
         wanted = self._requests.look()
         return wanted or bool(every and step % every == 0)
 
@@ -262,10 +254,7 @@ class CheckpointedJob(BasicJob[C]):
 
 
 class Registrar:
-    """Registers checkpoints of a job class on process 0: sets pointers to them and reports them to the server.
-
-    A checkpoint that is still being written is registered when it is committed.
-    """
+    """Registers checkpoints of a job class on process 0: sets pointers to them and reports them to the server."""
 
     def __init__(self, root: Root, home: str) -> None:
         self._root = root
@@ -275,8 +264,7 @@ class Registrar:
         self._pointers: set[str] = set()
         self._is_best = False
         """Whether the save that is under way becomes the best one, registered or not."""
-        self._saved: dict[str, SavedCheckpoint] = {}
-        """Commits of this process, by place."""
+        self._saved: dict[str, SavedCheckpoint] = {}  # by place
         self._reported: dict[str, bool] = {}
         """Places that were reported to the server, and whether as the best."""
         self.lock: Lock | None = None
@@ -289,12 +277,7 @@ class Registrar:
             self._is_best = path == f"{self._home}/{BEST}"
 
     def register(self, path: str, pointers: Collection[str]) -> None:
-        """Set pointers to a checkpoint: now, or when the save to this path that is under way is committed.
-
-        Raises:
-            FileNotFoundError: nothing is committed there, and no save is under way.
-            OSError: a pointer could not be set, or the report could not be written.
-        """
+        """Set pointers to a checkpoint: now, or when the save to this path that is under way is committed."""
         with self._mutex:
             if path == self._saving:
                 self._pointers |= set(pointers)
@@ -308,10 +291,7 @@ class Registrar:
         report.reporter.require_ownership()
 
     def on_commit(self, saved: SavedCheckpoint) -> None:
-        """Set the pointers that waited for this commit.
-
-        Only registered checkpoints are reported to the server, since a new attempt continues from those.
-        """
+        """Set the pointers that waited for this commit; only then report it, since a new attempt continues from it."""
         with self._mutex:
             self._saved[saved.rel_path] = saved
             self._saving = None

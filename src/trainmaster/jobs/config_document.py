@@ -1,7 +1,4 @@
-"""A job class's configuration: from YAML and `key=value` to the typed `C` of `BasicJob[C]`, and back.
-
-`C` is a dataclass or a pydantic model. A job class without one has a plain dictionary.
-"""
+"""A job class's configuration: from YAML and `key=value` to the typed `C` of `BasicJob[C]`, if any, and back."""
 
 from __future__ import annotations
 
@@ -27,11 +24,7 @@ class ConfigurationError(ValueError):
 
 
 def typed(kind: type[C], document: Mapping[str, Any]) -> C:
-    """Convert a plain document to the class that a job declares.
-
-    Raises:
-        ConfigurationError: a key is unknown, or a value is missing or invalid.
-    """
+    """Convert a plain document to the class that a job declares; ConfigurationError names all that does not fit."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -52,9 +45,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def overlay_of(config: Any) -> dict[str, Any]:
-    """The values that a configuration sets over another: all keys of a mapping (or of OmegaConf), the fields that were
-    set in a pydantic model, all fields of a dataclass.
-    """
+    """The values that a configuration sets over another: those that were set in a pydantic model, else all."""
     from pydantic import BaseModel
 
     if (omegaconf := sys.modules.get("omegaconf")) is not None and isinstance(config, omegaconf.DictConfig):
@@ -84,9 +75,6 @@ def overridden(document: Mapping[str, Any], settings: Sequence[str]) -> dict[str
 
     >>> overridden({"optimizer": {"lr": 0.1}}, ["optimizer.lr=1e-3"])
     {'optimizer': {'lr': 0.001}}
-
-    Raises:
-        ConfigurationError: a setting has no `=`, or its value is no YAML.
     """
     result = dict(document)
     for setting in settings:
@@ -109,13 +97,8 @@ def from_yaml_value(text: str, name: str) -> Any:
 
 
 def from_yaml(text: str, name: str) -> dict[str, Any]:
-    """Parse a YAML (or JSON) document; an empty text is an empty document.
-
-    Raises:
-        ConfigurationError: it is no YAML, or no mapping.
-    """
-    document = from_yaml_value(text, name)
-    if document is None:
+    """Parse a YAML (or JSON) mapping; an empty text is an empty document. Raises ConfigurationError if it is none."""
+    if (document := from_yaml_value(text, name)) is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigurationError(f"{name} holds no configuration: it should be keys with values")
@@ -136,11 +119,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def config_type(job_class: type) -> type:
-    """The `C` of a job class; `dict` when it declares none.
-
-    Raises:
-        TypeError: it is neither a dataclass nor a pydantic model.
-    """
+    """The `C` of a job class, a dataclass or a pydantic model (else TypeError); `dict` when it declares none."""
     for base in job_class.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             for argument in typing.get_args(generic):

@@ -33,14 +33,7 @@ class Shard:
 
 
 def shards(path: str | os.PathLike[str] | None = None) -> list[Shard]:
-    """All shards, in order.
-
-    Args:
-        path: their directory; by default DATASET_PATH.
-
-    Raises:
-        RuntimeError: there are none.
-    """
+    """All shards in a directory, by default DATASET_PATH, in order; raises RuntimeError if there are none."""
     directory = Path(path or os.environ.get(DATASET_PATH) or "")
     try:
         document = json.loads((directory / TABLE_FILE).read_bytes())
@@ -52,19 +45,12 @@ def shards(path: str | os.PathLike[str] | None = None) -> list[Shard]:
 def shard_files(
     rank: int | None = None, world_size: int | None = None, *, path: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """The files of a rank, for readers that take whole files; there may be fewer shards than ranks.
-
-    Args:
-        rank: by default RANK.
-        world_size: by default WORLD_SIZE.
-        path: the directory of the shards; by default DATASET_PATH.
-    """
+    """The files of a rank, by default this one, for readers of whole files; there may be fewer shards than ranks."""
     rank, world_size = _which(rank, world_size)
     return [shard.path for shard in shards(path)[rank::world_size]]
 
 
 def schema(path: str | os.PathLike[str] | None = None) -> Schema:
-    """The schema of the table."""
     import pyarrow as pa
 
     with pa.memory_map(str(shards(path)[0].path)) as mapped:
@@ -76,10 +62,7 @@ def record_batches(
 ) -> Iterator[RecordBatch]:
     """The rows of a rank: consecutive rows of the table, at most one more than any other rank has.
 
-    Args:
-        rank: by default RANK.
-        world_size: by default WORLD_SIZE.
-        path: the directory of the shards; by default DATASET_PATH.
+    `rank`, `world_size` and `path` are by default RANK, WORLD_SIZE and DATASET_PATH.
     """
     rank, world_size = _which(rank, world_size)
     found = shards(path)

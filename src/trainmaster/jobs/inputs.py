@@ -36,17 +36,12 @@ def hyperparameters() -> dict[str, Any]:
 
 
 def prepared() -> dict[str, Any]:
-    """The paths of the job's model and data on this machine: `model_path`, `tokenizer_path` and, for each source,
-    `files`.
-
-    `model_path` is null if the script loads the model itself.
-    """
+    """The paths of the job's data and model: `files` of each source, `tokenizer_path`, and `model_path` or null."""
     return _read(environment.PREPARED_DIR, PREPARED_FILE)
 
 
 def _read(variable: str, name: str) -> dict[str, Any]:
-    directory = os.environ.get(variable)
-    if not directory:
+    if not (directory := os.environ.get(variable)):
         raise RuntimeError(f"there is no {name}: {variable} is not set, so this is no job with a training_config")
     try:
         return cast("dict[str, Any]", json.loads(Path(directory, name).read_bytes()))

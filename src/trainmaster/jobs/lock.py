@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainmaster.jobs import objects
+from trainmaster.protocol.account_files import closing
 
 LOOK_EVERY_S = 0.2
 EXPIRES_S = 60.0
@@ -41,14 +42,9 @@ class Lock:
 
 @contextlib.contextmanager
 def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[Lock]:
-    """Lock a file, which is created if missing and names the holder.
-
-    Raises:
-        LockedError: another process holds it, even after `wait_s`.
-    """
+    """Lock a file, made if missing, which names the holder; raises LockedError if it is held, even after `wait_s`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
+    with closing(os.open(path, os.O_RDWR | os.O_CREAT, 0o644)) as descriptor:
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -66,8 +62,6 @@ def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[Lock]:
             yield Lock()
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
 
 
 class ObjectLock(Lock):
@@ -132,11 +126,7 @@ class ObjectLock(Lock):
 
 @contextlib.contextmanager
 def object_lock(place: objects.ObjectPlace, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
-    """Lock by an object that names the holder.
-
-    Raises:
-        LockedError: another process holds it, even after `wait_s`.
-    """
+    """Lock by an object that names the holder; raises LockedError if it is held after `wait_s`."""
     lock = ObjectLock(place, key, owner)
     lock.take(time.monotonic() + wait_s)
     thread = threading.Thread(target=lock.renew, name="trainmaster-lock", daemon=True)

@@ -23,22 +23,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from trainmaster.jobs import objects
-from trainmaster.jobs.checkpoint import (
-    MANIFEST,
-    CorruptCheckpointError,
-    Manifest,
-    ManifestFile,
-    check_path,
-    describe,
-    draft_directory,
-    is_at,
-    remove_unless_locked,
-    require_same,
-    require_space,
-    required,
-    save_name,
-)
+from trainmaster.jobs import checkpoint, objects
+from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, ManifestFile, check_path
 from trainmaster.jobs.lock import Lock, object_lock
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.protocol import environment
@@ -54,8 +40,6 @@ _LOCK = ".lock"
 
 
 class ObjectRoot:
-    """A root `s3://bucket/prefix`."""
-
     def __init__(self, uri: str) -> None:
         self._place = objects.open_place(uri)
         self.uri = self._place.uri
@@ -70,7 +54,8 @@ class ObjectRoot:
             if self._is_committed(parent):
                 raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other checkpoint can be below it")
         self._tidy(above[0], job_id=job_id, attempt=attempt)
-        with draft_directory(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
+        made = checkpoint.draft_directory(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes)
+        with made as directory:
             yield directory
 
     def commit(
@@ -84,8 +69,8 @@ class ObjectRoot:
     ) -> Manifest:
         if self._is_committed(check_path(rel_path)):
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
-        files = describe(draft, known_digests=known_digests, flush=False)
-        data = f".data-{save_name(manifest.job_id, manifest.attempt)}"
+        files = checkpoint.describe(draft, known_digests=known_digests, flush=False)
+        data = f".data-{checkpoint.save_name(manifest.job_id, manifest.attempt)}"
         complete = replace(manifest, files=files, data=data)
         keys = {draft / file.path: self._key(rel_path, data, file.path) for file in files}
         try:
@@ -113,7 +98,7 @@ class ObjectRoot:
         file = manifest.file(name)
         with _missing_is_corrupt():
             data, _ = objects.get(self._place, self._key(rel_path, manifest.data, name))
-        require_same(f"{self.locate(rel_path)}/{name}", file, len(data), hashlib.sha256(data).hexdigest())
+        checkpoint.require_same(f"{self.locate(rel_path)}/{name}", file, len(data), hashlib.sha256(data).hexdigest())
         return data
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
@@ -122,7 +107,7 @@ class ObjectRoot:
         def compare(file: ManifestFile) -> None:
             with _missing_is_corrupt():
                 found = objects.digest(self._place, self._key(rel_path, manifest.data, file.path), on_bytes=on_bytes)
-            require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
+            checkpoint.require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
 
         objects.in_parallel(compare, manifest.files)
         return manifest
@@ -143,9 +128,9 @@ class ObjectRoot:
                 key = self._key(rel_path, manifest.data, file.path)
                 with _missing_is_corrupt():
                     found = objects.receive(self._place, key, directory / file.path, on_bytes=on_bytes)
-                require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
+                checkpoint.require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
 
-            require_space(directory, manifest.size_bytes)
+            checkpoint.require_space(directory, manifest.size_bytes)
             objects.in_parallel(receive, manifest.files)
             (directory / MANIFEST).write_bytes(replace(manifest, data="").to_bytes())
 
@@ -231,7 +216,7 @@ class ObjectRoot:
         return objects.head(self._place, self._key(rel_path, MANIFEST)) is not None
 
     def _require(self, rel_path: str) -> Manifest:
-        return required(self.manifest(rel_path), self.locate(rel_path))
+        return checkpoint.required(self.manifest(rel_path), self.locate(rel_path))
 
     def _key(self, *parts: str) -> str:
         path = PurePosixPath(self._place.key, *parts)
@@ -281,22 +266,21 @@ _FILES = "files"
 
 @contextlib.contextmanager
 def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
-    """A directory that `bring` fills, for reading. The last process that leaves removes it.
+    """A directory that `bring` fills, for reading; the last process that leaves removes it.
 
-    Of several processes that want the same `name`, one fills it and the others wait. Copies of dead processes are
-    removed.
+    Of several processes that want the same `name`, one fills it. Copies of dead processes are removed.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for entry in list(parent.iterdir()):
         if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:
-            remove_unless_locked(entry)
+            checkpoint.remove_unless_locked(entry)
     home = parent / f"{_COPY_PREFIX}{name}"
     descriptor = _enter(home, bring)
     try:
         yield home / _FILES
     finally:
         os.close(descriptor)
-        remove_unless_locked(home)
+        checkpoint.remove_unless_locked(home)
 
 
 def _enter(home: Path, bring: Callable[[Path], None]) -> int:
@@ -310,10 +294,10 @@ def _enter(home: Path, bring: Callable[[Path], None]) -> int:
         try:
             # Shared first: readers hold that lock for long, and must not be waited for.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if is_at(home, descriptor) and (home / _FILES).is_dir():
+            if checkpoint.is_at(home, descriptor) and (home / _FILES).is_dir():
                 return descriptor
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(home, descriptor) and not (home / _FILES).is_dir():
+            if checkpoint.is_at(home, descriptor) and not (home / _FILES).is_dir():
                 _fill(home, bring)
         except BaseException:
             os.close(descriptor)

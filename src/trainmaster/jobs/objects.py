@@ -1,8 +1,4 @@
-"""Files on an S3 object store, by obstore, which is imported on use.
-
-The usual variables configure the store: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
-AWS_ENDPOINT_URL.
-"""
+"""Files on an S3 object store, configured by the usual variables (AWS_*), by obstore, which is imported on use."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ _TIMEOUT = "180s"
 """Of one request: a piece takes longer only if nothing moves."""
 _CONNECT_TIMEOUT = "20s"
 _STORE_ERROR = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
-"""The store's own error code and message."""
 
 _REFUSALS = {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
 """Codes of a refused listing, which obstore raises as a generic error."""
@@ -74,12 +69,7 @@ Credentials = Callable[[], Mapping[str, Any]]
 
 
 def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
-    """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet.
-
-    Raises:
-        ImportError: obstore is not installed.
-        ValueError: this is no `s3://bucket/key`.
-    """
+    """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet."""
     bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
     if not uri.startswith(S3_SCHEME) or not bucket:
         raise ValueError(f"{uri}: the URI of an object is s3://bucket/key")
@@ -94,11 +84,7 @@ def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
         settings["endpoint"] = endpoint
     if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
         settings["region"] = "us-east-1"
-    options = {
-        "connect_timeout": _CONNECT_TIMEOUT,
-        "timeout": _TIMEOUT,
-        "allow_http": endpoint.startswith("http:"),
-    }
+    options = {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _TIMEOUT, "allow_http": endpoint.startswith("http:")}
     if credentials is not None:
         settings["credential_provider"] = credentials
     store = S3Store(bucket, client_options=options, **settings)  # type: ignore[arg-type]
@@ -107,72 +93,56 @@ def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
 
 def head(place: ObjectPlace, key: str) -> ObjectMeta | None:
     """The metadata of an object; None if there is none."""
-    import obstore
-
     with _translated(place, key), contextlib.suppress(FileNotFoundError):
-        return obstore.head(place.store, key)
+        return place.store.head(key)
     return None
 
 
 def listing(place: ObjectPlace, key: str) -> list[ObjectMeta]:
-    """All objects below a key."""
-    import obstore
-
     with _translated(place, key):
-        return [meta for batch in obstore.list(place.store, key or None) for meta in batch]
+        return [meta for batch in place.store.list(key or None) for meta in batch]
 
 
 def directories(place: ObjectPlace, key: str) -> list[str]:
     """The names directly below a key, up to the next slash."""
-    import obstore
-
     with _translated(place, key):
-        found = obstore.list_with_delimiter(place.store, key or None)
+        found = place.store.list_with_delimiter(key or None)
     return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
 
 
 def get(place: ObjectPlace, key: str) -> tuple[bytes, str]:
     """Read a small object and its version; raises FileNotFoundError if there is none."""
-    import obstore
-
     with _translated(place, key):
-        found = obstore.get(place.store, key)
+        found = place.store.get(key)
         return bytes(found.bytes()), found.meta["e_tag"] or ""
 
 
 def put(place: ObjectPlace, key: str, data: bytes) -> None:
     """Write a small object, replacing any other."""
-    import obstore
-
     with _translated(place, key):
-        obstore.put(place.store, key, data)
+        place.store.put(key, data)
 
 
 def put_if(place: ObjectPlace, key: str, data: bytes, *, version: str | None) -> str | None:
-    """Write a small object if there is none, or if it still has this version.
+    """Write a small object if there is none, or if it still has this version; returns the new version, else None.
 
-    Returns:
-        The new version; None if the condition failed. A request whose answer got lost is sent again, so the object may
-        be this one even then: read it to find out.
+    A request whose answer got lost is sent again, and may be refused because of itself: read the object to find out.
     """
-    import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     with _translated(place, key):
         try:
-            return obstore.put(place.store, key, data, mode={"e_tag": version} if version else "create")["e_tag"] or ""
+            return place.store.put(key, data, mode={"e_tag": version} if version else "create")["e_tag"] or ""
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             return None
 
 
 def delete(place: ObjectPlace, keys: Iterable[str]) -> None:
     """Remove objects; missing ones are no error."""
-    import obstore
-
     doomed = list(keys)
     with _translated(place, place.key), contextlib.suppress(FileNotFoundError):
         if doomed:
-            obstore.delete(place.store, doomed)
+            place.store.delete(doomed)
 
 
 def receive(place: ObjectPlace, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
@@ -215,18 +185,15 @@ def send_all(place: ObjectPlace, files: Mapping[Path, str]) -> None:
 def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Call a function for each item, several at a time; the first exception is raised, and the rest is not started."""
     with ThreadPoolExecutor(max_workers=_FILES_AT_ONCE) as pool:
-        for _ in pool.map(work, items):
-            pass
+        list(pool.map(work, items))
 
 
 def _digest(
     place: ObjectPlace, key: str, on_bytes: OnBytes | None, take: Callable[[memoryview], object]
 ) -> tuple[int, str]:
-    import obstore
-
     sha256 = hashlib.sha256()
     with _translated(place, key):
-        meta = obstore.head(place.store, key)
+        meta = place.store.head(key)
         for piece in _pieces(place, meta, 0, on_bytes):
             take(piece)
             sha256.update(piece)
@@ -235,22 +202,17 @@ def _digest(
 
 def _pieces(place: ObjectPlace, meta: ObjectMeta, start: int, on_bytes: OnBytes | None) -> Iterator[memoryview]:
     """Download an object in pieces, all of one version: another client may replace the object meanwhile."""
-    import obstore
-
     for begin in range(start, meta["size"], _PIECE):
         span = (begin, min(begin + _PIECE, meta["size"]))
-        found = obstore.get(place.store, meta["path"], options={"range": span, "if_match": meta["e_tag"]})
+        found = place.store.get(meta["path"], options={"range": span, "if_match": meta["e_tag"]})
         yield memoryview(found.bytes())
         if on_bytes is not None:
             on_bytes(span[1] - span[0])
 
 
 def _send(place: ObjectPlace, path: Path, key: str) -> None:
-    import obstore
-
     with _translated(place, key):
-        obstore.put(
-            place.store,
+        place.store.put(
             key,
             path,
             chunk_size=max(_PIECE, path.stat().st_size // _MAX_PIECES + 1),
@@ -271,10 +233,9 @@ def _translated(place: ObjectPlace, key: str) -> Iterator[None]:
     except BaseError as error:
         store_error = _STORE_ERROR.search(str(error))
         line = store_error.expand(r"\1: \2") if store_error else " ".join(str(error).partition("\n\n")[0].split())
-        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or (
-            store_error and store_error[1] in _REFUSALS
-        )
+        code = store_error[1] if store_error else ""
+        refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or code in _REFUSALS
         kind = AccessRefusedError if refused else ObjectStoreError
-        if store_error and store_error[1] == "NoSuchBucket":
+        if code == "NoSuchBucket":
             kind = NoSuchBucketError
         raise kind(f"{where}: {line[:500]}") from error

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -77,7 +78,7 @@ class TorchProcess:
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         import torch.distributed
 
-        self._distributed = torch.distributed
+        self._torch, self._distributed = torch, torch.distributed
         self.index: int = torch.distributed.get_rank()
         self.count: int = torch.distributed.get_world_size()
         self._timeout = datetime.timedelta(seconds=timeout_s)
@@ -99,91 +100,74 @@ class TorchProcess:
         return value
 
     def gather(self, value: bytes) -> list[bytes]:
-        import torch
-
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        self._distributed.all_gather(sizes, torch.tensor([len(value)]), group=self._group)
+        sizes = [self._torch.zeros(1, dtype=self._torch.int64) for _ in range(self.count)]
+        self._distributed.all_gather(sizes, self._torch.tensor([len(value)]), group=self._group)
         longest = max(1, *(int(size) for size in sizes))
-        padded = _tensor(value.ljust(longest, b"\0"))
-        into = [torch.empty_like(padded) for _ in range(self.count)] if self.index == 0 else None
+        padded = self._tensor(value.ljust(longest, b"\0"))
+        into = [self._torch.empty_like(padded) for _ in range(self.count)] if self.index == 0 else None
         self._distributed.gather(padded, into, dst=0, group=self._group)
         if into is None:
             return []
         return [bytes(tensor.tolist())[: int(size)] for tensor, size in zip(into, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        import torch
-
-        found = torch.tensor([int(flag)], dtype=torch.int32)
+        found = self._torch.tensor([int(flag)], dtype=self._torch.int32)
         self._distributed.all_reduce(found, self._distributed.ReduceOp.MAX, group=self._group)
         return bool(found.item())
 
     def _broadcast_bytes(self, data: bytes, name: str) -> bytes:
-        import torch
-
         try:
-            size = torch.tensor([len(data)])
+            size = self._torch.tensor([len(data)])
             self._distributed.broadcast(size, 0, group=self._group)
-            tensor = _tensor(data) if self.index == 0 else torch.empty(int(size), dtype=torch.uint8)
+            tensor = self._tensor(data) if self.index == 0 else self._torch.empty(int(size), dtype=self._torch.uint8)
             self._distributed.broadcast(tensor, 0, group=self._group)
         except RuntimeError as error:
             raise ProcessError(f"rank {self.index} received nothing at {name!r}: {error}") from error
         return bytes(tensor.tolist())
 
+    def _tensor(self, data: bytes) -> Any:
+        return self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
+
 
 class JaxProcess:
-    """A process of `jax.distributed`."""
-
     def __init__(self) -> None:
         import jax
+        import numpy
+        from jax.experimental import multihost_utils
 
+        self._numpy, self._messages = numpy, multihost_utils
         self.index: int = jax.process_index()
         self.count: int = jax.process_count()
 
     def barrier(self, name: str) -> None:
-        from jax.experimental import multihost_utils
-
         try:
-            multihost_utils.sync_global_devices(name)
+            self._messages.sync_global_devices(name)
         except (AssertionError, ValueError) as error:
             raise ProcessError(f"process {self.index} is at {name!r}: {error}") from error
 
     def broadcast(self, value: Any, name: str) -> Any:
-        import numpy
-        from jax.experimental import multihost_utils
-
         data = json.dumps([name, value]).encode() if self.index == 0 else b""
-        size = int(multihost_utils.broadcast_one_to_all(numpy.int32(len(data))))
-        padded = numpy.frombuffer(data.ljust(size, b"\0")[:size], dtype=numpy.uint8)
-        theirs, value = json.loads(bytes(numpy.asarray(multihost_utils.broadcast_one_to_all(padded))))
+        size = int(self._messages.broadcast_one_to_all(self._numpy.int32(len(data))))
+        padded = self._numpy.frombuffer(data.ljust(size, b"\0")[:size], dtype=self._numpy.uint8)
+        theirs, value = json.loads(bytes(self._numpy.asarray(self._messages.broadcast_one_to_all(padded))))
         if theirs != name:
             raise ProcessError(f"process {self.index} is at {name!r}, but process 0 is at {theirs!r}")
         return value
 
     def gather(self, value: bytes) -> list[bytes]:
-        import numpy
-        from jax.experimental import multihost_utils
-
-        sizes = multihost_utils.process_allgather(numpy.int32(len(value)))
-        padded = numpy.frombuffer(value.ljust(max(1, int(sizes.max())), b"\0"), dtype=numpy.uint8)
-        rows = multihost_utils.process_allgather(padded)
+        sizes = self._messages.process_allgather(self._numpy.int32(len(value)))
+        padded = self._numpy.frombuffer(value.ljust(max(1, int(sizes.max())), b"\0"), dtype=self._numpy.uint8)
+        rows = self._messages.process_allgather(padded)
         if self.index != 0:
             return []
         return [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
-        import numpy
-        from jax.experimental import multihost_utils
-
-        return bool(multihost_utils.process_allgather(numpy.asarray(flag)).any())
+        return bool(self._messages.process_allgather(self._numpy.asarray(flag)).any())
 
 
 def current_process() -> Process:
-    """This process among those that train together. The first call is collective; later ones return the same.
-
-    Raises:
-        ProcessError: the environment declares several ranks, but nothing connects them yet.
-    """
+    """This process among those that train together, which must be connected. The first call is collective."""
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return _torch_process(torch_distributed)
@@ -272,82 +256,65 @@ def _joined_by_torch() -> Iterator[None]:
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
     else:
         torch.distributed.init_process_group("gloo")
+    failed = False
     try:
         yield
     except Exception:
-        # On GPUs this may wait long for ranks that are gone, and the cause should be shown at once.
-        if not torch.cuda.is_available():
+        failed = True
+        raise
+    finally:
+        # After a failure on GPUs this may wait long for ranks that are gone, and the cause should be shown at once.
+        if not (failed and torch.cuda.is_available()):
+            # Explicitly: an interpreter that ends while the group's threads run may be aborted.
             torch.distributed.destroy_process_group()
-        raise
-    except BaseException:
-        torch.distributed.destroy_process_group()
-        raise
-    # Explicitly: an interpreter that ends while the group's threads run may be aborted.
-    torch.distributed.destroy_process_group()
 
 
-_of_torch: tuple[Any, TorchProcess] | None = None
+_of_torch: list[tuple[Any, TorchProcess]] = []
+"""The last default group, and its process: a new group for every call would leak."""
 
 
 def _torch_process(torch_distributed: Any) -> Process:
-    """Keep one for each default group: a new group for every call would leak."""
-    global _of_torch
-    group = torch_distributed.group.WORLD
     if torch_distributed.get_world_size() == 1:
         return SingleProcess()
-    if _of_torch is None or _of_torch[0] is not group:
-        _of_torch = (group, TorchProcess())
-        atexit.unregister(_forget_torch)
-        atexit.register(_forget_torch)
-    return _of_torch[1]
-
-
-def _forget_torch() -> None:
-    # A group that still exists when the interpreter exits may abort the process: its threads run on.
-    global _of_torch
-    _of_torch = None
-
-
-def _tensor(data: bytes) -> Any:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    group = torch_distributed.group.WORLD
+    if not _of_torch or _of_torch[0][0] is not group:
+        _of_torch[:] = [(group, TorchProcess())]
+        # A group that still exists when the interpreter exits may abort the process: its threads run on.
+        atexit.unregister(_of_torch.clear)
+        atexit.register(_of_torch.clear)
+    return _of_torch[0][1]
 
 
 class PartError(RuntimeError):
     """A rank did not write its part of a checkpoint, or not in time."""
 
 
+@dataclass(frozen=True, slots=True)
 class Parts:
     """Small files in the draft by which the other ranks tell rank 0 that their part of a checkpoint is written.
 
     Threads that save cannot use collective operations: those belong to the thread that trains.
     """
 
-    def __init__(self, draft: Path, process: Process, *, timeout_s: float) -> None:
-        self._draft = draft
-        self._process = process
-        self._timeout_s = timeout_s
+    draft: Path
+    process: Process
+    timeout_s: float
 
     def done(self, digests: Mapping[str, str]) -> None:
         self._write({"digests": dict(digests)})
 
     def failed(self, error: BaseException) -> None:
         """Tell rank 0 not to wait for this rank."""
-        if self._process.index == 0:
+        if self.process.index == 0:
             return
         with contextlib.suppress(OSError):  # The draft is gone: rank 0 has given up.
             self._write({"error": f"{type(error).__name__}: {error}"})
 
     def collect(self, rel_path: str) -> dict[str, str]:
-        """On rank 0: wait for all other ranks; returns the digests of their files.
-
-        Raises:
-            PartError: names the rank that failed or was late.
-        """
+        """On rank 0: wait for all other ranks; returns the digests of their files, or raises PartError."""
         digests: dict[str, str] = {}
-        deadline = time.monotonic() + self._timeout_s
-        for rank in range(1, self._process.count):
+        deadline = time.monotonic() + self.timeout_s
+        for rank in range(1, self.process.count):
             answer = self._await(rank, deadline, rel_path)
             if "error" in answer:
                 raise PartError(f"rank {rank} could not write its part of {rel_path}: {answer['error']}")
@@ -355,7 +322,7 @@ class Parts:
         return digests
 
     def _await(self, rank: int, deadline: float, rel_path: str) -> dict[str, Any]:
-        path = self._draft / f"{_PART}{rank}"
+        path = self.draft / f"{_PART}{rank}"
         while True:
             try:
                 answer: dict[str, Any] = json.loads(path.read_bytes())
@@ -363,10 +330,9 @@ class Parts:
                 return answer
             except FileNotFoundError:
                 if time.monotonic() > deadline:
-                    raise PartError(
-                        f"rank {rank} did not write its part of {rel_path} within {self._timeout_s:.0f} s"
-                    ) from None
+                    late = f"rank {rank} did not write its part of {rel_path} within {self.timeout_s:.0f} s"
+                    raise PartError(late) from None
                 time.sleep(_LOOK_EVERY_S)
 
     def _write(self, answer: Mapping[str, Any]) -> None:
-        write_document(self._draft / f"{_PART}{self._process.index}", answer)
+        write_document(self.draft / f"{_PART}{self.process.index}", answer)

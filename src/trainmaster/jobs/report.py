@@ -48,10 +48,9 @@ _CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Reporter:
-    """Reports of one rank. A report that cannot be written is dropped, with one warning on stderr.
+    """Reports of one rank, thread-safe. A report that cannot be written is dropped, with one warning on stderr.
 
-    All methods are thread-safe. Each rank reports into its own streams; one rank, usually rank 0, should announce
-    phases and commit checkpoints.
+    Each rank reports into its own streams; one rank, usually rank 0, should announce phases and commit checkpoints.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -73,7 +72,7 @@ class Reporter:
         self, step: SupportsInt, *, total_steps: SupportsInt | None = None, epoch: SupportsFloat | None = None
     ) -> None:
         """Report the current step, and of how many."""
-        self._write_metrics(_position(step, epoch, total_steps), {})
+        self.metrics(step=step, epoch=epoch, total_steps=total_steps)
 
     def metrics(
         self,
@@ -88,14 +87,12 @@ class Reporter:
 
         Values that are no numbers are left out. The first NaN or infinity of each name becomes a note instead.
         """
-        self._write_metrics(_position(step, epoch, total_steps), self._finite({**(values or {}), **more}, step))
+        position, finite = _position(step, epoch, total_steps), self._finite({**(values or {}), **more}, step)
+        if position or finite:
+            self._write(self._metrics, {**position, "values": finite})
 
     def phase(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        """Announce what the rank does from now on; as a context manager, only for the block.
-
-        Raises:
-            ValueError: there is no such phase.
-        """
+        """Announce what the rank does from now on, a value of `Phase`; as a context manager, only for the block."""
         with self._lock:
             before, self._phase = self._phase, Phase(phase)
             self._show_phase(again=True)
@@ -136,11 +133,7 @@ class Reporter:
         self._write_event({"type": "finished"})
 
     def fail(self, reason: str, message: str) -> NoReturn:
-        """Exit with a reason: BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried.
-
-        Raises:
-            ValueError: code inside a job cannot give this reason.
-        """
+        """Exit with a reason: BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried."""
         if reason not in TELLABLE:
             raise ValueError(f"{reason!r} is not among {', '.join(sorted(TELLABLE))}")
         self._write_event({"type": "failed", "reason": Reason(reason), "message": str(message)[:MAX_NOTE]})
@@ -177,16 +170,11 @@ class Reporter:
         metrics: Mapping[str, SupportsFloat] | None = None,
         name: str | None = None,
     ) -> Iterator[Path]:
-        """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save files below `directory`.
+        """Write a checkpoint: `with report.checkpoint(step=10) as directory:` and save plain files below `directory`.
 
         At the end of the block all files are flushed, listed in a manifest and renamed to the final name, which never
         replaces an older checkpoint, and reported to the server. An exception in the block removes the files. Call it
-        on one rank only, usually rank 0.
-
-        Raises:
-            NotOwnerError: another attempt owns the job now; nothing was committed.
-            OSError: the checkpoint could not be written, or not reported.
-            ValueError: the name is no plain file name, or the block left something other than plain files.
+        on one rank only, usually rank 0. Raises NotOwnerError if another attempt owns the job; nothing is committed.
         """
         at = int(step)
         name = name if name is not None else f"checkpoint-{at}"
@@ -212,7 +200,6 @@ class Reporter:
         epoch: SupportsFloat | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Manifest:
-        """The manifest of a checkpoint that this attempt is about to write."""
         job_id, attempt, at = self.job_id() or "local", self.attempt(), int(step)
         return Manifest(
             checkpoint_id=f"{job_id}-{attempt}-{at}-{os.urandom(3).hex()}",
@@ -228,11 +215,8 @@ class Reporter:
     def committed(self, manifest: Manifest, where: str, *, took_s: float, is_best: bool = False) -> None:
         """Tell the server of a checkpoint that was committed at an absolute path or URI.
 
-        Unlike other reports this one is not dropped on failure: an attempt that relies on a checkpoint that the
-        server does not know would lose more than this step.
-
-        Raises:
-            OSError: the report could not be written.
+        Unlike other reports this one is not dropped on failure, but raises OSError: an attempt that relies on a
+        checkpoint that the server does not know would lose more than this step.
         """
         self._last_size = manifest.size_bytes
         event: dict[str, Any] = {
@@ -257,7 +241,6 @@ class Reporter:
         require_ownership(self._environ)
 
     def checkpoint_root(self) -> Root:
-        """The root of this job's checkpoints."""
         return open_root(self._environ.get(environment.CHECKPOINT_DIR) or "checkpoints")
 
     def resume_from(self) -> str | None:
@@ -265,10 +248,7 @@ class Reporter:
         return self._environ.get(environment.RESUME_FROM) or None
 
     def resume_path(self) -> Path | None:
-        """The committed checkpoint to continue from, as a local directory; None on a fresh start.
-
-        One on an object store is downloaded, verified, and kept until this process ends.
-        """
+        """The committed checkpoint to continue from, downloaded if need be, as a directory; None on a fresh start."""
         with self._lock:
             where = self.resume_from()
             if where is None or not where.startswith(S3_SCHEME):
@@ -324,10 +304,6 @@ class Reporter:
     def _write_event(self, event: Mapping[str, Any]) -> None:
         self._write(self._events, event)
 
-    def _write_metrics(self, position: Mapping[str, float], values: Mapping[str, float]) -> None:
-        if position or values:
-            self._write(self._metrics, {**position, "values": values})
-
     def _write(self, journal: RecordStream, record: Mapping[str, Any]) -> None:
         try:
             with self._lock:
@@ -361,14 +337,9 @@ class Reporter:
 def _position(
     step: SupportsInt | None, epoch: SupportsFloat | None, total_steps: SupportsInt | None
 ) -> dict[str, float]:
-    position: dict[str, float] = {}
-    if step is not None:
-        position["step"] = int(step)
-    if (finite := _finite_epoch(epoch)) is not None:
-        position["epoch"] = finite
-    if total_steps is not None:
-        position["total_steps"] = int(total_steps)
-    return position
+    steps = {"step": step, "total_steps": total_steps}
+    position: dict[str, float] = {name: int(value) for name, value in steps.items() if value is not None}
+    return position if (finite := _finite_epoch(epoch)) is None else {**position, "epoch": finite}
 
 
 def _finite_epoch(epoch: SupportsFloat | None) -> float | None:

@@ -41,14 +41,7 @@ class RestoreableJob(CheckpointedJob[C]):
         self._restore_from_place(self._find(self._own(suffix)))
 
     def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:
-        """Make a checkpoint the latest, from which the job continues when it is started again.
-
-        A checkpoint that is still being written is registered when it is committed. With `best`, it also becomes the
-        best one.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-        """
+        """Make a checkpoint, once it is committed, the latest, from which the job continues; or also the best."""
         if self.is_main:
             path = self._own(suffix)
             is_best = best or path == self._own(BEST)
@@ -56,10 +49,7 @@ class RestoreableJob(CheckpointedJob[C]):
 
     @classmethod
     def latest(cls, spec: ExecutionSpec) -> str | None:
-        """The suffix of the latest checkpoint; None if none was ever registered.
-
-        If that checkpoint is gone, the newest one takes its place.
-        """
+        """The suffix of the latest checkpoint, or of the newest if that is gone; None if none was ever registered."""
         return _pointed_suffix(spec, LATEST)
 
     @classmethod
@@ -84,22 +74,17 @@ class RestoreableJob(CheckpointedJob[C]):
         *,
         elastic: bool = False,
     ) -> tuple[Self, C]:
-        """Make a job from a checkpoint and restore it; collective where there are several processes.
+        """Make a job from a checkpoint and restore it, collectively; returns the job and its configuration.
 
         Args:
-            rel_path: the checkpoint below the root.
             spec: what the job runs on, and where its checkpoints are.
             runtime_cfg: values that override the checkpoint's configuration.
             resume: continue as the job that wrote it, with its name, project, group and tracker run. Otherwise the job
                 has the identity of `spec`.
             elastic: allow another number of processes, as `CheckpointedJob.elastic` does.
 
-        Returns:
-            The job, whose `spec` has the final identity, and its configuration.
-
         Raises:
-            FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: a file is not what was committed.
+            FileNotFoundError, CorruptCheckpointError: nothing is committed there, or not what is there now.
             ConfigurationError: the configuration does not fit the class.
             UnknownJobClassError: the class that wrote it is not loaded, and this class is abstract.
         """
@@ -119,10 +104,7 @@ class RestoreableJob(CheckpointedJob[C]):
             document = overlaid(document, overlay_of(runtime_cfg))
         made = cls._class_for(saved.get("job_class") or document.get("job", ""), place)
         job = make_job(made, spec.with_identity(saved) if resume else spec, document)
-        if resume:
-            job.restored_from = saved.get("restored_from")
-        else:
-            job.restored_from = place
+        job.restored_from = saved.get("restored_from") if resume else place
         job.elastic = job.elastic or elastic
         job._restore_from_place(place)
         config: Any = job._ambient if ambient.declares(type(job)) else job.config
@@ -164,12 +146,7 @@ class RestoreableJob(CheckpointedJob[C]):
 
 
 def identity_and_configuration(root: Root, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The identity and the configuration that a checkpoint of a job class holds.
-
-    Raises:
-        FileNotFoundError: nothing is committed there, or it is no checkpoint of a job class.
-        CorruptCheckpointError: a file is not what was committed.
-    """
+    """The identity and the configuration that a checkpoint holds; raises FileNotFoundError if no job class wrote it."""
     theirs = checkpoint_reader.theseus_directory(root, place) if root.manifest(place) is None else None
     if theirs is not None:
         job, config = ((theirs / name).read_bytes() for name in (JOB_FILE, CONFIG_FILE))

@@ -68,13 +68,6 @@ def file_of(rank: int) -> str:
 
 
 KEY_FILE = "key.json"
-"""Holds the JAX key of a job class."""
-
-
-def first_key() -> Any:
-    import jax
-
-    return jax.random.PRNGKey(0)
 
 
 def key_files(key: Any) -> dict[str, str]:

@@ -18,25 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from trainmaster.jobs.checkpoint import (
-    MANIFEST,
-    REMOVED_PREFIX,
-    CorruptCheckpointError,
-    Manifest,
-    check_path,
-    committed,
-    describe,
-    draft_directory,
-    flush_path,
-    is_at,
-    read_manifest,
-    require_same,
-    required,
-    verify,
-)
+from trainmaster.jobs import checkpoint
+from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, check_path, flush_path
 from trainmaster.jobs.lock import Lock, file_lock
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import S3_SCHEME
+from trainmaster.protocol.account_files import closing
 
 ANOTHER_SAVE = "-attempt-"
 """A later save to a path is named after the path's last part, this, and one or two numbers."""
@@ -56,10 +43,7 @@ class Root(Protocol):
     ) -> AbstractContextManager[Path]:
         """A local directory to write a checkpoint into, which is removed afterwards unless it was committed.
 
-        Leftovers of dead saves near `rel_path` are removed first.
-
-        Raises:
-            OSError: with ENOSPC when there is less space than `expected_bytes`; nothing was written.
+        Leftovers of dead saves nearby are removed first. Raises OSError if there is no space for `expected_bytes`.
         """
 
     def commit(
@@ -74,35 +58,21 @@ class Root(Protocol):
         """Commit a draft with a manifest that has no `files` yet; returns the complete manifest.
 
         `check_owner` is called right before the commit, which it prevents by raising. `known_digests` has the SHA-256,
-        by path, of files that were hashed while they were written.
-
-        Raises:
-            FileExistsError: a checkpoint is committed there already. The draft may be committed elsewhere.
-            ValueError: the draft holds something other than plain files.
+        by path, of files that were hashed while they were written. Raises FileExistsError if a checkpoint is committed
+        there already; the draft may be committed elsewhere.
         """
 
     def manifest(self, rel_path: str) -> Manifest | None:
-        """The manifest of a committed checkpoint; None when nothing is committed there.
-
-        Raises:
-            CorruptCheckpointError: the manifest cannot be read.
-        """
+        """The manifest of a committed checkpoint, or None; raises CorruptCheckpointError if it cannot be read."""
 
     def read(self, rel_path: str, name: str) -> bytes:
         """Read one file of a committed checkpoint, and compare it with the manifest.
 
-        Raises:
-            FileNotFoundError: nothing is committed there, or the checkpoint has no such file.
-            CorruptCheckpointError: the file is not what was committed.
+        Like `verify` and `fetch`, raises FileNotFoundError if there is none, and CorruptCheckpointError if it differs.
         """
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
-        """Read every file of a committed checkpoint and compare it with the manifest.
-
-        Raises:
-            FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: names a file that is missing or is not what was committed.
-        """
+        """Read every file of a committed checkpoint and compare it with the manifest."""
 
     def fetch(
         self, rel_path: str, *, verify: bool = True, on_bytes: Callable[[int], None] | None = None
@@ -111,10 +81,6 @@ class Root(Protocol):
 
         With `verify`, every file is read and compared; downloaded files always are. `on_bytes` is called with the
         number of bytes read since the last call, from several threads.
-
-        Raises:
-            FileNotFoundError: nothing is committed there.
-            CorruptCheckpointError: a file is missing or is not what was committed.
         """
 
     def names(self, rel_dir: str) -> list[str]:
@@ -133,20 +99,11 @@ class Root(Protocol):
         """Set a pointer. Readers see either the old target or the new one."""
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
-        """Hold the advisory lock of `rel_dir` for the block; `owner` names this process in errors of others.
-
-        Raises:
-            LockedError: another process holds it, even after `wait_s`.
-        """
+        """Hold the advisory lock of `rel_dir` for the block; others raise LockedError, which names the `owner`."""
 
 
 def open_root(where: str | os.PathLike[str]) -> Root:
-    """Open the root at a path, or at `s3://bucket/prefix`, without touching it yet.
-
-    Raises:
-        ImportError: an object store needs a package that is not installed.
-        ValueError: this is neither.
-    """
+    """Open the root at a path, or at `s3://bucket/prefix`, without touching it yet; ValueError if this is neither."""
     text = os.fspath(where)
     if text.startswith(S3_SCHEME):
         return ObjectRoot(text)
@@ -156,12 +113,7 @@ def open_root(where: str | os.PathLike[str]) -> Root:
 
 
 def open_checkpoint(where: str | os.PathLike[str]) -> tuple[Root, str]:
-    """The root and the relative path of the checkpoint at an absolute path or URI.
-
-    Raises:
-        ImportError: an object store needs a package that is not installed.
-        ValueError: no checkpoint can be there.
-    """
+    """The root and the relative path of the checkpoint at an absolute path or URI; ValueError if none can be there."""
     text = os.fspath(where).rstrip("/")
     if not text.startswith(S3_SCHEME):
         text = os.path.abspath(text or "/")
@@ -223,10 +175,11 @@ class LocalRoot:
     def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
         target = self._at(rel_path)
         for above in target.relative_to(self._path).parents:
-            if committed(self._path / above):
+            if checkpoint.committed(self._path / above):
                 raise FileExistsError(f"{self._path / above} is a checkpoint: no other checkpoint can be below it")
         _make_directories(target.parent)
-        with draft_directory(target.parent, job_id=job_id, attempt=attempt, expected_bytes=expected_bytes) as directory:
+        made = checkpoint.draft_directory(target.parent, job_id=job_id, attempt=attempt, expected_bytes=expected_bytes)
+        with made as directory:
             yield directory
 
     def commit(
@@ -241,7 +194,7 @@ class LocalRoot:
         target = self._at(rel_path)
         if os.path.lexists(target / MANIFEST):
             raise FileExistsError(f"{target}: a checkpoint is never replaced")
-        complete = replace(manifest, files=describe(draft, known_digests=known_digests))
+        complete = replace(manifest, files=checkpoint.describe(draft, known_digests=known_digests))
         with open(draft / MANIFEST, "xb") as file:
             file.write(complete.to_bytes())
             file.flush()
@@ -261,7 +214,7 @@ class LocalRoot:
 
     def manifest(self, rel_path: str) -> Manifest | None:
         directory = self._at(rel_path)
-        return read_manifest(directory) if committed(directory) else None
+        return checkpoint.read_manifest(directory) if checkpoint.committed(directory) else None
 
     def read(self, rel_path: str, name: str) -> bytes:
         directory, manifest = self._at(rel_path), self._require(rel_path)
@@ -270,12 +223,12 @@ class LocalRoot:
             data = (directory / manifest.data / name).read_bytes()
         except OSError as error:
             raise CorruptCheckpointError(f"{directory / name}: {error.strerror}") from error
-        require_same(str(directory / name), file, len(data), hashlib.sha256(data).hexdigest())
+        checkpoint.require_same(str(directory / name), file, len(data), hashlib.sha256(data).hexdigest())
         return data
 
     def verify(self, rel_path: str, *, on_bytes: Callable[[int], None] | None = None) -> Manifest:
         self._require(rel_path)
-        return verify(self._at(rel_path), on_bytes=on_bytes)
+        return checkpoint.verify(self._at(rel_path), on_bytes=on_bytes)
 
     @contextlib.contextmanager
     def fetch(
@@ -294,15 +247,15 @@ class LocalRoot:
     def committed(self, below: str = "") -> list[str]:
         found = []
         for parent, inner, _ in os.walk(self._path / check_path(below, empty=True)):
-            if committed(parent) and Path(parent) != self._path:
+            if checkpoint.committed(parent) and Path(parent) != self._path:
                 found.append((_age(Path(parent)), Path(parent).relative_to(self._path).as_posix()))
                 inner.clear()
             inner[:] = [name for name in inner if not name.startswith(".")]
         return [rel_path for _, rel_path in sorted(found)]
 
     def remove(self, rel_path: str) -> None:
-        if committed(directory := self._at(rel_path)):
-            doomed = directory.with_name(f"{REMOVED_PREFIX}{os.urandom(4).hex()}")
+        if checkpoint.committed(directory := self._at(rel_path)):
+            doomed = directory.with_name(f"{checkpoint.REMOVED_PREFIX}{os.urandom(4).hex()}")
             with contextlib.suppress(FileNotFoundError):
                 os.rename(directory, doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -335,12 +288,12 @@ class LocalRoot:
         return self._path / check_path(rel_dir, empty=True) / f".{check_path(name)}"
 
     def _require(self, rel_path: str) -> Manifest:
-        return required(self.manifest(rel_path), self.locate(rel_path))
+        return checkpoint.required(self.manifest(rel_path), self.locate(rel_path))
 
 
 def _age(directory: Path) -> float:
     try:
-        return read_manifest(directory).created_at
+        return checkpoint.read_manifest(directory).created_at
     except CorruptCheckpointError:
         # Listed all the same, so that readers find it to be corrupt.
         with contextlib.suppress(OSError):
@@ -360,12 +313,9 @@ def _make_directories(directory: Path) -> None:
 def _open_locked(path: Path) -> Iterator[int]:
     """Open a file for writing under an exclusive lock; a dead writer's file is taken over."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
+        with closing(os.open(path, os.O_RDWR | os.O_CREAT, 0o644)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             # The holder of the lock before may have renamed the file.
-            if is_at(path, descriptor):
+            if checkpoint.is_at(path, descriptor):
                 yield descriptor
                 return
-        finally:
-            os.close(descriptor)

@@ -18,13 +18,7 @@ from trainmaster.jobs import ambient, report
 from trainmaster.jobs.basic_job import BasicJob, UnknownJobClassError, completed_document, job_class, make_job
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, check_path
 from trainmaster.jobs.checkpoint_reader import LATEST, InexactResumeError, find, pointed
-from trainmaster.jobs.config_document import (
-    ConfigurationError,
-    differences,
-    overlaid,
-    overridden,
-    to_yaml,
-)
+from trainmaster.jobs.config_document import ConfigurationError, differences, overlaid, overridden, to_yaml
 from trainmaster.jobs.lock import Lock, LockedError
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
 from trainmaster.jobs.process import Process, call_on_first, connected, current_process
@@ -72,7 +66,6 @@ class RunRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     document: Mapping[str, Any]
-    """Its whole configuration."""
     own: tuple[str, ...] = ()
     """Its own checkpoints to continue from: the first that is not corrupt."""
     other: str | None = None
@@ -80,16 +73,10 @@ class RunPlan:
     other_place: str | None = None
     """The place of that checkpoint: the newest save to its path."""
     notes: tuple[str, ...] = ()
-    """Messages for the user."""
 
 
 def plan_run(cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest) -> RunPlan:
-    """Decide how a class starts under this identity.
-
-    Raises:
-        RunError, ConfigurationError: it cannot be run like this.
-        CorruptCheckpointError: the checkpoint to start from cannot be read.
-    """
+    """Decide how a class starts under this identity."""
     given = overridden(request.config, request.overrides)
     if not issubclass(cls, RestoreableJob):
         if request.restore is not None:
@@ -131,8 +118,7 @@ def _starting_points(spec: ExecutionSpec, root: Root, request: RunRequest) -> tu
 
 
 def _chosen_by_server(spec: ExecutionSpec, root: Root) -> str | None:
-    path = os.environ.get(environment.RESUME_FROM)
-    if not path:
+    if not (path := os.environ.get(environment.RESUME_FROM)):
         return None
     if not path.startswith(f"{root.uri}/"):
         raise RunError(f"{path} is no checkpoint of a job class: {spec.path} cannot continue from it")
@@ -179,10 +165,7 @@ def _continue_run(
 
 
 def _saved_configuration(cls: type[BasicJob[Any]], root: Root, place: str) -> tuple[str | None, dict[str, Any]]:
-    """The checkpoint that a run started from, and its configuration completed by its class of today.
-
-    A configuration that does not fit the class any more is compared as it was written.
-    """
+    """The checkpoint that a run started from, and its configuration, completed if it still fits the class."""
     saved, document = identity_and_configuration(root, place)
     if ambient.declares(cls):
         # Code may have added to it while it ran.
@@ -199,17 +182,9 @@ _PROBLEMS = (RunError, ObjectStoreError, AccessRefusedError)
 
 
 def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
-    """Run a job class to its end, from its latest checkpoint if it has one.
+    """Run a job class to its end, from its latest checkpoint if it has one, with its files on a cluster.
 
-    Args:
-        request: what to run.
-        cluster: where its files are.
-        shows_progress: print a line of metrics every now and then.
-
-    Raises:
-        RunError: it cannot be run like this.
-        ObjectStoreError: the store of its checkpoints is unreachable, or refuses.
-        SystemExit: it stopped on request.
+    Raises RunError if it cannot be run like this, and ObjectStoreError if the store of its checkpoints refuses.
     """
     try:
         cls = job_class(request.target, module=request.module)
@@ -297,8 +272,6 @@ def _locked(root: Root, spec: ExecutionSpec, process: Process) -> Iterator[Lock 
 def _agreed_plan(
     cls: type[BasicJob[Any]], spec: ExecutionSpec, root: Root, request: RunRequest, process: Process
 ) -> RunPlan:
-    """The plan of process 0, on all processes."""
-
     def make() -> dict[str, Any]:
         try:
             return asdict(plan_run(cls, spec, root, request))

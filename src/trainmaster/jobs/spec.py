@@ -39,10 +39,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The directories of a file system.
-
-    Every directory but `root` has a default below it. Checkpoints and data may be `s3://` URIs.
-    """
+    """The directories of a file system, by default below `root`. Checkpoints and data may be `s3://` URIs."""
 
     root: str
     name: str = "local"
@@ -244,8 +241,7 @@ class JobSpec:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def model_dump(self) -> dict[str, Any]:
-        return self.to_json()
+    model_dump = to_json
 
     def model_dump_json(self, *, indent: int | None = None) -> str:
         return json.dumps(self.to_json(), indent=indent)
@@ -271,10 +267,7 @@ class ExecutionSpec(JobSpec):
         group: str | None = None,
         shard_into: int | None = None,
     ) -> Self:
-        """This machine, with all files below `root_dir` (or its `s3://` URI).
-
-        Only frameworks that are already imported are asked for devices.
-        """
+        """This machine, as already imported frameworks see it, with all files below `root_dir` (or its `s3://` URI)."""
         root = os.fspath(root_dir)
         cluster = Cluster(root=root if "://" in root else os.path.abspath(os.path.expanduser(root)))
         return cls.on(cluster, name=name, project=project, group=group, shard_into=shard_into)
@@ -302,9 +295,7 @@ class ExecutionSpec(JobSpec):
         accelerated = topology.chip.name != CPU
         per_node = topology.device_count // nodes if accelerated else 0
         machine = ClusterMachine(
-            name=socket.gethostname(),
-            cluster=cluster,
-            resources={topology.chip.name: per_node} if accelerated else {},
+            name=socket.gethostname(), cluster=cluster, resources={topology.chip.name: per_node} if accelerated else {}
         )
         others = (replace(machine, name=f"node-{index}") for index in range(nodes))
         return cls(
@@ -333,11 +324,7 @@ class ExecutionSpec(JobSpec):
         return replace(self, **{name: value for name, value in saved.items() if name in known})
 
     def result_path(self, name: str) -> Path:
-        """The path of a result: `results/project/group/job/name`.
-
-        Raises:
-            ValueError: `name` is no plain relative path.
-        """
+        """The path of a result: `results/project/group/job/name`, where `name` is a plain relative path."""
         return self.cluster.results_dir / self.path / check_path(name)
 
     @contextlib.contextmanager

@@ -1,8 +1,4 @@
-"""Mirrors metrics to an experiment tracker.
-
-The server's metrics are the record; a mirror is a convenience. So a tracker that fails is dropped with a warning, and
-training continues.
-"""
+"""Mirrors metrics to an experiment tracker. If that fails, training continues: the server's metrics are the record."""
 
 from __future__ import annotations
 
@@ -133,12 +129,7 @@ class Mirror:
 
 
 def tracker_for(kind: str, *, directory: Path | None = None, group: str | None = None) -> Mirror:
-    """The tracker `none`, `trackio` or `wandb`. Its files go to `directory`, unless its own variables name one.
-
-    Raises:
-        ValueError: there is no such tracker.
-        TrackerMissingError: its package is not installed.
-    """
+    """The tracker `none`, `trackio` or `wandb`. Its files go to `directory`, unless its own variables name one."""
     if kind not in TRACKERS:
         raise ValueError(f"unknown tracker {kind!r}; there are: {', '.join(TRACKERS)}")
     if kind == NONE:

@@ -7,14 +7,14 @@ import errno
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from trainmaster.protocol.account_files import open_plain
+from trainmaster.protocol.account_files import closing, open_plain
 
 _MOST_OWN_BYTES = 64 << 20
 """Limit for documents that we wrote ourselves: a request holds all parameters of a job."""
@@ -28,15 +28,7 @@ def read_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
 
 def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     """The JSON objects in these lines. Anything else (a write torn by a full disk) is skipped."""
-    records = []
-    for line in lines:
-        if not line:
-            continue
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records
+    return [record for line in lines if line and (record := decoded(line)) is not None]
 
 
 def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None = None, gid: int | None = None) -> None:
@@ -44,11 +36,8 @@ def write_document(path: Path, document: Mapping[str, Any], *, uid: int | None =
 
     Only its owner can access it: this process's user, or `uid`. With `gid`, that group can read it.
     """
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         replace_document(directory, path.name, document, uid=uid, gid=gid)
-    finally:
-        os.close(directory)
 
 
 def replace_document(
@@ -56,12 +45,8 @@ def replace_document(
 ) -> None:
     """Like `write_document`, in an open directory."""
     temporary = write_new(directory, name, document, uid=uid, gid=gid)
-    try:
+    with _removed_on_error(directory, temporary):
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
 
 
 def write_new(
@@ -71,7 +56,7 @@ def write_new(
     # Unpredictable: others who can write here could otherwise put something else in its place.
     temporary = f".{name}.{os.urandom(8).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
+    with closing(descriptor), _removed_on_error(directory, temporary):
         data = json.dumps(document, separators=(",", ":")).encode()
         while data:
             data = data[os.write(descriptor, data) :]
@@ -80,13 +65,17 @@ def write_new(
         if gid is not None:
             os.fchown(descriptor, -1, gid)
             os.fchmod(descriptor, 0o640)
+    return temporary
+
+
+@contextlib.contextmanager
+def _removed_on_error(directory: int, temporary: str) -> Iterator[None]:
+    try:
+        yield
     except OSError:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)
         raise
-    finally:
-        os.close(descriptor)
-    return temporary
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
@@ -154,10 +143,7 @@ def _value_of(kind: Any, value: Any) -> Any:
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Whether a value nests more than `most` objects and lists.
-
-    Shared by server and trainers: the server passes on what it accepts.
-    """
+    """Whether a value nests more than `most` objects and lists. For server and trainers: one passes on to the other."""
     level: list[Any] = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list)]

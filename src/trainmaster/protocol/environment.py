@@ -76,50 +76,23 @@ KUBEFLOW_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 
 ENDPOINTS = ("HF_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS")
 """Variables of a job that say where to fetch from."""
+_STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 FETCHING = frozenset(
     {
         *ENDPOINTS,
-        "AWS_ACCESS_KEY_ID",
-        "AWS_DEFAULT_REGION",
-        "AWS_REGION",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "HF_HUB_DISABLE_XET",
-        "HF_HUB_DOWNLOAD_TIMEOUT",
-        "HF_HUB_ETAG_TIMEOUT",
-        "HF_HUB_OFFLINE",
-        "HF_TOKEN",
-        "HUGGING_FACE_HUB_TOKEN",
-        "OMP_NUM_THREADS",
-        "TOKENIZERS_PARALLELISM",
+        *_STORE_KEYS,
+        *("AWS_DEFAULT_REGION", "AWS_REGION", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+        *("HF_HUB_DISABLE_XET", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_OFFLINE"),
     }
 )
 """The variables of a job that reach our own processes that hold tokens. Others may name code to load (`PYTHONPATH`,
 `LD_PRELOAD`, `OPENSSL_CONF`, `PATH`, `BASH_ENV`) or reveal what is sent (`HTTPS_PROXY`, `SSL_CERT_FILE`,
 `SSLKEYLOGFILE`). Variables that the operator set on the machine stay."""
 
-CREDENTIALS = frozenset(
-    {
-        *TOKENS.values(),
-        *INITIALIZER_SECRETS.values(),
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "HF_TOKEN",
-        "HUGGING_FACE_HUB_TOKEN",
-    }
-)
+CREDENTIALS = frozenset({*TOKENS.values(), *INITIALIZER_SECRETS.values(), *_STORE_KEYS})
 """Dropped by our own processes before they run code that comes with a model."""
 
-REFERABLE = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+REFERABLE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that the value of a job's variable may refer to as `$(RANK)`, as in a Kubernetes manifest."""
 
 RESERVED_PREFIX = "TRAINMASTER_"

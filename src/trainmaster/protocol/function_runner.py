@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any
 
 RUNNER_FILE = "run_function.py"
-"""The name of the copy."""
 SOURCE_MODULE = "trainmaster_function"
 SOURCE_FILE = f"{SOURCE_MODULE}.py"
 CALL_FILE = "function.json"
@@ -165,10 +164,7 @@ def files_of_mpi(name: str) -> list[str]:
 
 
 def placed(value: Any) -> Any:
-    """Arguments in which paths below /workspace/dataset or /workspace/model are replaced by the real ones.
-
-    These directories exist if the worker could create them; otherwise variables name the real ones.
-    """
+    """Arguments in which paths below WORKSPACE_PATHS that the worker could not make are replaced by the real ones."""
     if isinstance(value, dict):
         return {name: placed(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -190,11 +186,7 @@ def with_tuples(arguments: dict[str, Any], paths: Iterable[list[Any]]) -> dict[s
 
 
 def call_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a function with keyword arguments; or with all of them as one dict, if it accepts only that.
-
-    Raises:
-        TypeError: it accepts neither.
-    """
+    """Call a function with keyword arguments; or with all of them as one dict, if it accepts only that."""
     if not arguments:
         return function()
     signature = inspect.signature(function)

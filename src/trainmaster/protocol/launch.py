@@ -1,7 +1,4 @@
-"""A compiled workload: all that a backend and a worker know of what to run.
-
-A workload kind compiles a job's spec into a `Launch`. All values are plain: a launch survives JSON unchanged.
-"""
+"""A compiled workload: all that a backend and a worker know of what to run, in plain values that survive JSON."""
 
 from __future__ import annotations
 

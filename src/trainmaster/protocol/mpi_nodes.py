@@ -45,12 +45,7 @@ class LauncherError(Exception):
 
 
 def lead(launcher: list[str], program: list[str]) -> int:
-    """On node 0: run the launcher with processes on all nodes; returns its exit code.
-
-    Raises:
-        ConnectionError: the nodes cannot meet here.
-        LauncherError: the launcher cannot be run.
-    """
+    """On node 0: run the launcher with processes on all nodes; returns its exit code."""
     broker = _Broker()
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     nodes = int(os.environ["WORLD_SIZE"]) // local
@@ -70,11 +65,7 @@ def lead(launcher: list[str], program: list[str]) -> int:
         if broker.listens_at.startswith("127."):
             # All nodes are on one machine, where Open MPI would mix up their shared memory, which it names after the
             # host. Without shared memory, the processes of a node also talk over the network.
-            settings |= {
-                "OMPI_MCA_btl": "self,tcp",
-                "OMPI_MCA_btl_tcp_if_include": "lo",
-                "OMPI_MCA_coll": "^han,sm",
-            }
+            settings |= {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
         # The launcher stops the processes on all nodes when told to stop; this process waits for that.
         signal.signal(signal.SIGTERM, lambda *_: None)
         spread = ("--host", hosts, "--map-by", f"ppr:{local}:node")
@@ -88,11 +79,7 @@ def lead(launcher: list[str], program: list[str]) -> int:
 
 
 def follow() -> None:
-    """On another node: run what the launcher asks for, until the launcher has ended.
-
-    Raises:
-        ConnectionError: node 0 is gone, or somebody else listens in its place.
-    """
+    """On another node: run what the launcher asks for, until it has ended; raises ConnectionError if node 0 is gone."""
     started: list[subprocess.Popen[bytes]] = []
     node = os.environ["NODE_RANK"]
     with _Peer() as broker:

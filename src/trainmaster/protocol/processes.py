@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class ProcessIdentity:
     boot_id: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
+        return asdict(self)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ProcessIdentity:
@@ -56,23 +56,14 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def send_signal(identity: ProcessIdentity, number: int) -> None:
-    """Send a signal to this very process.
-
-    Raises:
-        ProcessLookupError: it has ended.
-        PermissionError: it belongs to another user.
-    """
+    """Send a signal to this very process; raises as `signal_if` does."""
     signal_if(identity.pid, lambda: is_alive(identity), number)
 
 
 def signal_if(pid: int, is_meant: Callable[[], bool], number: int) -> None:
-    """Send a signal to the process that has this pid now, if `is_meant` says so.
+    """Send a signal to the process that has this pid now, if `is_meant` says so; else raise ProcessLookupError.
 
     A pidfd is opened before the check: the signal cannot reach a process that gets the pid later.
-
-    Raises:
-        ProcessLookupError: there is no such process, or it is another one.
-        PermissionError: it belongs to another user.
     """
     try:
         descriptor = os.pidfd_open(pid)

@@ -86,10 +86,7 @@ class AttemptRequest(JsonRecord):
 
     @property
     def group(self) -> int:
-        """A group id that only the processes of this attempt have, if they run as a user of their own.
-
-        Jobs of an account share a user; the group keeps them apart.
-        """
+        """A group id that only this attempt's processes have, where the jobs of an account share a user."""
         digest = hashlib.sha256(self.rank_token.encode()).digest()
         return _FIRST_GROUP + int.from_bytes(digest[:8], "big") % _GROUPS
 
@@ -134,14 +131,9 @@ class Within(JsonRecord):
     """Where the worker continues after one outside, which has claimed the node; None: it starts from the beginning."""
 
     def amend(self, request: AttemptRequest, node: int) -> AttemptRequest:
-        """The request as it applies to a node inside the container."""
-        own = request.nodes[node]
-        own = replace(
-            own,
-            address=own.address if self.address is None else self.address,
-            gpus=own.gpus if self.gpus is None else self.gpus,
-            port=own.port if self.port is None else self.port,
-        )
+        differing = {"address": self.address, "gpus": self.gpus, "port": self.port}
+        known: dict[str, Any] = {name: value for name, value in differing.items() if value is not None}
+        own = replace(request.nodes[node], **known)
         nodes = (*request.nodes[:node], own, *request.nodes[node + 1 :])
         launch, last = request.launch, request.launch.steps[-1]
         argv = last.argv or (*self.entrypoint, *(last.args or self.command))
@@ -156,12 +148,11 @@ class Within(JsonRecord):
             # The worker that continues stages the working directory and the shipped files, where it runs.
             own_steps = (step for step in steps[:-1] if step.name in self.through)
             launch = replace(launch, steps=(*own_steps, steps[-1]), working_directory=None, blobs=())
-        elif not last.argv and not self.through:
-            directory = launch.working_directory or self.working_directory
-            launch = replace(launch, steps=steps, working_directory=directory)
         else:
             # A worker outside of the container does not use the directory inside.
             directory = None if self.through else launch.working_directory
+            if not last.argv and not self.through:
+                directory = directory or self.working_directory
             launch = replace(launch, steps=steps, working_directory=directory)
         return replace(request, nodes=nodes, launch=launch)
 

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainmaster.protocol.account_files import (
+    closing,
     directories_in,
     directory_below,
     exists,
@@ -138,7 +139,6 @@ class Gap(JsonRecord):
     start: int
     end: int
     cap_bytes: int
-    """The cap of the log."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -208,10 +208,7 @@ class RunDirectory:
         return AttemptRequest.from_json(json.loads((self.path / REQUEST).read_bytes()))
 
     def claim(self, node: int, claimant: Mapping[str, Any]) -> bool:
-        """Claim one node of the attempt; False if somebody else has it.
-
-        The same claimant (by its `nonce`) may ask again and gets the same answer.
-        """
+        """Claim one node of the attempt; False if somebody else has it. A claimant (by its `nonce`) may ask again."""
         with directory_below(self.path, "claims") as claims:
             temporary = write_new(claims, str(node), claimant)
             try:
@@ -234,19 +231,14 @@ class RunDirectory:
         return claimant
 
     def append(self, stream: str, offset: int, data: bytes) -> int:
-        """Write `data` at `offset` of a stream; returns the stream's new end.
+        """Write `data` at `offset` of a stream, without what the stream has already; returns the stream's new end.
 
-        Bytes that the stream already has are not written again.
-
-        Raises:
-            StreamGapError: `offset` lies beyond the stream's end.
-            ValueError: no such stream can exist.
+        Raises StreamGapError if `offset` lies beyond the end, and ValueError if no such stream can exist.
         """
         if not _STREAM.fullmatch(stream):
             raise ValueError(f"no such stream: {stream}")
         make_directories(self.path, stream.rpartition("/")[0])
-        descriptor = open_below(self.path, stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
+        with closing(open_below(self.path, stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)) as descriptor:
             # A worker that got no answer sends again, perhaps while its first request is still being written.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             end = os.fstat(descriptor).st_size
@@ -257,8 +249,6 @@ class RunDirectory:
                 written = os.write(descriptor, fresh)
                 fresh = fresh[written:]
                 end += written
-        finally:
-            os.close(descriptor)
         return end
 
     def read(self, stream: str, offset: int, limit: int = 1 << 20) -> bytes:
@@ -290,10 +280,7 @@ class RunDirectory:
         return status_below(self.path, stream)
 
     def gap(self, stream: str) -> Gap | None:
-        """What was removed of a stream, which only happens to logs.
-
-        Ask after reading from it: what lies in a gap is not what was written there.
-        """
+        """What was removed of a log. Ask after reading from it: what lies in a gap is not what was written there."""
         if not _LOG.fullmatch(stream):
             return None
         try:
@@ -306,8 +293,7 @@ class RunDirectory:
 
         A log that is shorter than the gap's end becomes that long. `being_written`: others append without a lock.
         """
-        descriptor = open_below(self.path, log, os.O_WRONLY | os.O_CREAT)
-        try:
+        with closing(open_below(self.path, log, os.O_WRONLY | os.O_CREAT)) as descriptor:
             if not being_written:
                 # As `append` does. Ranks take no lock; one that took it must not block its worker.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -328,15 +314,9 @@ class RunDirectory:
             if os.fstat(descriptor).st_size < gap.end:
                 os.ftruncate(descriptor, gap.end)
             return gap
-        finally:
-            os.close(descriptor)
 
     def put_document(self, name: str, document: Mapping[str, Any]) -> None:
-        """Replace one of the worker's documents. With the gap of a log, also remove the bytes.
-
-        Raises:
-            ValueError: no such document can exist.
-        """
+        """Replace one of the worker's documents; any other is a ValueError. The gap of a log also removes the bytes."""
         if gap := _GAP.fullmatch(name):
             make_directories(self.path, name.rpartition("/")[0])
             self.remove(gap["log"], Gap.from_json(document))

@@ -37,11 +37,7 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def resolve(host: str, port: int | None = None) -> dict[str, bool]:
-    """The addresses of a host, in the order in which to try them, and whether each is public.
-
-    Raises:
-        OSError, UnicodeError: the host has no address, or cannot be looked up.
-    """
+    """The addresses of a host, in the order in which to try them, and whether each is public; raises if it has none."""
     found = dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return {address: is_public(ipaddress.ip_address(address.partition("%")[0])) for address in found}
 
@@ -63,13 +59,9 @@ _UID_AT = _HEADER.size + 64
 def stranger_at(peer: Address, own: Address, uid: int | None) -> int | None:
     """The uid of an untrusted process that would receive what is sent over a loopback connection, or None.
 
-    Any user of a machine can listen on a free loopback port. Call this once connected and before sending anything. It
-    asks the kernel (`sock_diag(7)`) for one socket: reading all of `/proc/net/tcp` takes milliseconds.
-
-    Args:
-        peer: the address that was connected to; on another machine, the answer is None.
-        own: the local end of the connection.
-        uid: the user that the service runs as; None: this process's user. Root is always trusted.
+    Any user of a machine can listen on a free loopback port. Call this once connected, from `own` to `peer`, and before
+    sending anything. The service runs as `uid`, or as this process's user; root is always trusted. It asks the kernel
+    (`sock_diag(7)`) for one socket: reading all of `/proc/net/tcp` takes milliseconds.
     """
     if not ipaddress.ip_address(peer[0]).is_loopback:
         return None
@@ -96,8 +88,7 @@ def _uid_of(local: Address, remote: Address) -> int | None:
         kernel.sendto(header + body, (0, 0))
         answer = kernel.recv(4096)
         if _HEADER.unpack_from(answer)[1] == _SOCK_DIAG_BY_FAMILY:
-            uid: int = struct.unpack_from("=I", answer, _UID_AT)[0]
-            return uid
+            return int(struct.unpack_from("=I", answer, _UID_AT)[0])
     return None
 
 

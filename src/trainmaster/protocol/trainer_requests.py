@@ -99,11 +99,7 @@ def trainer_of_sampling_session(sampling_session_id: str) -> Trainer | None:
 _PART = "([^/\0\ud800-\udfff]{1,256})"
 """Neither NUL nor surrogates, which databases refuse."""
 _PATH = re.compile(f"tinker://{_PART}/(weights|sampler_weights|external_weights)/{_PART}")
-KIND_OF_PLACE: Mapping[str, str] = {
-    "weights": "training",
-    "sampler_weights": "sampler",
-    "external_weights": "external",
-}
+KIND_OF_PLACE: Mapping[str, str] = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 PLACE_OF_KIND: Mapping[str, str] = {kind: place for place, kind in KIND_OF_PLACE.items()}
 
 
@@ -126,7 +122,6 @@ class WeightsPath:
 
     @property
     def kind(self) -> str:
-        """The kind of checkpoint at this path."""
         return KIND_OF_PLACE[self.place]
 
 
@@ -162,13 +157,10 @@ def content_type_of(header: str) -> str:
 
 
 def peek_json(read: Read, size: int) -> dict[str, Any]:
-    """The members of a JSON object: all of a small one, else the plain ones at its two ends.
+    """The members of a JSON object: all of a small one (PeekError if it is none), else the plain ones at its two ends.
 
     Both ends of an object lie outside of strings. So members that reach an end without a gap, and have no escapes, are
     the object's own and not those of a nested one.
-
-    Raises:
-        PeekError: it is no JSON object. Only noticed of a small one.
     """
     if size <= DECODED_BYTES:
         try:
@@ -202,8 +194,7 @@ def _plain(value: bytes) -> Any:
 def peek_protobuf(read: Read, size: int, wanted: Collection[str] = ("model_id", "seq_id")) -> dict[str, Any]:
     """The `model_id` and `seq_id` of a ForwardBackwardRequest, read no further than until all `wanted` are found.
 
-    Raises:
-        PeekError: it is no such message, or it is cut before its `model_id` ends.
+    Raises PeekError if it is no such message, or is cut before its `model_id` ends.
     """
     found: dict[str, Any] = {}
     position = 0

@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from trainmaster.protocol.account_files import closing
+
 _PREFIX = "trainmaster-"
 _OOM_COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _PERIOD_US = 100_000
@@ -47,7 +49,6 @@ def _processor_group() -> Path | None:
 
 
 def find_groups() -> None:
-    """Look the groups up before forking."""
     own_group()
     _processor_group()
 
@@ -97,15 +98,14 @@ def limits(memory_mb: int, cpu_cores: int) -> dict[str, str]:
     ('1048576', '200000 100000', {})
     """
     memory, quota_us = str(memory_mb << 20), cpu_cores * _PERIOD_US
-    of_memory = {
-        "memory.limit_in_bytes": memory,
-        # Including swap.
-        "memory.memsw.limit_in_bytes": memory,
-        "memory.max": memory,
-        "memory.swap.max": "0",
-    }
-    of_processor = {"cpu.cfs_quota_us": str(quota_us), "cpu.max": f"{quota_us} {_PERIOD_US}"}
-    return {**(of_memory if memory_mb else {}), **(of_processor if cpu_cores else {})}
+    found: dict[str, str] = {}
+    if memory_mb:
+        # "memsw" is memory and swap together.
+        found = dict.fromkeys(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"), memory)
+        found["memory.swap.max"] = "0"
+    if cpu_cores:
+        found |= {"cpu.cfs_quota_us": str(quota_us), "cpu.max": f"{quota_us} {_PERIOD_US}"}
+    return found
 
 
 class Cgroup:
@@ -140,24 +140,19 @@ class Cgroup:
             except OSError:
                 self._paths.remove(path)
                 continue
-            try:
+            with closing(procs):
                 for pid in pids:
                     # It may have ended meanwhile.
                     with contextlib.suppress(OSError):
                         os.write(procs, str(pid).encode())
-            finally:
-                os.close(procs)
 
     def count_anew(self) -> None:
-        """Forget the kills so far."""
         if self._counter is not None:
             self._counted_before = _oom_count(self._counter) or self._counted_before
 
     def oom_kills(self) -> int | None:
         """Out-of-memory kills since `count_anew`; None if unknown."""
-        if self._counter is None:
-            return None
-        count = _oom_count(self._counter)
+        count = None if self._counter is None else _oom_count(self._counter)
         return None if count is None else count - self._counted_before
 
     def remove(self) -> None:
@@ -190,8 +185,7 @@ class Cgroup:
 
     def _begin_counting(self, *groups: Path) -> None:
         for counter in (group / name for group in groups for name in ("memory.oom_control", "memory.events")):
-            count = _oom_count(counter)
-            if count is not None:
+            if (count := _oom_count(counter)) is not None:
                 self._counter, self._counted_before = counter, count
                 return
 
@@ -221,10 +215,7 @@ _SHARES = re.compile(rb"^(?:Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+) kB$", re.MULTIL
 
 
 class MemoryWatch:
-    """Limits a node to its booked memory where no cgroup does, by polling.
-
-    Counted is what cannot be written back to a file: anonymous pages and the process's share of shared memory.
-    """
+    """Limits a node to its booked memory where no cgroup does, by polling what cannot be written back to a file."""
 
     def __init__(self, limit_mb: int) -> None:
         self._limit_mb = limit_mb

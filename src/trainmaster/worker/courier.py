@@ -77,7 +77,7 @@ def run_courier(
     *,
     delivers_only: bool = False,
 ) -> None:
-    """Run one node of an attempt for a server that is reached by HTTP; returns when everything is delivered.
+    """Run one node for a server that is reached by HTTP, until all is delivered.
 
     With `delivers_only` it starts no worker, and delivers what a dead courier left.
     """
@@ -180,10 +180,7 @@ class _Courier:
         self._worker = self._fork_worker(self._fetch(request, blobs))
 
     def _fetch(self, request: AttemptRequest, blobs: Path) -> Secrets:
-        """Fetch the launch's files, and its secrets, which stay in memory.
-
-        The worker will report a file that the server does not have.
-        """
+        """Fetch the launch's files, and its secrets, which stay in memory. The worker will report a missing file."""
         secrets = NO_SECRETS
         downloads = Uplink(self._server_url, self._token, on_wait=self._attend)
         with contextlib.suppress(_StopAskedError):
@@ -206,8 +203,7 @@ class _Courier:
         self._uplink.disconnect()
         become_subreaper()
         courier = os.getpid()
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             return pid
         status = 1
         try:
@@ -258,10 +254,8 @@ class _Courier:
         except OSError:
             yield None  # The path is too long for a socket: looking every now and then does as well.
             return
-        try:
+        with contextlib.closing(listener):
             yield listener
-        finally:
-            listener.close()
 
     def _mirror(self, hints: HintListener | None) -> None:
         while True:
@@ -315,13 +309,11 @@ class _Courier:
                 self._offsets[name] = offset
 
     def _pull_rendezvous(self) -> None:
-        if not self._awaits_rendezvous:
-            return
         # Not there yet, or no disk space: the next turn asks again.
         with contextlib.suppress(AttemptRefusedError, OSError):
-            document = self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}")
-            self._run.put_document(RENDEZVOUS, document)
-            self._awaits_rendezvous = False
+            if self._awaits_rendezvous:
+                self._run.put_document(RENDEZVOUS, self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}"))
+                self._awaits_rendezvous = False
 
     def _put(self, name: str, document: dict[str, Any]) -> None:
         self._uplink.ask("PUT", f"{self._route}/documents/{name}", document=document)

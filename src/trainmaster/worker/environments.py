@@ -70,7 +70,6 @@ class InstallError(Exception):
         self.output = output
 
     def tell(self, events_file: str) -> None:
-        """Log the error and report it to the worker."""
         print(self.output, self, sep="\n", file=sys.stderr, flush=True)  # noqa: T201 - this is the step's log
         if self.reason is not None:
             event = {"type": "failed", "reason": self.reason, "message": str(self), "t": time.time()}
@@ -91,12 +90,9 @@ def install(
     variables: Mapping[str, str],
     lock: int,
 ) -> None:
-    """Install what an environment lacks of `requirements`; `base` has the packages of the Python below it.
+    """Install what an environment lacks of `requirements`, or raise InstallError; `base` has the packages below it.
 
     Without `index_urls`, the installer's own settings apply. The installer keeps the descriptor `lock` open.
-
-    Raises:
-        InstallError: it cannot be done.
     """
     # A bare name that is there needs no index, and may be in none.
     missing = [requirement for requirement in requirements if requirement not in base]
@@ -229,11 +225,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The packages of the Python below the environments."""
-
     directories: tuple[str, ...]
     versions: Mapping[str, str]
-    """Canonical name -> version."""
 
     @staticmethod
     def own() -> Base:
@@ -278,11 +271,7 @@ def key_of(wanted: Wanted, base: Base, variables: Mapping[str, str]) -> str:
 
 
 def environment_for(wanted: Wanted, root: Path, variables: Mapping[str, str]) -> Path:
-    """The environment with these packages, made now if there is none.
-
-    Raises:
-        InstallError: they cannot be installed.
-    """
+    """The environment with these packages, made now if there is none; raises InstallError if that fails."""
     base = Base.own()
     place = root / "environments" / key_of(wanted, base, variables)
     if not _is_ready(place):
@@ -310,14 +299,10 @@ def _make(place: Path, wanted: Wanted, base: Base, variables: Mapping[str, str],
     # `addsitedir` also processes the .pth files there, by which editable packages are installed.
     layers = [f"import site; site.addsitedir({directory!r})\n" for directory in base.directories]
     (packages / "_trainmaster_base.pth").write_text("".join(layers))
+    python = place / "bin" / "python"
     try:
         install(
-            wanted.requirements,
-            wanted.index_urls,
-            python=place / "bin" / "python",
-            base=base.versions,
-            variables=variables,
-            lock=lock,
+            wanted.requirements, wanted.index_urls, python=python, base=base.versions, variables=variables, lock=lock
         )
     except InstallError:
         _remove(place)
@@ -334,10 +319,7 @@ def _make(place: Path, wanted: Wanted, base: Base, variables: Mapping[str, str],
 
 @contextlib.contextmanager
 def _lock(root: Path, key: str) -> Iterator[int]:
-    """Hold an environment's lock; yields its descriptor.
-
-    The installer inherits it: nobody else starts while it runs, even if this process has died.
-    """
+    """Hold an environment's lock. The installer inherits it: nobody else starts while it runs, even if we have died."""
     path = root / "locks" / f"environments-{key}"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path, "a") as file:

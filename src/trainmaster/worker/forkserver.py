@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import inspect
 import json
 import os
 import selectors
@@ -54,10 +55,7 @@ _IDLE_EXIT_S = 600.0
 
 
 def serve(directory: Path) -> int:
-    """Run the fork server of a directory until it is retired or terminated; returns its exit code.
-
-    A second one in the same directory ends at once with 1.
-    """
+    """Run the fork server of a directory until it is retired or terminated; returns its exit code, 1 if one runs."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)  # what comes in by the socket is for nobody else
     # The path of a socket may have about a hundred characters; one in the current directory is short.
@@ -79,7 +77,6 @@ def serve(directory: Path) -> int:
 
 
 def _detach() -> None:
-    """Detach from the terminal, the session and the standard streams."""
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -173,8 +170,7 @@ class _ForkServer:
         """The answer; None if a child will send it."""
         try:
             request = json.loads(line)
-            operation = self._operations.get(request.pop("op"))
-            if operation is None:
+            if (operation := self._operations.get(request.pop("op"))) is None:
                 return {"error": "no such operation"}
             return operation(connection, **request)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -202,22 +198,12 @@ class _ForkServer:
         place = Within.from_json(within or {})
         return self._fork(lambda: run_worker(Path(run_dir), node, given, place))
 
-    def _start_courier(
-        self,
-        _: socket.socket,
-        server_url: str,
-        token: str,
-        attempt_id: str,
-        node: int,
-        directory: str,
-        delivers_only: bool = False,
-    ) -> dict[str, Any]:
+    def _start_courier(self, _: socket.socket, **request: Any) -> dict[str, Any]:
         # Imported here, in the parent: only couriers need the HTTP client, and the second one finds it imported.
         from trainmaster.worker.courier import run_courier
 
-        return self._fork(
-            lambda: run_courier(server_url, token, attempt_id, node, directory, delivers_only=delivers_only)
-        )
+        inspect.signature(run_courier).bind(**request)  # a malformed request is answered, and starts nothing
+        return self._fork(lambda: run_courier(**request))
 
     def _sweep(self, connection: socket.socket, attempt_id: str, node: int | None = None) -> None:
         """In a child, because it waits for processes to end."""

@@ -97,8 +97,7 @@ class ReadinessProbe:
 
     def _send(self) -> None:
         assert self._socket is not None
-        outcome = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if outcome:
+        if outcome := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._conclude(os.strerror(outcome))
             return
         host, port = self.address
@@ -110,10 +109,9 @@ class ReadinessProbe:
                 return
             # Fits into the empty buffer of a new connection.
             self._socket.sendall(question.encode())
+            self._selector.modify(self._socket, selectors.EVENT_READ, self._receive)
         except OSError as error:
             self._conclude(str(error))
-            return
-        self._selector.modify(self._socket, selectors.EVENT_READ, self._receive)
 
     def _receive(self) -> None:
         assert self._socket is not None
@@ -151,8 +149,6 @@ _SANE_LENGTH = re.compile(rb"[0-9]{1,9}")
 
 
 class KubeflowListener:
-    """Listens on the loopback interface and appends reports to a metrics stream."""
-
     def __init__(self, selector: selectors.BaseSelector, token: str, metrics_file: str) -> None:
         self._selector = selector
         self._token = token.encode()
@@ -201,27 +197,21 @@ class KubeflowListener:
 
 
 def metrics_from_status(document: object, *, now: float) -> dict[str, Any]:
-    """The metrics record of a status report, without metrics that are no finite numbers.
-
-    Raises:
-        ValueError: the document is no status report.
-    """
+    """The metrics record of a status report (ValueError if it is none), without metrics that are no finite numbers."""
     status = document.get("trainerStatus") if isinstance(document, Mapping) else None
     if not isinstance(status, Mapping):
         raise ValueError("no trainerStatus")
     record: dict[str, Any] = {"t": now}
     for name, theirs in (("percent", "progressPercentage"), ("eta_s", "estimatedRemainingSeconds")):
-        number = _number(status.get(theirs))
-        if number is not None:
+        if (number := _number(status.get(theirs))) is not None:
             record[name] = number
     metrics = status.get("metrics")
-    values = {}
-    for metric in metrics if isinstance(metrics, list) else ():
-        if isinstance(metric, Mapping) and isinstance(metric.get("name"), str):
-            number = _number(metric.get("value"))
-            if number is not None:
-                values[metric["name"]] = number
-    record["values"] = values
+    record["values"] = {
+        metric["name"]: number
+        for metric in (metrics if isinstance(metrics, list) else ())
+        if isinstance(metric, Mapping) and isinstance(metric.get("name"), str)
+        if (number := _number(metric.get("value"))) is not None
+    }
     return record
 
 
@@ -273,8 +263,7 @@ class _Connection:
         except OSError:
             data = b""
         self._received += data
-        status = self._status()
-        if status is not None:
+        if (status := self._status()) is not None:
             answer = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
                 "Content-Length: 2\r\nConnection: close\r\n\r\n{}"

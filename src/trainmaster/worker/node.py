@@ -42,7 +42,6 @@ from trainmaster.worker.verdict import (
 from trainmaster.worker.watch import ControlWatch, RankWatch
 
 TICK_S = 0.1
-"""How often files are polled."""
 STRAY_TERM_S = 2.0
 """Between SIGTERM and SIGKILL for processes that are left when all ranks have ended."""
 
@@ -104,11 +103,7 @@ class NodeRun:
         """Unix time at which all ranks were running."""
 
     def run(self) -> Verdict:
-        """Run everything; returns why it ended. Afterwards nothing runs below this process.
-
-        Raises:
-            RunDirectoryGoneError: the job was deleted meanwhile.
-        """
+        """Run everything; returns why it ended. Afterwards nothing runs below this process."""
         become_subreaper()
         self._wakeup = wake_on_children(self._selector)
         try:
@@ -355,12 +350,10 @@ class NodeRun:
         self._fail(Verdict(reason=reason, message=message, step=self._step.name, evidence=evidence))
 
     def _clear_strays(self) -> None:
-        """Bring down what the ranks left behind."""
         self._tree.reap()
         if self._tree.is_empty:
             return
-        count = len(descendants(os.getpid()))
-        if count:
+        if count := len(descendants(os.getpid())):
             self._journal.record("strays_killed", count=count)
         self._tree.bring_down(time.monotonic(), term_after_s=0, kill_after_s=STRAY_TERM_S)
         while not self._tree.is_empty:

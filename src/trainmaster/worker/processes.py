@@ -93,10 +93,12 @@ class SeenProcess(NamedTuple):
     start_time: int
 
 
-def seen(pid: int) -> SeenProcess | None:
-    """The process with this pid, or its zombie."""
-    start_time = start_time_of(pid)
-    return None if start_time is None else SeenProcess(pid, start_time)
+def seen(pid: int, *, below: int | None = None) -> SeenProcess | None:
+    """The process with this pid, or its zombie; None if it is not, or no child of `below`."""
+    fields = _stat(pid)
+    if fields is None or (below is not None and int(fields[1]) != below):
+        return None
+    return SeenProcess(pid, int(fields[19]))
 
 
 def descendants(pid: int) -> list[SeenProcess]:
@@ -106,7 +108,7 @@ def descendants(pid: int) -> list[SeenProcess]:
     frontier = list(filter(None, [seen(pid)]))
     while frontier:
         parent = frontier.pop()
-        children = [child for each in children_of(parent.pid) or () if (child := _seen_below(each, parent.pid))]
+        children = [child for each in children_of(parent.pid) or () if (child := seen(each, below=parent.pid))]
         if _is_still(parent):  # else these are the children of another
             found += children
             frontier += children
@@ -124,19 +126,11 @@ def _is_still(process: SeenProcess) -> bool:
     return start_time_of(process.pid) == process.start_time
 
 
-def _seen_below(pid: int, parent: int) -> SeenProcess | None:
-    fields = _stat(pid)
-    return SeenProcess(pid, int(fields[19])) if fields and int(fields[1]) == parent else None
-
-
 def sweep(attempt_id: str, node: int | None = None, *, patience_s: float = 20.0) -> int:
     """Kill every process of an attempt, or of one of its nodes; returns their number, once none is left.
 
     They are identified by the variables that all descendants of ranks inherit, and by their cgroup. The worker itself
-    and the caller are not among them.
-
-    Raises:
-        TimeoutError: some are still there after `patience_s`.
+    and the caller are not among them. Raises TimeoutError if some are still there after `patience_s`.
     """
     killed: set[SeenProcess] = set()
     deadline = time.monotonic() + patience_s
@@ -214,8 +208,7 @@ def _listed_children(pid: int) -> list[int]:
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in _pids():
-        fields = _stat(pid)
-        if fields:
+        if fields := _stat(pid):
             children.setdefault(int(fields[1]), []).append(pid)
     return children
 
@@ -245,10 +238,7 @@ _MAX_BYTES = 64 << 10
 
 
 class StackDump:
-    """The stacks of all ranks of a node: requested at once, collected a moment later.
-
-    Ranks that can, print their stacks; for the others it is what the kernel shows of their processes.
-    """
+    """The stacks of all ranks of a node: what they print, else what the kernel shows; collected a moment later."""
 
     def __init__(self, ranks: Mapping[int, int], capable: Set[int], error_logs: Mapping[int, str], now: float) -> None:
         self.due = now + COLLECT_AFTER_S
@@ -276,10 +266,9 @@ def _with_descendants(pid: int) -> list[SeenProcess]:
 
 
 def _process_view(pid: int) -> str:
-    command = _proc(pid, "cmdline").replace("\0", " ").strip()
-    if not command:
+    if not (command := _proc(pid, "cmdline").replace("\0", " ").strip()):
         return ""
-    status = dict(line.partition(":")[::2] for line in _proc(pid, "status").splitlines())
+    status = _status(pid)
     facts = [
         f"process {pid}: {command[:300]}",
         f"  state: {status.get('State', '?').strip()}, threads: {status.get('Threads', '?').strip()}",
@@ -290,10 +279,12 @@ def _process_view(pid: int) -> str:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    for line in _proc(pid, "status").splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    caught = _status(pid).get("SigCgt", "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    return dict(line.partition(":")[::2] for line in _proc(pid, "status").splitlines())
 
 
 def _proc(pid: int, name: str) -> str:
@@ -305,16 +296,13 @@ def _proc(pid: int, name: str) -> str:
 
 
 def _size(path: str) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return os.stat(path).st_size
-    except OSError:
-        return 0
+    return 0
 
 
 def _read_from(path: str, offset: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(_MAX_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(_MAX_BYTES).decode(errors="replace")
+    return ""

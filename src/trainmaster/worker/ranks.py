@@ -118,8 +118,8 @@ def rank_environment(
     if context.port is not None:
         is_published = bool(request.nodes[context.node].port)
         variables[names.SERVICE_HOST] = "0.0.0.0" if is_published else "127.0.0.1"
-    if launch.port_environment is not None and context.port is not None:
-        variables[launch.port_environment] = str(context.port)
+        if launch.port_environment is not None:
+            variables[launch.port_environment] = str(context.port)
     if context.environment is not None:
         programs = os.path.join(context.environment, "bin")
         variables["PATH"] = os.pathsep.join((programs, variables.get("PATH", os.defpath)))
@@ -154,13 +154,10 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
 def start_rank(
     step: Step, rank: int, context: NodeContext, secrets: Secrets, rendezvous: tuple[str, int] | None
 ) -> tuple[int, int | None]:
-    """Start one process of a step that writes to the node's log files; returns its pid.
+    """Start one process of a step that writes to the node's log files; returns its pid, or raises StartError.
 
     A program that leads into a container gets its variables through a descriptor, which is returned too: its answer, if
     it fails, will be in there.
-
-    Raises:
-        StartError: it could not be started.
     """
     # A container has the environment of its image, not of this machine.
     base = {} if step.through else os.environ
@@ -239,27 +236,23 @@ def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int
 def _verdict_on_start(error: Exception, command: str, step: str, rank: int, user: User | None) -> Verdict:
     number = error.errno if isinstance(error, OSError) else None
     whose = f" by uid {user.uid}, as whom jobs of this account run" if user else ""
-    exit_code = None
-    if number == errno.ENOENT:
-        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: command not found, or its interpreter is missing"
-        exit_code = _EXIT_NOT_FOUND
-    elif number == errno.ENOEXEC:
-        reason, message = (
-            Reason.COMMAND_NOT_FOUND,
-            f"{command}: cannot be executed (a script needs a first line with #!)",
-        )
-        exit_code = _EXIT_NOT_EXECUTABLE
-    elif number in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
-        reason, message = Reason.COMMAND_NOT_FOUND, f"{command}: cannot be executed{whose}: {os.strerror(number)}"
-        exit_code = _EXIT_NOT_EXECUTABLE
-    elif number == errno.ENOMEM:
-        reason, message = Reason.OUT_OF_MEMORY, f"{command}: no memory to start it"
-    elif number == errno.EAGAIN:
-        reason, message = Reason.ENGINE_UNAVAILABLE, f"{command}: the machine allows no further process"
-    else:
-        reason, message = Reason.BAD_INPUT, f"{command}: cannot be started: {error}"
+    reason = Reason.COMMAND_NOT_FOUND
+    exit_code: int | None = None
+    match number:
+        case errno.ENOENT:
+            exit_code, problem = _EXIT_NOT_FOUND, "command not found, or its interpreter is missing"
+        case errno.ENOEXEC:
+            exit_code, problem = _EXIT_NOT_EXECUTABLE, "cannot be executed (a script needs a first line with #!)"
+        case errno.EACCES | errno.EPERM | errno.ENOTDIR | errno.EISDIR:
+            exit_code, problem = _EXIT_NOT_EXECUTABLE, f"cannot be executed{whose}: {os.strerror(number)}"
+        case errno.ENOMEM:
+            reason, problem = Reason.OUT_OF_MEMORY, "no memory to start it"
+        case errno.EAGAIN:
+            reason, problem = Reason.ENGINE_UNAVAILABLE, "the machine allows no further process"
+        case _:
+            reason, problem = Reason.BAD_INPUT, f"cannot be started: {error}"
     end = ProcessEnd(rank=rank, exit_code=exit_code)
-    return Verdict(reason=reason, message=message, end=end, step=step)
+    return Verdict(reason=reason, message=f"{command}: {problem}", end=end, step=step)
 
 
 def find_rendezvous(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainmaster.protocol.account_files import closing
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, LEAST_FREE_BYTES, disk_is_full, read_lines
 from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.run_directory import CONTROL, RunDirectory, beat_document, exit_document, worker_stream
@@ -78,19 +79,11 @@ class ExitRecord:
     def __init__(self, directory: RunDirectory, node: int) -> None:
         self._target = directory.path / exit_document(node)
         self._reserve = self._target.with_name(".reserve")
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError), closing(self._open_reserve()) as descriptor:
+            os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)
 
     def write(self, compose: Callable[[], Mapping[str, Any]], wait: Callable[[float], None]) -> None:
-        """Write the exit, composed anew for each try; `wait` is called with the seconds until the next one.
-
-        Raises:
-            RunDirectoryGoneError: the run directory is gone.
-        """
+        """Write the exit, composed anew for each try; `wait` is called with the seconds until the next one."""
         while True:
             try:
                 self._fill_reserve(json.dumps(compose(), separators=(",", ":")).encode())
@@ -103,14 +96,14 @@ class ExitRecord:
 
     def _fill_reserve(self, data: bytes) -> None:
         # Written over the reserve, not beside it: this needs no free block and no new file.
-        descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with closing(self._open_reserve()) as descriptor:
             written = 0
             while written < len(data):
                 written += os.pwrite(descriptor, data[written:], written)
             os.ftruncate(descriptor, len(data))
-        finally:
-            os.close(descriptor)
+
+    def _open_reserve(self) -> int:
+        return os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def exit_of_lost_worker(directory: RunDirectory, node: int, end: str) -> dict[str, Any]:

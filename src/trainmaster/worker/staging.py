@@ -40,11 +40,7 @@ class StagingError(Exception):
 def stage(
     request: AttemptRequest, run_dir: Path, node: int, on_chunk: Callable[[], None], user: User | None = None
 ) -> str:
-    """Make the working directory, with the shipped files in it, and the node's own directories; returns its path.
-
-    Raises:
-        StagingError: the working directory or a shipped file is missing, or a file is not what it should be.
-    """
+    """Make the working directory, with the shipped files in it, and the node's own directories; returns its path."""
     launch = request.launch
     if launch.working_directory is None:
         working_directory = run_dir / "work"
@@ -80,10 +76,7 @@ def stage(
 
 
 def _check_owner(directory: str, user: User) -> None:
-    """Never give another user's files away.
-
-    An account that got its uid later may have run as root of containers before, and left setuid programs.
-    """
+    """Never give another user's files away: as root of containers, an account may have left setuid programs."""
     try:
         status = os.lstat(directory)
     except FileNotFoundError:
@@ -172,7 +165,6 @@ class Workspace:
     variables: Mapping[str, str] = field(default_factory=dict)
     """The same paths, and the variables that name those directories."""
     why_not: str = ""
-    """Why it is not there."""
 
     def place(self, word: str) -> str:
         """A word in which a path below /workspace is replaced, where that is not there."""
@@ -197,17 +189,12 @@ NO_WORKSPACE = Workspace()
 def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str, str], user: User | None) -> Workspace:
     """Make /workspace for this process and all that it starts, if possible.
 
-    Args:
-        home: the node's part of the run directory.
-        prepared: variable -> path below /workspace.
-        places: path below /workspace -> the real directory.
-        user: the user that the ranks run as; None: the worker's.
+    `prepared` has the paths below /workspace by variable, `places` the real directories by path; `home` is the node's.
     """
     named = [(f"{WORKSPACE}/{path}", place) for path, place in places.items()]
     if all(os.path.isdir(path) and os.path.isdir(place) and os.path.samefile(path, place) for path, place in named):
         return NO_WORKSPACE
-    why_not = _link(home / "workspace", places, user)
-    if why_not is None:
+    if (why_not := _link(home / "workspace", places, user)) is None:
         return NO_WORKSPACE
     # Paths that exist, of the machine's own or as a volume of the job, are meant as they are.
     missing = {path: place for path, place in places.items() if not os.path.lexists(f"{WORKSPACE}/{path}")}
@@ -301,13 +288,10 @@ def stage_node(
     user: User | None,
     on_chunk: Callable[[], None],
 ) -> NodeContext:
-    """Stage what the job needs, and open the listener for its reports, in this selector.
+    """Stage what the job needs, or raise StagingError, and open the listener for its reports, in this selector.
 
     Ranks look in `control_file` for requests to save or stop. `on_chunk` is called repeatedly while files are copied;
     it may raise to give up.
-
-    Raises:
-        StagingError: a file or a secret is missing.
     """
     launch, home = request.launch, directory.path / "nodes" / str(node)
     missing = launch.secrets.keys() - secrets.environment.keys()
@@ -344,5 +328,4 @@ def stage_node(
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

@@ -1,7 +1,4 @@
-"""The life of a worker: it claims a node of an attempt, runs it, and records how it ended.
-
-The claim comes before anything else and the exit after everything else; `node` is in between.
-"""
+"""The life of a worker: it claims a node of an attempt, runs it (`node`), and last of all records how it ended."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
 
 
 def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
-    """The secrets without those that finished steps had for themselves."""
     used = {secret_named(reference) for step in done for reference in step.secrets.values()}
     return replace(secrets, tokens={name: value for name, value in secrets.tokens.items() if name not in used})
 

@@ -70,18 +70,15 @@ class Tree:
     def reap(self) -> list[ProcessEnd]:
         """Reap all that ended; returns the ends of ranks, in order."""
         ends: list[ProcessEnd] = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._has_children = False
-                return ends
-            if pid == 0:
-                return ends
-            self._leads.discard(pid)
-            rank = self._ranks.pop(pid, None)
-            if rank is not None:
-                ends.append(_end(rank, status))
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = ended
+                self._leads.discard(pid)
+                if (rank := self._ranks.pop(pid, None)) is not None:
+                    ends.append(_end(rank, status))
+        except ChildProcessError:
+            self._has_children = False
+        return ends
 
     def bring_down(self, now: float, *, term_after_s: float, kill_after_s: float) -> None:
         """End everything: SIGTERM after a while, SIGKILL after another. A second call can only hasten it."""
@@ -157,10 +154,7 @@ TERM_S = 5.0
 
 
 class Stopping:
-    """Passes the server's requests on to the ranks and stops them when asked.
-
-    A stop is never taken back; a later one may be more urgent.
-    """
+    """Passes the server's requests on to the ranks. A stop is never taken back; a later one may be more urgent."""
 
     def __init__(self, tree: Tree, journal: Journal, control_file: Path, *, uid: int | None = None) -> None:
         """`uid`: the user that the ranks read the control file as."""

@@ -1,7 +1,4 @@
-"""A kept-alive connection to the server, on which every request is repeated until it is answered.
-
-All routes that it calls are idempotent: a lost answer costs only the repetition.
-"""
+"""A kept-alive connection to the server, on which requests, all idempotent, are repeated until they are answered."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from trainmaster.protocol.environment import CA
 from trainmaster.protocol.run_directory import StreamGapError
 
 CHUNK = 1 << 20
-"""The most bytes in one request."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -74,13 +70,7 @@ class Uplink:
         self._closed = threading.Event()
 
     def ask(self, method: str, path: str, *, document: object = None, data: bytes | None = None) -> Any:
-        """The `data` of the answer, however long the server is away.
-
-        Raises:
-            AttemptRefusedError: the attempt is not wanted any more.
-            StreamGapError: bytes were sent beyond a stream's end.
-            ClosedError: `close` was called.
-        """
+        """The `data` of the answer, however long the server is away, unless it refuses or `close` was called."""
         body = json.dumps(document).encode() if document is not None else data
         content_type = "application/json" if data is None else "application/octet-stream"
         return self._persist(lambda: self._ask_once(method, path, body, content_type))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.protocol.account_files import User
+from trainmaster.protocol.account_files import User, closing
 from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.worker.processes import keeping_death_signal
 
@@ -29,11 +29,7 @@ class CannotBecomeError(Exception):
 
 
 def user_of(uid: int | None, attempt_group: int | None = None) -> User | None:
-    """The user to become, in the group of an attempt; None if it is the worker's own.
-
-    Raises:
-        CannotBecomeError: only root can become another user, and no job becomes root.
-    """
+    """The user to become, in the group of an attempt; None if it is the worker's own. Only root can become another."""
     if uid is None:
         return None
     if uid == _ROOT:
@@ -88,12 +84,9 @@ def give_directory(path: str | os.PathLike[str], user: User | None) -> None:
         parent.chmod(SEARCH_ONLY)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, 0o700)
-    finally:
-        os.close(descriptor)
 
 
 def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:

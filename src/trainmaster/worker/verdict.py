@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopCause
@@ -39,10 +40,7 @@ class Evidence:
 
 
 def evidence_from(err: bytes, out: bytes) -> Evidence:
-    """The evidence in the ends of a process's two outputs.
-
-    The last lines end with what matters most: a traceback, else the error output.
-    """
+    """The evidence in a process's two outputs; the last lines end with a traceback, else with the error output."""
     first, second = _lines(err), _lines(out)
     frame, error = _last_traceback(first)
     if frame is None:
@@ -63,12 +61,10 @@ def evidence_from(err: bytes, out: bytes) -> Evidence:
 
 def read_tail(path: str) -> bytes:
     """The end of a file; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read(TAIL_BYTES)
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return file.read(TAIL_BYTES)
+    return b""
 
 
 def _lines(data: bytes) -> list[str]:
@@ -78,7 +74,6 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _last_traceback(lines: list[str]) -> tuple[str | None, str | None]:
-    """The innermost frame and the error line of the last traceback."""
     bare = [_LINE_PREFIX.sub("", line) for line in lines]
     crash = next((n for n in reversed(range(len(bare))) if _CRASH.match(bare[n])), None)
     start = next((n for n in reversed(range(len(bare))) if _HEADER.search(bare[n])), None)
@@ -193,19 +188,19 @@ def verdict_on_failure(
     """Why an attempt failed whose first failing process ended like this without being told to stop.
 
     Args:
-        end: the process's end.
         answer: from a program that leads into a container; its own exit code says nothing about the container.
         said: the reason that it, or another process of its step, reported.
-        step: the step it ran.
-        prepares: whether that step only prepares the workload.
-        evidence: the end of the process's output.
+        step, prepares: the step it ran, and whether that only prepares the workload.
         retry_exit_codes: exit codes of the workload that count as transient.
         oom_kills: the kernel's out-of-memory kills during this step, if known.
         disk_is_full: whether the process's logs could not grow any more.
         memory_limit_mb: the limit that the kernel enforces for the node, if any: then the kills are this node's own.
     """
+    verdict = Verdict(
+        reason=Reason.EXITED_NONZERO, message="", end=end, step=step, evidence=evidence, oom_kills=oom_kills
+    )
     if answer is not None:
-        return Verdict(reason=answer.reason, message=answer.message, end=end, step=step, evidence=evidence)
+        return replace(verdict, reason=answer.reason, message=answer.message, oom_kills=None)
     subject = f"step {step}" if prepares else f"rank {end.rank}"
     how = f"was killed by {end.signal}" if end.signal else f"exited with code {end.exit_code}"
     booked = f" ({memory_limit_mb} MB are booked for the node)" if memory_limit_mb is not None else ""
@@ -217,9 +212,7 @@ def verdict_on_failure(
     elif said is not None:
         # What follows is guessed from the last output, which may be a row of data, and from the exit, which may be a
         # library that crashed on the way out.
-        return Verdict(
-            reason=said.reason, message=said.message, end=end, step=step, evidence=evidence, oom_kills=oom_kills
-        )
+        return replace(verdict, reason=said.reason, message=said.message)
     elif _shows(_OUT_OF_MEMORY, evidence):
         reason, what = Reason.OUT_OF_MEMORY, f"{subject} {how}, out of memory"
     elif _shows(_DISK_FULL, evidence) or disk_is_full:
@@ -230,15 +223,8 @@ def verdict_on_failure(
     elif end.signal:
         reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
     else:
-        reason, what = Reason.EXITED_NONZERO, f"{subject} {how}"
-    return Verdict(
-        reason=reason,
-        message=f"{what}: {evidence.error}" if evidence.error else what,
-        end=end,
-        step=step,
-        evidence=evidence,
-        oom_kills=oom_kills,
-    )
+        reason, what = verdict.reason, f"{subject} {how}"
+    return replace(verdict, reason=reason, message=f"{what}: {evidence.error}" if evidence.error else what)
 
 
 def verdict_on_stop(

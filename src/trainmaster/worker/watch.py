@@ -1,7 +1,4 @@
-"""What a worker polls: the control file, the events of its ranks, the growth of their logs.
-
-Polling is cheap (one `stat` if nothing changed), because it happens many times a second.
-"""
+"""What a worker polls many times a second: the control file, the events of its ranks, the growth of their logs."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ class ControlWatch:
         self._seq = -1
 
     def look(self, *, closely: bool = False) -> Control | None:
-        """A control that is newer than all before, or None.
-
-        `closely` reads the file even if its times are unchanged: they are as coarse as the kernel's clock.
-        """
+        """A control that is newer than all before, or None. `closely` distrusts the file's times, which are coarse."""
         try:
             status = os.stat(self._name)
         except OSError:
@@ -39,17 +33,15 @@ class ControlWatch:
         signature = (status.st_mtime_ns, status.st_ino, status.st_size)
         if signature == self._signature and not closely:
             return None
-        try:
+        # One that this version does not understand is ignored; the next one may be understood.
+        with contextlib.suppress(ValueError, TypeError):
             document = read_document(self._path)
             control = Control.from_json(document) if document is not None else None
-        except (ValueError, TypeError):
-            # Not understood by this version; the next one may be.
-            control = None
+            if control is not None and control.seq > self._seq:
+                self._signature, self._seq = signature, control.seq
+                return control
         self._signature = signature
-        if control is None or control.seq <= self._seq:
-            return None
-        self._seq = control.seq
-        return control
+        return None
 
 
 class RankWatch:

@@ -1,7 +1,4 @@
-"""Which library an array belongs to, and what each library's module offers.
-
-A library that is not imported has no arrays in a tree, so its module is imported on use.
-"""
+"""Which library an array belongs to, and what each library's module, which is imported on use, offers."""
 
 from __future__ import annotations
 
@@ -56,11 +53,7 @@ def module_for(kind: str) -> ArrayModule:
 
 
 def describe_array(value: object) -> Described | None:
-    """Describe an array; None for a value that is none.
-
-    Raises:
-        TypeError: it is an array that cannot be saved.
-    """
+    """Describe an array; None for a value that is none. Raises TypeError for an array that cannot be saved."""
     found: Described | None = None
     if "torch" in sys.modules:
         from trainmaster.jobs.trees import torch_tensors

@@ -49,10 +49,7 @@ class Buffer:
 
 
 class Buffers:
-    """A thread-safe pool of buffers, of at most `limit` bytes together.
-
-    Without a limit, the ranks of this machine share half of the memory that is available now.
-    """
+    """A thread-safe pool of buffers, of at most `limit` bytes; by default, half of the free memory for all ranks."""
 
     def __init__(self, limit: int | None = None) -> None:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -68,10 +65,7 @@ class Buffers:
         return self._total
 
     def acquire(self, size: int, *, pinned: bool) -> Buffer:
-        """Take a buffer of at least this size; at the limit, wait until one is released.
-
-        A single buffer may be larger than the limit: something has to hold the largest array.
-        """
+        """Take a buffer of at least this size; at the limit, wait until one is released, unless nothing is held."""
         size = _rounded(size)
         with self._changed:
             while True:

@@ -15,11 +15,7 @@ DIRECTORY = "orbax"
 
 
 def describe(value: object) -> Described | None:
-    """Describe an array, or the shape of one in a template; None for all else.
-
-    Raises:
-        TypeError: the array is traced, and has no data yet.
-    """
+    """Describe an array, or the shape of one in a template; None for all else. Raises TypeError if it is traced."""
     if not isinstance(value, (jax.Array, jax.ShapeDtypeStruct)):
         return None
     if isinstance(value, jax.core.Tracer):
@@ -30,10 +26,7 @@ def describe(value: object) -> Described | None:
 
 
 def start(arrays: Mapping[str, Any], directory: Path) -> Callable[[], None]:
-    """Begin to save arrays; when this returns they may be donated or deleted. Call the result to wait for the files.
-
-    Collective where there are several processes: each writes its part.
-    """
+    """Begin to save arrays, each process its part; they may be deleted now. Call the result to wait for the files."""
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     plain = {name: _plain(value) for name, value in arrays.items()}
     checkpointer.save((directory / DIRECTORY).absolute(), args=ocp.args.PyTreeSave(plain))
@@ -57,12 +50,11 @@ def read(directory: Path, wanted: Sequence[WantedArray]) -> list[jax.Array]:
 
 
 def read_tree(directory: Path, template: object, *, partial: bool) -> Any:
-    """Read a tree that Orbax saved by itself, onto the devices of the template and sharded as that is.
-
-    Raises:
-        ValueError: the tree does not fit the template.
-    """
-    return _restore(directory, jax.tree_util.tree_map(_like, template), partial=partial)
+    """Read a tree that Orbax saved by itself, onto the devices of the template and sharded as that is."""
+    structs = jax.tree_util.tree_map(
+        lambda leaf: _shaped(leaf.shape, leaf.dtype, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, template
+    )
+    return _restore(directory, structs, partial=partial)
 
 
 def _restore(directory: Path, structs: Any, *, partial: bool) -> Any:
@@ -70,15 +62,9 @@ def _restore(directory: Path, structs: Any, *, partial: bool) -> Any:
         return checkpointer.restore(
             directory.absolute(),
             args=ocp.args.PyTreeRestore(
-                item=structs,
-                restore_args=ocp.checkpoint_utils.construct_restore_args(structs),
-                partial_restore=partial,
+                item=structs, restore_args=ocp.checkpoint_utils.construct_restore_args(structs), partial_restore=partial
             ),
         )
-
-
-def _like(leaf: Any) -> Any:
-    return _shaped(leaf.shape, leaf.dtype, leaf.sharding) if isinstance(leaf, jax.Array) else leaf
 
 
 def _plain(value: jax.Array) -> jax.Array:

@@ -11,11 +11,7 @@ from trainmaster.jobs.trees.structure import Described, Node
 
 
 def describe(value: object) -> Described | None:
-    """Describe an array or a scalar of NumPy; None for all else.
-
-    Raises:
-        TypeError: its elements are Python objects or records.
-    """
+    """Describe an array or a scalar of NumPy; None for all else. TypeError: its elements are objects or records."""
     if not isinstance(value, (numpy.ndarray, numpy.generic)):
         return None
     if value.dtype.hasobject or value.dtype.names is not None:

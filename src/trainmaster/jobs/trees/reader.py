@@ -38,17 +38,15 @@ def read(
 ) -> Any:
     """Read the tree that was saved in a directory into new arrays on the devices of the template.
 
+    Raises TreeError, which names the paths, if the tree does not fit the template, and CorruptCheckpointError if a file
+    differs from its digest or is missing.
+
     Args:
-        directory: where the tree was saved.
         template: a tree to be like. Only the type, shape, device and sharding of its arrays count.
         partial: restore only what the template has; where nothing that fits was saved, keep the template's value.
         digests: SHA-256 of the files by path, to compare with what is read.
         process: this process among those that read; sharded files are divided between them for the comparison.
         buffers: memory to use on the way to a GPU.
-
-    Raises:
-        TreeError: the tree does not fit the template; names the paths.
-        CorruptCheckpointError: a file differs from its digest, or is missing.
     """
     document = _document(directory, TREE, digests)
     wanted, build = match(document, template, describe_array, partial=partial)
@@ -76,7 +74,6 @@ def read(
 
 
 def read_small(directory: Path, stem: str, *, digests: Mapping[str, str] | None = None) -> Any:
-    """Read what `write_small` saved; raises as `read` does."""
     wanted, build = match(_document(directory, f"{stem}.json", digests), ANYTHING, describe_array, partial=False)
     name = f"{stem}{safetensors.SUFFIX}"
     return build(_read_file(directory, name, wanted, digests, Buffers()) if wanted else [])

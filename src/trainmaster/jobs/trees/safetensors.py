@@ -28,18 +28,10 @@ _MAX_HEADER = 100_000_000
 
 TYPES = {
     "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
     "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
     "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -86,11 +78,7 @@ class Header:
 def write(
     path: Path, entries: Sequence[TensorEntry], data: memoryview, *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a new file whose arrays are in `data` one after the other, flush it, and return its SHA-256.
-
-    Raises:
-        OSError: the file exists, or could not be written wholly.
-    """
+    """Write a new file whose arrays are in `data` one after the other, flush it, and return its SHA-256."""
     digest = hashlib.sha256()
     with open(path, "xb", buffering=0) as file:
         for part in (memoryview(_header(entries, metadata or {})), data):

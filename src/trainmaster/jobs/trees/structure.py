@@ -36,8 +36,6 @@ ANYTHING = _Anything()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """An array, as its library describes it."""
-
     kind: str
     dtype: str
     shape: tuple[int, ...]
@@ -68,30 +66,18 @@ Describe: TypeAlias = Callable[[object], Described | None]
 """Returns None for what is no array; raises TypeError for an array that cannot be saved."""
 
 Build: TypeAlias = Callable[[Sequence[Any]], Any]
-"""Makes a tree of arrays that were read."""
 
 
 def describe(tree: object, array: Describe) -> tuple[Node, list[Leaf]]:
-    """Turn a tree into a JSON document and a list of its arrays.
-
-    Raises:
-        TreeError: something cannot be saved; names its path.
-    """
+    """Turn a tree into a JSON document and a list of its arrays; TreeError names the path of what cannot be saved."""
     describing = _Describing(array)
     return describing.node(tree, ()), describing.leaves
 
 
 def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[WantedArray], Build]:
-    """List the arrays to read, and return a function that makes the tree of them.
+    """List the arrays to read, and return a function that makes the tree of them; TreeError lists what does not fit.
 
-    Args:
-        document: as `describe` returned it.
-        template: the tree to be like.
-        array: describes arrays, and returns None for other leaves.
-        partial: ignore what the template lacks, and keep the template's value where nothing fits.
-
-    Raises:
-        TreeError: lists what is missing, unexpected or different, unless `partial`.
+    With `partial`, ignore what the template lacks, and keep the template's value where nothing fits.
     """
     matching = _Matching(array, partial=partial)
     build = matching.build(document, template, ())
@@ -124,8 +110,7 @@ class _Describing:
             raise TreeError(f"{_spell(path)}: a checkpoint cannot hold {error}") from error
         if described is not None:
             return self._array_node(value, described, path)
-        children = _children(value)
-        if children is None:
+        if (children := _children(value)) is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise TreeError(f"{_spell(path)}: a checkpoint cannot hold a {kind}")
         if id(value) in self._above:
@@ -176,27 +161,21 @@ class _Matching:
     def build(self, node: Node, template: Any, path: Path) -> Build:
         if template is ANYTHING:
             return self._as_saved(node, path)
-        described = None if _plain(template) is not None else self._array(template)
-        if described is not None:
-            return self._like_array(node, template, described, path)
         if _plain(template) is not None:
             if (value := _value(node)) is not None:
                 return lambda _: value[0]
             return self._mismatch(node, template, path)
-        children = _children(template)
-        if children is None:
+        if (described := self._array(template)) is not None:
+            return self._like_array(node, template, described, path)
+        if (children := _children(template)) is None:
             kind = f"{type(template).__module__}.{type(template).__qualname__}"
             self.problems.append(f"{_spell(path)}: the template has a {kind}, which no checkpoint can hold")
             return lambda _: template
         return self._like_container(node, template, children, path)
 
     def _like_array(self, node: Node, template: Any, described: Described, path: Path) -> Build:
-        same = (
-            _family(node.get("array")) == _family(described.kind)
-            and node["dtype"] == described.dtype
-            and tuple(node["shape"]) == described.shape
-        )
-        if not same:
+        wanted = (_family(described.kind), described.dtype, list(described.shape))
+        if (_family(node.get("array")), node.get("dtype"), node.get("shape")) != wanted:
             return self._mismatch(node, template, path)
         return self._want(WantedArray(path=path, node=node, template=template))
 
@@ -214,12 +193,10 @@ class _Matching:
                 for key in saved
                 if key not in wanted_keys
             ]
-        builds = []
-        for key, child in children:
-            if key in saved:
-                builds.append(self.build(saved[key], child, (*path, key)))
-            else:
-                builds.append(self._missing(child, (*path, key)))
+        builds = [
+            self.build(saved[key], child, (*path, key)) if key in saved else self._missing(child, (*path, key))
+            for key, child in children
+        ]
         rebuild = _rebuilding(template, [key for key, _ in children])
         return lambda results: rebuild([build(results) for build in builds])
 
@@ -253,8 +230,7 @@ class _Matching:
     def _describe_template(self, template: Any) -> str:
         if (plain := _plain(template)) is not None:
             return _describe_node(plain)
-        described = self._array(template)
-        if described is None:
+        if (described := self._array(template)) is None:
             return f"a {_form(template)} of {len(_children(template) or ())}"
         return f"{described.kind} {described.dtype} {list(described.shape)}"
 
@@ -307,8 +283,7 @@ def _rebuilding(template: Any, keys: list[Any]) -> Callable[[list[Any]], Any]:
 
 def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
     """The children of a node that is registered with JAX; None for all else."""
-    jax = sys.modules.get("jax")
-    if jax is None:
+    if (jax := sys.modules.get("jax")) is None:
         return None
     flat, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda inner: inner is not value)
     if jax.tree_util.treedef_is_leaf(treedef):
@@ -317,11 +292,8 @@ def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
 
 
 def _key(entry: Any) -> str | int:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(entry, attribute):
-            found = getattr(entry, attribute)
-            return found if type(found) in (str, int) else str(found)
-    return str(entry)
+    found = next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry)
+    return found if type(found) in (str, int) else str(found)
 
 
 def _saved_children(node: Node) -> dict[Any, Node]:

@@ -33,11 +33,7 @@ _THREADS = 8
 
 
 def describe(value: object) -> Described | None:
-    """Describe a tensor; None for all else.
-
-    Raises:
-        TypeError: the tensor's bytes alone do not describe it.
-    """
+    """Describe a tensor; None for all else. TypeError: the tensor's bytes alone do not describe it."""
     if not isinstance(value, torch.Tensor):
         return None
     dtype = _spell(value.dtype)
@@ -56,14 +52,9 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def entry(name: str, value: torch.Tensor) -> TensorEntry:
-    """Describe the layout of a tensor in a file.
-
-    Raises:
-        TypeError: it has no data.
-    """
     if value.is_meta:
         raise TypeError("a meta tensor has no data")
-    return TensorEntry.of(name, _spell(value.dtype), tuple(value.shape), value.numel() * value.element_size())
+    return TensorEntry.of(name, _spell(value.dtype), tuple(value.shape), value.nbytes)
 
 
 def itemsize(value: torch.Tensor) -> int:
@@ -153,11 +144,7 @@ def finish(_node: Node, template: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_part(name: str, value: DTensor) -> tuple[TensorEntry, torch.Tensor, list[int]] | None:
-    """This rank's part of a tensor, and its offsets in the whole; None where another rank writes the same part.
-
-    Raises:
-        TypeError: its parts would have to be summed first, or the files cannot hold its type.
-    """
+    """This rank's part of a tensor, and its offsets in the whole; None where another rank writes the same part."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -165,8 +152,7 @@ def sharded_part(name: str, value: DTensor) -> tuple[TensorEntry, torch.Tensor, 
         raise TypeError("a DTensor that is a partial sum: redistribute it first")
     if _spell(value.dtype) not in TYPES:
         raise TypeError(f"a DTensor of {value.dtype}")
-    coordinate = value.device_mesh.get_coordinate()
-    if coordinate is None:
+    if (coordinate := value.device_mesh.get_coordinate()) is None:
         return None
     copies = zip(coordinate, value.placements, strict=True)
     if any(position != 0 and isinstance(placement, Replicate) for position, placement in copies):
@@ -240,10 +226,9 @@ def _parse(name: str) -> torch.dtype:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host; the tensor must outlive it."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return (
-        memoryview((ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr())).cast("B") if nbytes else memoryview(b"")
-    )
+    if not tensor.nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _identity(value: torch.Tensor) -> object:

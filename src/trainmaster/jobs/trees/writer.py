@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,8 +58,6 @@ class ArrayFile:
 
 
 class Writing:
-    """A tree that is being written."""
-
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="checkpoint")
         self.files: list[Future[tuple[str, str]]] = []
@@ -67,11 +65,7 @@ class Writing:
         """Waits for the files that Orbax writes."""
 
     def result(self) -> dict[str, str]:
-        """Wait until every file is on disk; returns the SHA-256, by path, of those that were hashed.
-
-        Raises:
-            OSError: a file could not be written.
-        """
+        """Wait until every file is on disk; returns the SHA-256, by path, of those that were hashed."""
         try:
             digests = dict(file.result() for file in self.files)
         except BaseException:
@@ -109,10 +103,9 @@ class TreePlan:
     @property
     def framework(self) -> str:
         """The library that most bytes belong to; empty when there are no arrays."""
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for leaf in self.leaves:
-            library = leaf.described.kind.partition("-")[0]
-            sizes[library] = sizes.get(library, 0) + _nbytes(leaf)
+            sizes[leaf.described.kind.partition("-")[0]] += _nbytes(leaf)
         return max(sizes, key=lambda library: sizes[library], default="")
 
     def start(self, directory: Path, buffers: Buffers | None = None) -> Writing:
@@ -136,13 +129,7 @@ class TreePlan:
 
 
 def plan(tree: object, *, process: Process | None = None) -> TreePlan:
-    """Plan how to save a tree.
-
-    Process 0 writes whole arrays and plain values; every process writes its part of sharded arrays.
-
-    Raises:
-        TreeError: something cannot be saved; names its path.
-    """
+    """Plan how to save a tree: process 0 writes whole arrays and plain values, all their parts of sharded ones."""
     process = process if process is not None else SingleProcess()
     document, leaves = describe(tree, describe_array)
     files = _files(leaves, process)
@@ -190,27 +177,23 @@ def _stage(files: Iterable[ArrayFile], directory: Path, buffers: Buffers, writin
         buffer = buffers.acquire(file.nbytes, pinned=bool(on_gpu))
         try:
             _fill(file, buffer.view)
-            begun = _mark(on_gpu) if on_gpu else []
+            begun = _marks(on_gpu) if on_gpu else []
             written = writing.executor.submit(_write, file, directory, buffer, begun)
         except BaseException:
             buffers.release(buffer)
             raise
         # Also called for a file that is never written because another one failed.
-        written.add_done_callback(functools.partial(_release, buffers, buffer))
+        written.add_done_callback(lambda _, buffer=buffer: buffers.release(buffer))  # type: ignore[misc]
         writing.files.append(written)
         copies += begun
     for copy in copies:
         copy.synchronize()
 
 
-def _mark(tensors: list[Array]) -> list[Any]:
+def _marks(tensors: list[Array]) -> list[Any]:
     from trainmaster.jobs.trees import torch_tensors
 
     return list(torch_tensors.mark(tensors))
-
-
-def _release(buffers: Buffers, buffer: Buffer, _file: Future[Any]) -> None:
-    buffers.release(buffer)
 
 
 def _fill(file: ArrayFile, view: memoryview) -> None:
@@ -265,14 +248,12 @@ def _whole(leaf: Leaf) -> ArrayPiece:
     return ArrayPiece(entry=module.entry(leaf.name, leaf.value), value=leaf.value, module=module)
 
 
-def _sharded_part(leaf: Leaf) -> list[ArrayPiece]:
+def _sharded_part(leaf: Leaf) -> Iterator[ArrayPiece]:
     from trainmaster.jobs.trees import torch_tensors
 
-    part = torch_tensors.sharded_part(leaf.name, leaf.value)
-    if part is None:
-        return []
-    entry, local, offsets = part
-    return [ArrayPiece(entry=entry, value=local, module=torch_tensors, offsets=offsets)]
+    if (part := torch_tensors.sharded_part(leaf.name, leaf.value)) is not None:
+        entry, local, offsets = part
+        yield ArrayPiece(entry=entry, value=local, module=torch_tensors, offsets=offsets)
 
 
 def _nbytes(leaf: Leaf) -> int:
@@ -298,12 +279,8 @@ def _chunks(items: Iterable[T], nbytes: Callable[[T], int]) -> Iterator[list[T]]
 
 def _aligned(pieces: Iterable[ArrayPiece]) -> list[ArrayPiece]:
     """Pieces with the largest elements first: the format has no gaps, so every element is aligned then."""
-
-    def alignment(piece: ArrayPiece) -> int:
-        size = piece.module.itemsize(piece.value)
-        return size & -size
-
-    return sorted(pieces, key=alignment, reverse=True)
+    sized = ((piece.module.itemsize(piece.value), piece) for piece in pieces)
+    return [piece for _, piece in sorted(sized, key=lambda item: item[0] & -item[0], reverse=True)]
 
 
 def _start_jax(leaves: Sequence[Leaf], directory: Path) -> Callable[[], None] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from trainmaster.protocol.account_files.handover import Giver, StrangeFileError, User
 from trainmaster.protocol.account_files.safe_open import (
     claim_directory,
+    closing,
     directory_below,
     exists,
     make_directories,
@@ -40,6 +41,7 @@ __all__ = [
     "StrangeFileError",
     "User",
     "claim_directory",
+    "closing",
     "directories_in",
     "directory_below",
     "exists",

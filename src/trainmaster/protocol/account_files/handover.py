@@ -15,6 +15,7 @@ from trainmaster.protocol.account_files.safe_open import (
     PRIVATE,
     PathLike,
     by_descriptor,
+    closing,
     directory_below,
     is_own,
     make_directories,
@@ -85,12 +86,9 @@ class Giver:
             way, last = split(f"{name}/{path}")
             make_directories(top, way)
             made.update((parent := PurePosixPath(way), *parent.parents))
-            with directory_below(top, way) as directory:
-                source = os.open(content, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    self._put(source, directory, last, link=link)
-                finally:
-                    os.close(source)
+            source = os.open(content, os.O_RDONLY | os.O_CLOEXEC)
+            with closing(source), directory_below(top, way) as directory:
+                self._put(source, directory, last, link=link)
         # Bottom up: a directory changes hands when nothing is left to do in it.
         for each in sorted(made, key=lambda each: len(each.parts), reverse=True):
             if each.is_relative_to(name):
@@ -98,11 +96,7 @@ class Giver:
                     self._give(directory)
 
     def link_tree(self, top: PathLike, name: str, new_name: str) -> int:
-        """Make a directory with the files of another one, linked where possible; returns their size in bytes.
-
-        Raises:
-            StrangeFileError: the tree contains something else than regular files of its owner.
-        """
+        """Make a directory with the files of another one, linked where possible; returns their size in bytes."""
         make_directories(top, new_name)
         with directory_below(top, name) as source, directory_below(top, new_name) as target:
             return self._link_tree(source, target, os.fstat(source), MOST_DEPTH)
@@ -122,27 +116,22 @@ class Giver:
         return size
 
     def _link_directory(self, source: int, target: int, name: str, owner: os.stat_result, depth: int) -> int:
-        with contextlib.ExitStack() as stack:
-            inner = open_directory(source, name)
-            stack.callback(os.close, inner)
+        with closing(open_directory(source, name)) as inner:
             os.mkdir(name, PRIVATE, dir_fd=target)
-            made = open_directory(target, name)
-            stack.callback(os.close, made)
-            return self._link_tree(inner, made, owner, depth - 1)
+            with closing(open_directory(target, name)) as made:
+                return self._link_tree(inner, made, owner, depth - 1)
 
     def _link_file(self, source: int, target: int, name: str, owner: os.stat_result) -> int:
         try:
             descriptor = open_plain(name, directory=source)
         except FileNotFoundError:
             raise StrangeFileError(f"{name!r}, which is no plain file") from None
-        try:
+        with closing(descriptor):
             status = os.fstat(descriptor)
             if not is_own(status, owner):
                 raise StrangeFileError(f"{name!r}, which is a file of another user")
             # A link keeps owner and mode: it would give the user somebody else's file, perhaps a setuid program.
             self._put(descriptor, target, name, link=self.user is None or status.st_uid == self.user.uid)
-        finally:
-            os.close(descriptor)
         return status.st_size
 
     def _put(self, source: int, directory: int, name: str, *, link: bool) -> None:
@@ -152,13 +141,10 @@ class Giver:
                 os.link(by_descriptor(source), name, dst_dir_fd=directory, follow_symlinks=True)
                 return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        target = os.open(name, flags, OWNERS_ALONE, dir_fd=directory)
-        try:
+        with closing(os.open(name, flags, OWNERS_ALONE, dir_fd=directory)) as target:
             self._copy(source, target)
             os.fsync(target)
             self._give(target)
-        finally:
-            os.close(target)
 
     def _copy(self, source: int, target: int) -> None:
         """Copy the current content, but not the holes: a sparse file of any size takes no space."""

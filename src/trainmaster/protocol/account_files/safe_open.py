@@ -45,11 +45,8 @@ def open_below(top: PathLike, name: str, flags: int = os.O_RDONLY) -> int:
 def open_plain(path: PathLike, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
     """Open the regular file at a path; the directories above it are ours."""
     name = os.fspath(path)
-    try:
+    with _strange_is_absent(name):
         descriptor = os.open(name, flags | _FILE, OWNERS_ALONE, dir_fd=directory)
-    except OSError as error:
-        take_strange_for_absent(error, name)
-        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "it is no plain file", name)
@@ -107,14 +104,9 @@ def directory_below(top: PathLike, name: str = "") -> Iterator[int]:
 
 def status_below(top: PathLike, name: str) -> os.stat_result | None:
     """The status of the regular file with this path, or None."""
-    try:
-        descriptor = open_below(top, name)
-    except FileNotFoundError:
-        return None
-    try:
+    with contextlib.suppress(FileNotFoundError), closing(open_below(top, name)) as descriptor:
         return os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+    return None
 
 
 def exists(top: PathLike, name: str) -> bool:
@@ -129,11 +121,7 @@ def exists(top: PathLike, name: str) -> bool:
 
 
 def make_directories(top: PathLike, name: str) -> None:
-    """Make a directory and its parents with mode 0700; existing ones stay as they are.
-
-    Raises:
-        FileExistsError: a link or a file is in the way.
-    """
+    """Make a directory and its parents with mode 0700; existing ones stay. Raises FileExistsError for anything else."""
     directory = os.open(top, _TOP)
     try:
         for part in parts(name):
@@ -157,15 +145,20 @@ def claim_directory(top: PathLike, name: str, *, mode: int) -> None:
         os.fchmod(directory, mode)
 
 
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 # For the other modules of this package.
 
 
 def open_directory(directory: int, name: str) -> int:
-    try:
+    with _strange_is_absent(name):
         return os.open(name, DIRECTORY, dir_fd=directory)
-    except OSError as error:
-        take_strange_for_absent(error, name)
-        raise
 
 
 def is_own(status: os.stat_result, directory: os.stat_result) -> bool:
@@ -191,7 +184,12 @@ def by_descriptor(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def take_strange_for_absent(error: OSError, name: str) -> None:
+@contextlib.contextmanager
+def _strange_is_absent(name: str) -> Iterator[None]:
     """Raise FileNotFoundError instead of an error that means that something strange is there."""
-    if error.errno in _STRANGE:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _STRANGE:
+            raise
         raise FileNotFoundError(errno.ENOENT, "it is behind a link, or is no plain file of ours", name) from error

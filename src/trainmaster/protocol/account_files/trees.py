@@ -9,15 +9,8 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 
-from trainmaster.protocol.account_files.safe_open import (
-    DIRECTORY,
-    PathLike,
-    directory_below,
-    open_directory,
-    split,
-)
+from trainmaster.protocol.account_files.safe_open import DIRECTORY, PathLike, directory_below, open_directory, split
 
 MOST_COUNTED = 250_000
 """Entries that are counted for a size or a time; counting a million takes seconds."""
@@ -38,7 +31,7 @@ class Descent:
     def __enter__(self) -> Descent:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
     def enter(self, name: str) -> None:
@@ -48,11 +41,7 @@ class Descent:
         self.descriptor = inner
 
     def leave(self) -> None:
-        """Go back to the parent.
-
-        Raises:
-            OSError: this directory was moved meanwhile.
-        """
+        """Go back to the parent; raises OSError if this directory was moved meanwhile."""
         outer = os.open("..", DIRECTORY, dir_fd=self.descriptor)
         if _identity(outer) != self._above.pop():
             os.close(outer)
@@ -61,23 +50,21 @@ class Descent:
         self.descriptor = outer
 
 
+@contextlib.contextmanager
+def _entries(top: PathLike, name: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    with directory_below(top, name) as directory, os.scandir(directory) as entries:
+        yield entries
+
+
 def directories_in(top: PathLike, name: str = "") -> list[str]:
     """The names of the directories in a directory; empty if it is absent."""
-    with (
-        contextlib.suppress(FileNotFoundError),
-        directory_below(top, name) as directory,
-        os.scandir(directory) as entries,
-    ):
+    with contextlib.suppress(FileNotFoundError), _entries(top, name) as entries:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
 
 
 def has_entries(top: PathLike, name: str) -> bool:
-    with (
-        contextlib.suppress(FileNotFoundError),
-        directory_below(top, name) as directory,
-        os.scandir(directory) as entries,
-    ):
+    with contextlib.suppress(FileNotFoundError), _entries(top, name) as entries:
         return next(entries, None) is not None
     return False
 
@@ -95,10 +82,7 @@ def newest_in(top: PathLike, name: str) -> float:
 
 
 def size_of(top: PathLike, name: str) -> int:
-    """The disk space that a directory takes; a lower bound if it has more than `MOST_COUNTED` entries.
-
-    Entries that disappear meanwhile, or cannot be read, do not count.
-    """
+    """The disk space of what can be read in a directory; a lower bound if it has more than `MOST_COUNTED` entries."""
     size = counted = 0
 
     def count(directory: int) -> list[str]:
@@ -160,10 +144,7 @@ def files_in_order(directory: int, after: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def _names_after(directory: int, after: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """The sorted names in a directory from the first name of `after` on, with whether each is a directory.
-
-    Holds a batch in memory at a time: a directory may have millions of names.
-    """
+    """The sorted names in a directory from the first of `after` on, and whether each is a directory; in batches."""
     # What follows a/b may lie in the directory a, and is never the file a.
     last, is_last_wanted = (after[0], len(after) > 1) if after else ("", False)
     while True:
