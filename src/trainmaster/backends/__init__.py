@@ -35,24 +35,17 @@ class Registration:
     """With a library: whether a server, by its `BackendContext`, leaves anything for the next one to look after."""
 
 
+_ON_THIS_MACHINE = Capabilities(
+    placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, runs_here=True
+)
 BACKENDS: Mapping[str, Registration] = {
     LOCAL: Registration(
-        make="trainmaster.backends.local:make",
-        capabilities=Capabilities(
-            placement=PlacementBy.US,
-            lifetimes=frozenset(Lifetime),
-            colocates_gangs=True,
-            runs_here=True,
-            uses_server_python=True,
-        ),
+        make="trainmaster.backends.local:make", capabilities=replace(_ON_THIS_MACHINE, uses_server_python=True)
     ),
     CONTAINER: Registration(
         make="trainmaster.backends.container:make",
-        capabilities=Capabilities(
-            placement=PlacementBy.US,
-            lifetimes=frozenset(Lifetime),
-            colocates_gangs=True,
-            runs_here=True,
+        capabilities=replace(
+            _ON_THIS_MACHINE,
             isolates_accounts=True,
             nodes_of=LOCAL,  # a container takes the cores and GPUs of the same machine
             images=True,

@@ -93,56 +93,41 @@ class Backend(Protocol):
 
     def open(self) -> None:
         """Get ready; called once, when a server starts to coordinate."""
-        ...
 
     def inventory(self) -> Sequence[Node]:
         """The current nodes."""
-        ...
 
     def engine(self) -> EngineFacts | None:
         """The engine that runs its jobs, queried now; None if there is none."""
-        ...
 
     def render(self, request: AttemptRequest) -> str:
         """What `submit` would send to the engine, as text, without the secrets' values."""
-        ...
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
         """Start the workers of an attempt, unless they run already; returns the engine's name for it.
 
         The secrets reach the workers in memory, or as a secret of the engine's own; they are written nowhere else.
-        Workers that report over HTTP may fetch them instead.
-
-        Raises:
-            LaunchError: nothing was started.
-            NotYetError: something is being prepared; submit again, for as long as that takes.
+        Workers that report over HTTP may fetch them instead. Raises LaunchError if nothing was started, and NotYetError
+        while something is being prepared: submit again, for as long as that takes.
         """
-        ...
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """What is known of each node's worker; UNKNOWN is not GONE."""
-        ...
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
         """Where the server reaches a service that listens there, according to its worker; None: nowhere."""
-        ...
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         """Pass a control on to the workers."""
-        ...
 
     def kill(self, request: AttemptRequest) -> None:
         """End workers by force that did not react to a stop."""
-        ...
 
     def revoke(self, request: AttemptRequest) -> None:
         """Make sure that nodes which no worker has claimed never run."""
-        ...
 
     def sweep(self, request: AttemptRequest, node: int) -> None:
         """Kill everything that is left of a node whose worker is gone."""
-        ...
 
     def close(self) -> None:
         """Close connections; running attempts continue."""
-        ...

@@ -9,15 +9,7 @@ from dataclasses import asdict
 from enum import IntEnum
 from typing import Any
 
-from trainmaster.client.errors import (
-    ApiError,
-    ClientError,
-    ConflictError,
-    LocalServerError,
-    NotFoundError,
-    UnauthorizedError,
-    UnreachableError,
-)
+from trainmaster.client import errors
 from trainmaster.client.server_lookup import KEY_VARIABLE, URL_VARIABLE, configured_url
 
 DEBUG_VARIABLE = "TRAINMASTER_DEBUG"
@@ -70,21 +62,21 @@ class UsageError(CommandError):
     """The command line, or a file that it names, is wrong."""
 
 
-def report(error: ClientError | CommandError) -> ExitCode:
+def report(error: errors.ClientError | CommandError) -> ExitCode:
     """Print an error for a person; returns its exit code."""
     match error:
-        case UnreachableError():
+        case errors.UnreachableError():
             say(f"error: {error}; {_where_to_look()}")
-        case ApiError():
+        case errors.ApiError():
             _say_refusal(error)
         case _:
             say(f"error: {error}")
     return exit_code_of(error)
 
 
-def exit_code_of(error: ClientError | CommandError) -> ExitCode:
+def exit_code_of(error: errors.ClientError | CommandError) -> ExitCode:
     match error:
-        case UnreachableError() | LocalServerError():
+        case errors.UnreachableError() | errors.LocalServerError():
             return ExitCode.UNREACHABLE
         case UsageError():
             return ExitCode.USAGE
@@ -92,11 +84,11 @@ def exit_code_of(error: ClientError | CommandError) -> ExitCode:
             return ExitCode.REFUSED
 
 
-def error_document(error: ClientError | CommandError) -> dict[str, Any]:
+def error_document(error: errors.ClientError | CommandError) -> dict[str, Any]:
     """An error as `--json` prints it. The server's errors keep their code; the others have the exit code's name."""
     code = exit_code_of(error)
     described: dict[str, Any] = {"code": code.name, "message": str(error)}
-    if isinstance(error, ApiError):
+    if isinstance(error, errors.ApiError):
         details = (
             dict(error.details) if isinstance(error.details, Mapping) else [asdict(each) for each in error.problems]
         )
@@ -104,7 +96,7 @@ def error_document(error: ClientError | CommandError) -> dict[str, Any]:
     return {"error": described, "exit_code": int(code)}
 
 
-def _say_refusal(error: ApiError) -> None:
+def _say_refusal(error: errors.ApiError) -> None:
     if len(error.problems) > 1:
         say(f"error: {len(error.problems)} things are wrong")
         for problem in error.problems:
@@ -112,11 +104,11 @@ def _say_refusal(error: ApiError) -> None:
     else:
         say(f"error: {error.message}")
     match error:
-        case NotFoundError(code="JOB_NOT_FOUND"):
+        case errors.NotFoundError(code="JOB_NOT_FOUND"):
             say("`trainmaster ps -a` lists every job, `trainmaster ps --deleted` those whose files are left.")
-        case ConflictError(details={"action": "retry", "status": "COMPLETED"}):
+        case errors.ConflictError(details={"action": "retry", "status": "COMPLETED"}):
             say("`trainmaster rerun` runs a completed job again, `trainmaster clone --set ...` a changed copy of it.")
-        case UnauthorizedError():
+        case errors.UnauthorizedError():
             say(_which_key())
     if error.status >= 500 and error.request_id:
         say(f"The server's log has more about request {error.request_id}.")

@@ -37,12 +37,6 @@ TYPES: Mapping[str, str] = {
 """What may be chosen, and what it does."""
 
 _TALK = '{"messages": [{"role": "user", "content": ...}, ...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
-_ROWS = {
-    TrainingType.SFT: _TALK,
-    TrainingType.LORA: _TALK,
-    TrainingType.FULL_FINETUNE: _TALK,
-    TrainingType.CONTINUED_PRETRAIN: '{"text": ...}',
-}
 _OFTEN_CHANGED = frozenset(
     {"learning_rate", "num_train_epochs", "warmup_steps", "lr_scheduler_type", "lora_r", "lora_alpha"}
 )
@@ -110,7 +104,7 @@ def job_file(
 
 
 def rows_of(training_type: TrainingType) -> str:
-    return _ROWS[training_type]
+    return '{"text": ...}' if training_type is TrainingType.CONTINUED_PRETRAIN else _TALK
 
 
 def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:

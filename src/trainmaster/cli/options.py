@@ -91,9 +91,7 @@ LabelOption = Annotated[list[str], typer.Option("--label", "-l", metavar="KEY=VA
 def job_id_of(client: Client, name: str) -> str:
     """The id of the job that a person named: by its id or handle, else by its name, else by a beginning of its id.
 
-    Raises:
-        NotFoundError: there is none.
-        CommandError: several jobs have this name, or ids that begin like that.
+    Raises NotFoundError if there is none, and CommandError if there are several.
     """
     try:
         return client.get(name)["job_id"]
@@ -112,11 +110,8 @@ def job_id_of(client: Client, name: str) -> str:
 def job_with_files(client: Client, name: str) -> str:
     """The id of the job that a person named or, where there is none, of a deleted one whose files are still there.
 
-    Of several that had the handle it is the last deleted. The person is told, before anything is done.
-
-    Raises:
-        NotFoundError: there is none, or its files are gone.
-        CommandError: several ids begin like that.
+    Of several that had the handle it is the last deleted. The person is told, before anything is done. Raises
+    NotFoundError if there is none, or its files are gone, and CommandError if several ids begin like that.
     """
     try:
         return job_id_of(client, name)

@@ -30,18 +30,12 @@ FLEXIBLE_WIDTH = 24
 """A column that can be cut or wrapped is no use with less than this."""
 
 STYLE_OF_STATUS: Mapping[str, str] = {
-    "PENDING": "dim",
-    "QUEUED": "yellow",
-    "SCHEDULING": "cyan",
-    "PREPARING": "cyan",
-    "TRAINING": "bold cyan",
-    "CHECKPOINTING": "bold cyan",
-    "EVALUATING": "bold cyan",
-    "EXPORTING": "bold cyan",
-    "PAUSED": "yellow",
+    **dict.fromkeys(("PENDING", "CANCELLED"), "dim"),
+    **dict.fromkeys(("QUEUED", "PAUSED"), "yellow"),
+    **dict.fromkeys(("SCHEDULING", "PREPARING"), "cyan"),
+    **dict.fromkeys(("TRAINING", "CHECKPOINTING", "EVALUATING", "EXPORTING"), "bold cyan"),
     "COMPLETED": "green",
     "FAILED": "bold red",
-    "CANCELLED": "dim",
     "PREEMPTED": "magenta",
 }
 

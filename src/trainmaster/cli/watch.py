@@ -99,10 +99,7 @@ class PlainView(View):
         sys.stdout.flush()
 
     def job(self, job: Job) -> None:
-        """Tell what has changed and lasts: not every short evaluation, nor how a wait counts down.
-
-        Of its end there is more to say.
-        """
+        """Tell what has changed and lasts: not every short evaluation, how a wait counts down, nor the end."""
         if job["status"] in TERMINAL:
             return
         doing = job["status_message"]

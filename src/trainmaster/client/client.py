@@ -9,27 +9,13 @@ from typing import Any, Self, Unpack, cast
 
 import httpx
 
+from trainmaster.client import types
 from trainmaster.client.connection import Connection, given, job_path
-from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ConflictError, NotFoundError
 from trainmaster.client.event_stream import Following, LogLines, LogText, log_texts
-from trainmaster.client.results import Results
+from trainmaster.client.results import Results, digest_of
 from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes, Webhooks
 from trainmaster.client.server_lookup import find_server
-from trainmaster.client.types import (
-    CheckedJob,
-    ControlledJob,
-    Event,
-    EventPage,
-    Job,
-    JobSummary,
-    LogLine,
-    LogPage,
-    Metrics,
-    MetricsReport,
-    Node,
-    Submitted,
-)
 from trainmaster.protocol.environment import TOKENS
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
 
@@ -99,38 +85,40 @@ class Client:
 
     # Jobs
 
-    def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> Submitted:
+    def submit(self, document: Mapping[str, Any], *, idempotency_key: str | None = None) -> types.Submitted:
         """Submit a job. Sent again when the connection breaks, and still submitted once."""
         return cast(
-            Submitted,
+            types.Submitted,
             self._change("POST", "/v1/jobs", document, headers=self._tokens, idempotency_key=idempotency_key),
         )
 
-    def validate(self, document: Mapping[str, Any]) -> CheckedJob:
+    def validate(self, document: Mapping[str, Any]) -> types.CheckedJob:
         """See whether `submit` would take a job, and which of its files have to be uploaded first; nothing is kept."""
-        return cast(CheckedJob, self._change("POST", "/v1/jobs/validate", document, headers=self._tokens))
+        return cast(types.CheckedJob, self._change("POST", "/v1/jobs/validate", document, headers=self._tokens))
 
-    def get(self, job: str) -> Job:
+    def get(self, job: str) -> types.Job:
         """A job, with all that the server knows about it."""
-        return cast(Job, self._connection.call("GET", job_path(job)))
+        return cast(types.Job, self._connection.call("GET", job_path(job)))
 
-    def cancel(self, job: str, *, reason: str = "", missing_ok: bool = False) -> Job:
+    def cancel(self, job: str, *, reason: str = "", missing_ok: bool = False) -> types.Job:
         """End a job for good. With `missing_ok` it is fine when it has ended already."""
         try:
-            return cast(Job, self._change("POST", job_path(job, "cancel"), {"reason": reason} if reason else {}))
+            return cast(types.Job, self._change("POST", job_path(job, "cancel"), {"reason": reason} if reason else {}))
         except ConflictError:
             if missing_ok:
                 return self.get(job)
             raise
 
-    def pause(self, job: str, *, save_checkpoint: bool = True) -> ControlledJob:
+    def pause(self, job: str, *, save_checkpoint: bool = True) -> types.ControlledJob:
         """Park a running job; it is PAUSED once it has stopped."""
-        return cast(ControlledJob, self._change("POST", job_path(job, "pause"), {"save_checkpoint": save_checkpoint}))
+        return cast(
+            types.ControlledJob, self._change("POST", job_path(job, "pause"), {"save_checkpoint": save_checkpoint})
+        )
 
-    def resume(self, job: str, *, checkpoint_id: str = "") -> ControlledJob:
+    def resume(self, job: str, *, checkpoint_id: str = "") -> types.ControlledJob:
         """Queue a parked job again, from a checkpoint or else from the latest."""
         body = {"checkpoint_id": checkpoint_id}
-        return cast(ControlledJob, self._change("POST", job_path(job, "resume"), body, headers=self._tokens))
+        return cast(types.ControlledJob, self._change("POST", job_path(job, "resume"), body, headers=self._tokens))
 
     def retry(
         self,
@@ -139,20 +127,20 @@ class Client:
         checkpoint_id: str = "",
         new_resource_config: Mapping[str, Any] | None = None,
         handle: str | None = None,
-    ) -> ControlledJob:
+    ) -> types.ControlledJob:
         """Make a child of a job that ended; it continues from the parent's checkpoint."""
         body = given(checkpoint_id=checkpoint_id, handle=handle, new_resource_config=new_resource_config)
         if new_resource_config is not None:
             body["modify_resources"] = True
-        return cast(ControlledJob, self._change("POST", job_path(job, "retry"), body, headers=self._tokens))
+        return cast(types.ControlledJob, self._change("POST", job_path(job, "retry"), body, headers=self._tokens))
 
-    def clone(self, job: str, document: Mapping[str, Any] | None = None) -> Submitted:
+    def clone(self, job: str, document: Mapping[str, Any] | None = None) -> types.Submitted:
         """Submit a job again, from the start, as a new job; it may be in any state.
 
         `document` is the request of the new job; without it, that of the old one. Values of secrets, which a job shows
         as `***`, are taken from the old job. `trainmaster.client.types.request_of` makes a document of a job.
         """
-        return cast(Submitted, self._change("POST", job_path(job, "clone"), document, headers=self._tokens))
+        return cast(types.Submitted, self._change("POST", job_path(job, "clone"), document, headers=self._tokens))
 
     def edit(
         self,
@@ -161,23 +149,23 @@ class Client:
         priority: int | None = None,
         queue: str | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> Job:
+    ) -> types.Job:
         """Change priority, queue or labels (all of them) of a job that has not ended."""
         body = given(priority=priority, queue=queue, labels=labels)
-        return cast(Job, self._change("PATCH", job_path(job), body))
+        return cast(types.Job, self._change("PATCH", job_path(job), body))
 
-    def delete(self, job: str, *, purge: bool = False) -> Job:
+    def delete(self, job: str, *, purge: bool = False) -> types.Job:
         """Stop a job and hide it; `purge` also removes its checkpoints."""
-        return cast(Job, self._change("DELETE", job_path(job) + ("?purge=true" if purge else "")))
+        return cast(types.Job, self._change("DELETE", job_path(job) + ("?purge=true" if purge else "")))
 
     # What jobs say
 
     def logs(
         self, job: str, *, cursor: str | None = None, limit: int | None = None, **lines: Unpack[LogLines]
-    ) -> LogPage:
+    ) -> types.LogPage:
         """A page of a job's log: its last lines, those since a time, or those after a cursor."""
         params = {"cursor": cursor, "limit": limit, **lines}
-        return cast(LogPage, self._connection.call("GET", job_path(job, "logs"), params=params))
+        return cast(types.LogPage, self._connection.call("GET", job_path(job, "logs"), params=params))
 
     def log_texts(
         self, job: str, *, ranks: bool = False, times: bool = False, **lines: Unpack[LogLines]
@@ -188,16 +176,18 @@ class Client:
         """
         return log_texts(self._connection, job_path(job, "logs"), {"ranks": ranks, "times": times, **lines})
 
-    def follow_logs(self, job: str, *, cursor: str | None = None, **lines: Unpack[LogLines]) -> Following[LogLine]:
+    def follow_logs(
+        self, job: str, *, cursor: str | None = None, **lines: Unpack[LogLines]
+    ) -> Following[types.LogLine]:
         """Every line of a job's log as it is written, until the job has ended; over restarts of the server too."""
         return Following(self._connection, job_path(job, "logs"), lines, cursor=cursor)
 
-    def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> EventPage:
+    def events(self, job: str, *, after: int | None = None, limit: int | None = None) -> types.EventPage:
         """A page of what happened to a job."""
         params = {"after": after, "limit": limit}
-        return cast(EventPage, self._connection.call("GET", job_path(job, "events"), params=params))
+        return cast(types.EventPage, self._connection.call("GET", job_path(job, "events"), params=params))
 
-    def follow_events(self, job: str, *, after: int | None = None) -> Following[Event]:
+    def follow_events(self, job: str, *, after: int | None = None) -> Following[types.Event]:
         """What happens to a job, from the beginning or after an event, until it has ended."""
         cursor = None if after is None else str(after)
         return Following(self._connection, job_path(job, "events"), {}, cursor=cursor)
@@ -209,18 +199,18 @@ class Client:
         names: Sequence[str] = (),
         since_step: int | None = None,
         limit: int | None = None,
-    ) -> Metrics:
+    ) -> types.Metrics:
         """A job's metrics: the latest values and their series."""
         params = {"names": [*names] or None, "since_step": since_step, "limit": limit}
-        return cast(Metrics, self._connection.call("GET", job_path(job, "metrics"), params=params))
+        return cast(types.Metrics, self._connection.call("GET", job_path(job, "metrics"), params=params))
 
-    def follow_metrics(self, job: str) -> Following[MetricsReport]:
+    def follow_metrics(self, job: str) -> Following[types.MetricsReport]:
         """Metrics as the job reports them, until it has ended."""
         return Following(self._connection, job_path(job, "metrics/stream"), {})
 
     # The cluster
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[types.Node]:
         """Every node, and what is free on it."""
         return self.cluster.nodes()
 
@@ -248,7 +238,7 @@ class Client:
         name: str | None = None,
         order_by: str | None = None,
         page_size: int = PAGE_SIZE,
-    ) -> Iterator[JobSummary]:
+    ) -> Iterator[types.JobSummary]:
         """Jobs, the newest first unless `order_by` says otherwise; pages are fetched as they are needed."""
         params = {
             "status": [*statuses] or None,

@@ -109,12 +109,7 @@ class Connection:
 
         It is sent again when the server cannot be reached, is unavailable or has had too many requests; when the
         connection breaks in the middle, only if that cannot have an effect twice: a POST or PATCH needs an
-        Idempotency-Key for it.
-
-        Raises:
-            ApiError: the server refused.
-            UnreachableError: it did not answer.
-            UntrustedError: whatever answered cannot be trusted.
+        Idempotency-Key for it. Raises ApiError, UnreachableError or UntrustedError.
         """
         repeatable = method in IDEMPOTENT or "Idempotency-Key" in (options.get("headers") or {})
         delays = iter(RETRY_DELAYS_S)
@@ -160,7 +155,7 @@ class Connection:
         with self._as_unreachable(), body() if body else contextlib.nullcontext() as content:
             return self._http.request(
                 method,
-                self._url(path),
+                self.url.rstrip("/") + path,
                 # An empty mapping would drop the query of the path.
                 params=given(**(options.get("params") or {})) or None,
                 json=options.get("json"),
@@ -183,7 +178,7 @@ class Connection:
             self._as_unreachable(),
             self._http.stream(
                 "GET",
-                self._url(path),
+                self.url.rstrip("/") + path,
                 params=given(**params) or None,
                 headers=self._with_key(headers),
                 timeout=self._timeout(silence_s),
@@ -196,16 +191,11 @@ class Connection:
 
     def find_again(self) -> None:
         """Look for the server again: a local one may have another port after a restart."""
-        found = self._look_again() if self._look_again else None
-        if found is not None:
-            self._address = found
+        self._address = (self._look_again() if self._look_again else None) or self._address
 
     def _timeout(self, read_s: float | None) -> httpx.Timeout:
         usual = self._http.timeout
         return usual if read_s is None else httpx.Timeout(usual.connect, read=read_s)
-
-    def _url(self, path: str) -> str:
-        return self._address.url.rstrip("/") + path
 
     def _with_key(self, headers: Mapping[str, str]) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -231,8 +221,12 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def job_path(job: str, route: str = "") -> str:
-    return f"/v1/jobs/{quote(job, safe='')}" + (f"/{route}" if route else "")
+def route(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def job_path(job: str, below: str = "") -> str:
+    return route("jobs", job) + (f"/{below}" if below else "")
 
 
 def _check(address: Address) -> None:

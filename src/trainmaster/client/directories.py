@@ -80,10 +80,7 @@ def kept_files(directory: Path) -> list[str]:
 
     In a work tree of git: what is tracked, and what is neither tracked nor ignored. Elsewhere, or without git, all that
     no `.gitignore` names, but caches and environments. A directory that is itself ignored was named on purpose: only
-    what the ignore files in it say counts then.
-
-    Raises:
-        ValueError: an ignore file is there and cannot be read.
+    what the ignore files in it say counts then. Raises ValueError if an ignore file cannot be read.
     """
     kept = _of_git(directory)
     return sorted(_of_disk(directory) if kept is None else kept)

@@ -1,22 +1,4 @@
-"""The client's errors.
-
-ClientError
-├── ApiError                the server answered with an error
-│   ├── RefusedError        400: well-formed, but the server will not do it
-│   ├── UnauthorizedError   401: no API key, or a wrong one
-│   ├── ForbiddenError      403: the key may not do that
-│   ├── NotFoundError       404: no such thing, or not yours to see
-│   ├── ConflictError       409: not now
-│   ├── InvalidError        422: the request has a wrong shape or value
-│   ├── RateLimitedError    429: too many requests with this key
-│   └── UnavailableError    502, 503, 504: the server cannot answer now
-├── UnreachableError        no server answers at that address
-├── UntrustedError          its certificate is not signed by a trusted authority
-├── LocalServerError        the local server cannot be started, stopped or used
-├── ShippingError           a file that a job names cannot be sent
-├── DownloadError           a file of a job cannot be fetched
-└── SignatureError          a webhook's delivery has a wrong signature, or is too old
-"""
+"""The client's errors: an `ApiError` is the server's answer (`ERROR_OF_STATUS`), all others are found here."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from trainmaster.client.client import Client
 from trainmaster.client.directories import files_below, kept_files
-from trainmaster.client.download import digest_of
 from trainmaster.client.errors import ApiError, ShippingError
 from trainmaster.client.local import running
+from trainmaster.client.results import digest_of
 from trainmaster.client.training_files import TRAINER, named_files, names_training, nothing_at, with_paths
 from trainmaster.client.types import Submitted
 
@@ -75,10 +75,7 @@ def submit(
 ) -> Submitted:
     """Submit a job with the files that it names: `pack` says which. What the server would refuse is not uploaded.
 
-    `tell` is called with a line about what is sent of a training.
-
-    Raises:
-        ShippingError: a file is not there, or cannot be read or sent.
+    `tell` is called with a line about what is sent of a training. Raises ShippingError if a file cannot be sent.
     """
     parcel = pack(client, document, base)
     # Where others are missing, which the document names by their digests, the submission says so.
@@ -98,9 +95,7 @@ def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bo
       local server reads it, and sent otherwise.
 
     With `weights` false, those of a training's model stay here: who looks at data needs the tokenizer alone.
-
-    Raises:
-        ShippingError: a file is not there, or cannot be read.
+    Raises ShippingError if a file is not there, or cannot be read.
     """
     parcel = Parcel(dict(document))
     if names_training(document):
@@ -110,13 +105,10 @@ def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bo
         return parcel
     files: list[Any] = []
     for index, entry in enumerate(_entries(workload)):
-        if isinstance(entry, Mapping) and "source" in entry:
-            files += _packed(parcel, entry, base, f"workload.files[{index}]")
-        else:
-            files.append(entry)
+        named = isinstance(entry, Mapping) and "source" in entry
+        files += _packed(parcel, entry, base, f"workload.files[{index}]") if named else [entry]
     changed = {**workload, "files": files} if files else {**workload}
-    script = _local_script(workload, base, files)
-    if script is not None:
+    if (script := _local_script(workload, base, files)) is not None:
         # The server takes plain paths inside the working directory; what lies elsewhere here goes by its name.
         target = script.name if ".." in script.parts else script.as_posix()
         changed |= {"path": target, "files": [*files, parcel.add(base / script, target)]}

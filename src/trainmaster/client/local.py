@@ -58,11 +58,7 @@ def log_file() -> Path:
 
 
 def find() -> LocalServer | None:
-    """The local server, if it runs and answers.
-
-    Raises:
-        LocalServerError: it is of another major version, with which this client does not talk.
-    """
+    """The local server, if it runs and answers. Raises LocalServerError if it is of another major version."""
     server = running()
     if server is None or not _answers(server.url):
         return None
@@ -114,18 +110,13 @@ def start(
 ) -> LocalServer:
     """The local server; started, detached from this process and with these settings, when none runs.
 
-    `settings` are further ones, by their names, and win over those of the file.
-
-    Where somebody ran `trainmaster serve` last, none is started unless a person `asked` for it: theirs has settings of
-    its own, and is only down for a moment.
-
+    `settings` are further ones, by their names, and win over those of the file. Where somebody ran `trainmaster serve`
+    last, none is started unless a person `asked` for it: theirs has settings of its own, and is only down for a moment.
     Two callers at once end up with one server: the second waits, and finds what the first has started.
 
-    Raises:
-        LocalServerError: it did not start; the message has the end of its log.
+    Raises LocalServerError, with the end of its log, if it did not start.
     """
-    server = find()
-    if server is not None:
+    if (server := find()) is not None:
         return server
     with _start_lock():
         if (data_dir() / KEPT).exists() and not asked:
@@ -142,11 +133,7 @@ def started_here(server: LocalServer) -> bool:
 
 
 def stop() -> bool:
-    """Stop the local server; jobs keep running. Returns whether one ran.
-
-    Raises:
-        LocalServerError: it does not stop.
-    """
+    """Stop the local server; jobs keep running. Returns whether one ran; raises LocalServerError if it goes on."""
     server = running()
     if server is None:
         return False
@@ -210,8 +197,7 @@ def _started(config: Path | None, data_roots: Sequence[Path], settings: Mapping[
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         ended = process.poll() is not None
-        server = find()
-        if server is not None:
+        if (server := find()) is not None:
             return server
         # One that was started by hand meanwhile may be about to answer.
         if ended and running() is None:

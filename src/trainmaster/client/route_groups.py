@@ -9,164 +9,137 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import quote
 
-from trainmaster.client.connection import Connection, given
+from trainmaster.client import types
+from trainmaster.client.connection import Connection, given, route
 from trainmaster.client.errors import NotFoundError, SignatureError
-from trainmaster.client.types import (
-    Account,
-    Backend,
-    BackendSummary,
-    CheckedData,
-    CreatedWebhook,
-    Key,
-    NewKey,
-    Node,
-    NodeEvent,
-    Queue,
-    QueueEntry,
-    RuntimeDocument,
-    RuntimeList,
-    Summary,
-    Trial,
-    Webhook,
-)
 
 
 class RouteGroup:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._call = connection.call
 
 
 class Cluster(RouteGroup):
     """The routes about nodes and queues. What changes them needs a key with the scope `cluster_admin`."""
 
-    def summary(self) -> Summary:
+    def summary(self) -> types.Summary:
         """The cluster as a whole."""
-        return cast(Summary, self._connection.call("GET", "/v1/cluster"))
+        return cast(types.Summary, self._call("GET", "/v1/cluster"))
 
-    def backends(self) -> Sequence[BackendSummary]:
+    def backends(self) -> Sequence[types.BackendSummary]:
         """Where jobs can run, the default first."""
-        return cast(Sequence[BackendSummary], self._connection.call("GET", "/v1/backends")["backends"])
+        return cast(Sequence[types.BackendSummary], self._call("GET", "/v1/backends")["backends"])
 
-    def backend(self, name: str) -> Backend:
+    def backend(self, name: str) -> types.Backend:
         """One backend; the engine that runs its jobs is asked now."""
-        return cast(Backend, self._connection.call("GET", f"/v1/backends/{quote(name, safe='')}"))
+        return cast(types.Backend, self._call("GET", route("backends", name)))
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[types.Node]:
         """Every node, and what is free on it."""
-        return cast(Sequence[Node], self._connection.call("GET", "/v1/nodes")["nodes"])
+        return cast(Sequence[types.Node], self._call("GET", "/v1/nodes")["nodes"])
 
-    def node(self, node: str) -> Node:
+    def node(self, node: str) -> types.Node:
         """One node."""
-        return cast(Node, self._connection.call("GET", _node(node)))
+        return cast(types.Node, self._call("GET", route("nodes", node)))
 
-    def node_events(self, node: str, *, limit: int = 100) -> Sequence[NodeEvent]:
+    def node_events(self, node: str, *, limit: int = 100) -> Sequence[types.NodeEvent]:
         """What happened to a node, the newest first."""
-        found = self._connection.call("GET", _node(node, "events"), params={"limit": limit})
-        return cast(Sequence[NodeEvent], found["events"])
+        found = self._call("GET", route("nodes", node, "events"), params={"limit": limit})
+        return cast(Sequence[types.NodeEvent], found["events"])
 
-    def drain(self, node: str, *, reason: str = "", force: bool = False, grace_seconds: float | None = None) -> Node:
+    def drain(
+        self, node: str, *, reason: str = "", force: bool = False, grace_seconds: float | None = None
+    ) -> types.Node:
         """Give a node no more work; with `force`, preempt what runs there. It is DRAINED when nothing is left."""
         body = {"reason": reason, "force": force, "grace_seconds": grace_seconds}
-        return cast(Node, self._connection.call("POST", _node(node, "drain"), json=body))
+        return cast(types.Node, self._call("POST", route("nodes", node, "drain"), json=body))
 
-    def enable(self, node: str) -> Node:
+    def enable(self, node: str) -> types.Node:
         """Give a node work again."""
-        return cast(Node, self._connection.call("POST", _node(node, "enable"), json={}))
+        return cast(types.Node, self._call("POST", route("nodes", node, "enable"), json={}))
 
     def change_node(
         self, node: str, *, labels: Sequence[str] | None = None, capabilities: Sequence[str] | None = None
-    ) -> Node:
+    ) -> types.Node:
         """Set the labels or capabilities that a node has beside those that its backend reports; None leaves them."""
         body = given(labels=labels, capabilities=capabilities)
-        return cast(Node, self._connection.call("PATCH", _node(node), json=body))
+        return cast(types.Node, self._call("PATCH", route("nodes", node), json=body))
 
-    def queues(self) -> Sequence[Queue]:
+    def queues(self) -> Sequence[types.Queue]:
         """Every queue, and what is in it."""
-        return cast(Sequence[Queue], self._connection.call("GET", "/v1/queues")["queues"])
+        return cast(Sequence[types.Queue], self._call("GET", "/v1/queues")["queues"])
 
-    def put_queue(self, name: str, *, weight: float = 1.0, quota_gpus: int | None = None) -> Queue:
+    def put_queue(self, name: str, *, weight: float = 1.0, quota_gpus: int | None = None) -> types.Queue:
         """Make a queue, or set both its weight and its quota."""
         body = {"weight": weight, "quota_gpus": quota_gpus}
-        return cast(Queue, self._connection.call("PUT", _queue(name), json=body))
+        return cast(types.Queue, self._call("PUT", route("queues", name), json=body))
 
     def delete_queue(self, name: str) -> None:
         """Remove a queue in which no job waits or runs."""
-        self._connection.call("DELETE", _queue(name))
+        self._call("DELETE", route("queues", name))
 
-    def queue(self, name: str = "default", *, page_size: int = 100) -> Iterator[QueueEntry]:
+    def queue(self, name: str = "default", *, page_size: int = 100) -> Iterator[types.QueueEntry]:
         """The jobs that wait in a queue, in the order of the scheduler; pages are fetched as they are needed."""
         for page in self._connection.pages("/v1/queue", queue=name, page_size=page_size):
             yield from page["entries"]
 
 
-def _node(node: str, route: str = "") -> str:
-    return f"/v1/nodes/{quote(node, safe='')}" + (f"/{route}" if route else "")
-
-
-def _queue(name: str) -> str:
-    return f"/v1/queues/{quote(name, safe='')}"
-
-
 class Runtimes(RouteGroup):
     """The server's runtimes. Those that are built in, and those of a client's own sources, are not among them."""
 
-    def list(self) -> RuntimeList:
+    def list(self) -> types.RuntimeList:
         """Every runtime, and which files cannot be used."""
-        return cast(RuntimeList, self._connection.call("GET", "/v1/runtimes"))
+        return cast(types.RuntimeList, self._call("GET", "/v1/runtimes"))
 
-    def get(self, name: str) -> RuntimeDocument:
+    def get(self, name: str) -> types.RuntimeDocument:
         """One runtime."""
-        return cast(RuntimeDocument, self._connection.call("GET", f"/v1/runtimes/{quote(name, safe='')}"))
+        return cast(types.RuntimeDocument, self._call("GET", route("runtimes", name)))
 
 
 class Admin(RouteGroup):
     """Accounts and keys. To change them, your own key needs the scope `cluster_admin`; without it, you see your own."""
 
-    def accounts(self) -> Sequence[Account]:
+    def accounts(self) -> Sequence[types.Account]:
         """Accounts, by name."""
-        return cast(Sequence[Account], self._connection.call("GET", "/v1/accounts")["accounts"])
+        return cast(Sequence[types.Account], self._call("GET", "/v1/accounts")["accounts"])
 
-    def account(self, account_id: str) -> Account:
+    def account(self, account_id: str) -> types.Account:
         """One account."""
-        return cast(Account, self._connection.call("GET", _account(account_id)))
+        return cast(types.Account, self._call("GET", route("accounts", account_id)))
 
-    def create_account(self, account_id: str, *, uid: int | None = None) -> Account:
+    def create_account(self, account_id: str, *, uid: int | None = None) -> types.Account:
         """Make an account; its jobs run as the system's user `uid` on the server's machine."""
         body = {"account_id": account_id, "uid": uid}
-        return cast(Account, self._connection.call("POST", "/v1/accounts", json=body))
+        return cast(types.Account, self._call("POST", "/v1/accounts", json=body))
 
-    def set_uid(self, account_id: str, uid: int | None) -> Account:
+    def set_uid(self, account_id: str, uid: int | None) -> types.Account:
         """Say as which of the system's users the jobs of an account run."""
-        return cast(Account, self._connection.call("PATCH", _account(account_id), json={"uid": uid}))
+        return cast(types.Account, self._call("PATCH", route("accounts", account_id), json={"uid": uid}))
 
-    def remove_account(self, account_id: str) -> Account:
+    def remove_account(self, account_id: str) -> types.Account:
         """Remove an account that has neither jobs nor keys."""
-        return cast(Account, self._connection.call("DELETE", _account(account_id)))
+        return cast(types.Account, self._call("DELETE", route("accounts", account_id)))
 
-    def keys(self) -> Sequence[Key]:
+    def keys(self) -> Sequence[types.Key]:
         """Keys, the oldest first, revoked ones among them."""
-        return cast(Sequence[Key], self._connection.call("GET", "/v1/keys")["keys"])
+        return cast(Sequence[types.Key], self._call("GET", "/v1/keys")["keys"])
 
-    def own_key(self) -> Key:
+    def own_key(self) -> types.Key:
         """The key that this client uses."""
-        return cast(Key, self._connection.call("GET", "/v1/keys/current"))
+        return cast(types.Key, self._call("GET", "/v1/keys/current"))
 
     def create_key(
         self, name: str, *, scopes: Sequence[str], account_id: str | None = None, prefix: str | None = None
-    ) -> NewKey:
+    ) -> types.NewKey:
         """Make a key of an account, by default your own; `prefix` is what the key begins with."""
         body = given(name=name, scopes=[*scopes], account_id=account_id, prefix=prefix)
-        return cast(NewKey, self._connection.call("POST", "/v1/keys", json=body))
+        return cast(types.NewKey, self._call("POST", "/v1/keys", json=body))
 
-    def revoke_key(self, key_id: str) -> Key:
+    def revoke_key(self, key_id: str) -> types.Key:
         """Revoke a key, for good."""
-        return cast(Key, self._connection.call("DELETE", f"/v1/keys/{quote(key_id, safe='')}"))
-
-
-def _account(account_id: str) -> str:
-    return f"/v1/accounts/{quote(account_id, safe='')}"
+        return cast(types.Key, self._call("DELETE", route("keys", key_id)))
 
 
 PATIENCE_S = 180.0
@@ -186,7 +159,7 @@ class Data(RouteGroup):
         environment: Mapping[str, str] | None = None,
         files: Sequence[Mapping[str, Any]] = (),
         limit: int = 3,
-    ) -> CheckedData:
+    ) -> types.CheckedData:
         """Have real rows read, and see what a model will see of them.
 
         Args:
@@ -207,29 +180,29 @@ class Data(RouteGroup):
             "files": [*files],
             "limit": limit,
         }
-        answer = self._connection.call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S)
-        return cast(CheckedData, answer)
+        answer = self._call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S)
+        return cast(types.CheckedData, answer)
 
 
 class Webhooks(RouteGroup):
     """The webhooks of a key's account, as `Client.webhooks`."""
 
-    def list(self) -> Sequence[Webhook]:
+    def list(self) -> Sequence[types.Webhook]:
         """Every webhook, and how it does."""
-        return cast(Sequence[Webhook], self._connection.call("GET", "/v1/webhooks")["webhooks"])
+        return cast(Sequence[types.Webhook], self._call("GET", "/v1/webhooks")["webhooks"])
 
-    def get(self, webhook_id: str) -> Webhook:
+    def get(self, webhook_id: str) -> types.Webhook:
         """One webhook."""
-        return cast(Webhook, self._connection.call("GET", _webhook(webhook_id)))
+        return cast(types.Webhook, self._call("GET", route("webhooks", webhook_id)))
 
-    def create(self, url: str, *, statuses: Sequence[str] = (), secret: str | None = None) -> CreatedWebhook:
+    def create(self, url: str, *, statuses: Sequence[str] = (), secret: str | None = None) -> types.CreatedWebhook:
         """Make a webhook; its secret, given or made, is in the answer and never again.
 
         Sent again when the connection breaks, and still made once: the same url with the same secret is the same.
         """
         secret = secret or SECRET_PREFIX + secrets.token_urlsafe(32)
         body = {"url": url, "statuses": [*statuses], "secret": secret}
-        return cast(CreatedWebhook, self._connection.call("POST", "/v1/webhooks", json=body))
+        return cast(types.CreatedWebhook, self._call("POST", "/v1/webhooks", json=body))
 
     def change(
         self,
@@ -238,26 +211,22 @@ class Webhooks(RouteGroup):
         url: str | None = None,
         statuses: Sequence[str] | None = None,
         secret: str | None = None,
-    ) -> Webhook:
+    ) -> types.Webhook:
         """Change a webhook; it continues with the next event."""
         body = given(url=url, statuses=None if statuses is None else [*statuses], secret=secret)
-        return cast(Webhook, self._connection.call("PATCH", _webhook(webhook_id), json=body))
+        return cast(types.Webhook, self._call("PATCH", route("webhooks", webhook_id), json=body))
 
     def remove(self, webhook_id: str, *, missing_ok: bool = False) -> None:
         """Remove a webhook."""
         try:
-            self._connection.call("DELETE", _webhook(webhook_id))
+            self._call("DELETE", route("webhooks", webhook_id))
         except NotFoundError:
             if not missing_ok:
                 raise
 
-    def test(self, webhook_id: str) -> Trial:
+    def test(self, webhook_id: str) -> types.Trial:
         """Have the server send a test event now, and say how that went."""
-        return cast(Trial, self._connection.call("POST", f"{_webhook(webhook_id)}/test"))
-
-
-def _webhook(webhook_id: str) -> str:
-    return f"/v1/webhooks/{quote(webhook_id, safe='')}"
+        return cast(types.Trial, self._call("POST", route("webhooks", webhook_id, "test")))
 
 
 TIMESTAMP_HEADER = "X-Trainmaster-Timestamp"
@@ -284,8 +253,7 @@ def verify_webhook(
         tolerance_s: how far the clocks of sender and receiver may be apart.
         now: Unix seconds; by default the time.
 
-    Raises:
-        SignatureError: it does not, or it is too old.
+    Raises SignatureError if it does not, or is too old.
     """
     sent = {name.lower(): value for name, value in headers.items()}
     timestamp, signatures = sent.get(TIMESTAMP_HEADER.lower(), ""), sent.get(SIGNATURE_HEADER.lower(), "")

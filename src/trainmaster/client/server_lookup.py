@@ -44,8 +44,7 @@ def find_server(
 ) -> tuple[Address, LookAgain | None]:
     """The server that is meant, and how to find it again if it can move. The local one is started when none runs.
 
-    Raises:
-        LocalServerError: the local server is meant, and cannot be used.
+    Raises LocalServerError if the local server is meant, and cannot be used.
     """
     trusted = str(ca) if ca else os.environ.get(CA) or None
     key = api_key or os.environ.get(KEY_VARIABLE)

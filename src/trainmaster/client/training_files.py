@@ -55,11 +55,7 @@ def names_training(document: Mapping[str, Any]) -> bool:
 
 
 def named_files(document: Mapping[str, Any], base: Path) -> list[Named]:
-    """The fields of a training that name something beside its job file.
-
-    Raises:
-        ShippingError: one names something that is not there, or too much of it.
-    """
+    """The fields of a training that name something beside its job file. ShippingError: it is not there."""
     found: list[Named] = []
     for place, name, certain in _names(document):
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]

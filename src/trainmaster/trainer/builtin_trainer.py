@@ -25,6 +25,7 @@ from trainmaster.trainer.types import (
     TorchTuneInstructDataset,
 )
 
+_Place = HuggingFaceDatasetInitializer | HuggingFaceModelInitializer | S3DatasetInitializer | S3ModelInitializer
 _LORA, _SFT = "LORA", "SFT"
 _DTYPES = {DataType.BF16: "bfloat16", DataType.FP32: "float32"}
 _FORMATS = frozenset({DataFormat.JSON, DataFormat.CSV, DataFormat.PARQUET, DataFormat.ARROW, DataFormat.TEXT})
@@ -47,8 +48,7 @@ def training_from(
 ) -> dict[str, Any]:
     """The part of a job document that a built-in trainer stands for; `env` are variables of its own.
 
-    Raises:
-        ValueError: something is missing, cannot be read, or has no counterpart.
+    Raises ValueError if something is missing, cannot be read, or has no counterpart.
     """
     if not isinstance(config, TorchTuneConfig):
         raise ValueError(f"a BuiltinTrainer takes a TorchTuneConfig, not a {type(config).__name__}")
@@ -114,18 +114,16 @@ def _framework(kind: str, runtime: TrainingRuntime, nodes: Nodes) -> dict[str, A
 
 def _model(runtime: TrainingRuntime, initializer: Initializer | None, environment: dict[str, str]) -> str:
     model = initializer.model if initializer else None
-    if model is None:
-        if runtime.pretrained_model:
-            return runtime.pretrained_model
+    if model is None and not runtime.pretrained_model:
         raise ValueError(
             f"which model? The runtime {runtime.name} has none of its own: give an Initializer with a model, such as "
             "HuggingFaceModelInitializer('hf://org/model')"
         )
+    if model is None:
+        return str(runtime.pretrained_model)
     if not isinstance(model, HuggingFaceModelInitializer | S3ModelInitializer):
         raise ValueError(f"a built-in trainer cannot take its model from a {type(model).__name__}")
-    _refuse_patterns("model", model.ignore_patterns, INITIALIZER_DEFAULT_IGNORE_PATTERNS)
-    _take_credentials("model", model, environment)
-    return model.storage_uri
+    return _fetched("model", model, environment, ignored=INITIALIZER_DEFAULT_IGNORE_PATTERNS)
 
 
 def _dataset(runtime: TrainingRuntime, initializer: Initializer | None, environment: dict[str, str]) -> str:
@@ -138,18 +136,13 @@ def _dataset(runtime: TrainingRuntime, initializer: Initializer | None, environm
         )
     if not isinstance(dataset, HuggingFaceDatasetInitializer | S3DatasetInitializer):
         raise ValueError(f"a built-in trainer cannot take its data from a {type(dataset).__name__}")
-    _refuse_patterns("dataset", dataset.ignore_patterns, None)
-    _take_credentials("dataset", dataset, environment)
-    return dataset.storage_uri
+    return _fetched("dataset", dataset, environment, ignored=None)
 
 
-def _refuse_patterns(what: str, given: object, default: object) -> None:
-    if given is not None and given != default:
+def _fetched(what: str, place: _Place, environment: dict[str, str], *, ignored: list[str] | None) -> str:
+    """The URI of a place; its credentials go into the variables of the training, whose values are encrypted."""
+    if place.ignore_patterns not in (None, ignored):
         raise ValueError(f"the {what}'s ignore_patterns have no counterpart in a built-in trainer; leave them out")
-
-
-def _take_credentials(what: str, place: object, environment: dict[str, str]) -> None:
-    """Put the credentials of a place into the variables of the training, whose values are encrypted."""
     if getattr(place, "role_arn", None) is not None:
         raise ValueError(f"the {what}'s role_arn has no counterpart in a built-in trainer; give access keys")
     named = {variable: getattr(place, field, None) for field, variable in _S3_VARIABLES.items()}
@@ -160,6 +153,7 @@ def _take_credentials(what: str, place: object, environment: dict[str, str]) -> 
             raise ValueError(
                 f"the {what} has another value for {variable} than env, or than the model; a training has one for all"
             )
+    return place.storage_uri
 
 
 def _adapter(lora: object) -> Iterator[tuple[str, Any]]:
@@ -167,16 +161,9 @@ def _adapter(lora: object) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"peft_config must be a LoraConfig, not a {type(lora).__name__}")
     if lora.quantize_base:
         raise ValueError("peft_config.quantize_base: there is no trainer for quantized models in this version")
-    for name, value in (
-        ("lora_r", lora.lora_rank),
-        ("lora_alpha", lora.lora_alpha),
-        ("lora_dropout", lora.lora_dropout),
-        ("use_dora", lora.use_dora),
-    ):
-        if value is not None:
-            yield name, value
-    unknown = [module for module in lora.lora_attn_modules or () if module not in _ATTENTION]
-    if unknown:
+    numbers = {"lora_r": lora.lora_rank, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
+    yield from ((name, value) for name, value in {**numbers, "use_dora": lora.use_dora}.items() if value is not None)
+    if unknown := [module for module in lora.lora_attn_modules or () if module not in _ATTENTION]:
         known = ", ".join(_ATTENTION)
         raise ValueError(f"peft_config.lora_attn_modules: {', '.join(map(str, unknown))} is none of {known}")
     modules = [_ATTENTION[module] for module in lora.lora_attn_modules or ()]
@@ -207,7 +194,6 @@ def _preprocessing(config: object, source: dict[str, Any], hyperparameters: dict
     if config.train_on_input is not None:
         hyperparameters["completion_only_loss"] = not config.train_on_input
     columns = config.column_map or {}
-    unknown = sorted(str(name) for name in columns if name not in _COLUMNS)
-    if unknown:
+    if unknown := sorted(str(name) for name in columns if name not in _COLUMNS):
         raise ValueError(f"dataset_preprocess_config.column_map: {', '.join(unknown)} is none of {', '.join(_COLUMNS)}")
     return {"field_mapping": {field: columns.get(name, name) for name, field in _COLUMNS.items()}}

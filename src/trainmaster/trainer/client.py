@@ -49,13 +49,9 @@ class TrainerClient:
     def __init__(self, backend_config: AnyBackendConfig | str | None = None) -> None:
         """Find the server; the local one is started when none runs.
 
-        Args:
-            backend_config: where jobs run; the URL of a server is short for `ServerBackendConfig(url=...)`. None: where
-                TRAINMASTER_URL says, else on this machine; `backend` tells.
-
-        Raises:
-            ValueError: it is no configuration, or one that cannot be used, here or with the server that runs.
-            RuntimeError: the server cannot be used, or no container engine answers.
+        `backend_config` says where jobs run; the URL of a server is short for `ServerBackendConfig(url=...)`. None:
+        where TRAINMASTER_URL says, else on this machine; `backend` tells. Raises ValueError for a configuration that
+        cannot be used, and RuntimeError if the server cannot be used, or no container engine answers.
         """
         around = surroundings()
         choice = choose(backend_config, around)
@@ -92,20 +88,11 @@ class TrainerClient:
             return self._catalog.list()
 
     def get_runtime(self, name: str) -> Runtime:
-        """The runtime of a name.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """The runtime of a name; raises NotFoundError if there is none."""
         return runtime_of(self._definition(name))
 
     def get_runtime_packages(self, runtime: Runtime | str) -> list[str]:
-        """Print and return the packages, and the GPUs, that jobs of a runtime find. A small job looks.
-
-        Raises:
-            NotFoundError: there is no such runtime.
-            RuntimeError: the job failed.
-        """
+        """Print and return the packages, and the GPUs, that jobs of a runtime find. A small job looks."""
         with translated():
             definition = self._placed(self._definition(runtime))
             return runtime_packages(self._client, definition, backend=self.backend.name)
@@ -127,9 +114,7 @@ class TrainerClient:
             trainer: what runs; the runtime's own command when None.
             options: of `trainmaster.trainer.options`.
 
-        Raises:
-            NameRefusedError: a job cannot have that name, or another has it.
-            ValueError: something cannot be read, does not fit together, or is refused by the server.
+        Raises NameRefusedError if a job cannot have that name, or another has it.
         """
         if runtime is None and isinstance(trainer, BuiltinTrainer):
             runtime = default_runtime(trainer.config)
@@ -169,11 +154,7 @@ class TrainerClient:
         return self._jobs.list(None if runtime is None else {RUNTIME_LABEL: _runtime_name(runtime)})
 
     def get_job(self, name: str) -> TrainJob:
-        """A job, with its steps, progress, metrics and checkpoints.
-
-        Raises:
-            NotFoundError: there is none of that name.
-        """
+        """A job, with its steps, progress, metrics and checkpoints."""
         return self._jobs.shown(self._jobs.get(name))
 
     def get_job_logs(
@@ -193,10 +174,6 @@ class TrainerClient:
             follow: go on until the job has ended, line by line; waits for its start, and over restarts of the server.
             tail: only the last so many.
             since: only those since a time: a datetime, or ISO 8601.
-
-        Raises:
-            NotFoundError: there is no such job.
-            ValueError: it has no such step.
         """
         job = self._jobs.get(name)
         chosen = log_filter(job, step)
@@ -206,11 +183,7 @@ class TrainerClient:
         return log_lines(self._client, name, chosen, follow=bool(follow), tail=tail, since=since)
 
     def get_job_events(self, name: str) -> list[Event]:
-        """What happened to a job, from the beginning.
-
-        Raises:
-            NotFoundError: there is no such job.
-        """
+        """What happened to a job, from the beginning."""
         return self._jobs.events(name)
 
     def wait_for_job_status(
@@ -233,8 +206,6 @@ class TrainerClient:
             callbacks: called with the job at every look.
 
         Raises:
-            ValueError: an argument is wrong.
-            NotFoundError: there is no such job.
             RuntimeError: it failed, and that was not waited for; the message has the reason and its last lines.
             TimeoutError: it has none of them in time, or has ended and will not have one. Where Running is waited for,
                 a job that is Complete by the next look is returned: it has run.
@@ -265,32 +236,19 @@ class TrainerClient:
     def get_job_result(self, name: str) -> Any:
         """What the job's function returned on rank 0; None of a job that ran something else.
 
-        Raises:
-            NotFoundError: there is no such job.
-            RuntimeError: it has not ended well, or JSON cannot hold what the function returned.
+        Raises RuntimeError if it has not ended well, or JSON cannot hold what the function returned.
         """
         return self._jobs.result(name)
 
     def suspend_job(self, name: str, *, save_checkpoint: bool = True) -> None:
         """Stop a running job so that it can go on later; its status is Created, and its state PAUSED, once it stopped.
 
-        Args:
-            name: the job's.
-            save_checkpoint: have it save first. One that has never saved needs False, and restarts.
-
-        Raises:
-            NotFoundError: there is no such job.
-            RuntimeError: it does not run, or cannot save.
+        With `save_checkpoint` it saves first; one that has never saved needs False, and restarts.
         """
         self._jobs.suspend(name, save_checkpoint=save_checkpoint)
 
     def resume_job(self, name: str) -> None:
-        """Queue a suspended job again; it resumes from its latest checkpoint.
-
-        Raises:
-            NotFoundError: there is no such job.
-            RuntimeError: it is not suspended.
-        """
+        """Queue a suspended job again; it resumes from its latest checkpoint."""
         with translated(name):
             self._client.resume(named(name))
 
@@ -298,29 +256,18 @@ class TrainerClient:
         """Make a new job of a failed one, which resumes from its checkpoint; returns the new one's name.
 
         It is named after the other: `lab-2` after `lab`, or the next number that is free.
-
-        Raises:
-            NotFoundError: there is no such job.
-            RuntimeError: it has not failed.
         """
         return self._jobs.retry(name)
 
     def cancel_job(self, name: str) -> None:
-        """End a job for good; it stays in lists, as Failed.
-
-        Raises:
-            NotFoundError: there is no such job.
-            RuntimeError: it has ended already.
-        """
+        """End a job for good; it stays in lists, as Failed. RuntimeError: it has ended already."""
         with translated(name):
             self._client.cancel(named(name))
 
     def delete_job(self, name: str) -> None:
         """Stop a job and take it off the lists; returns when nothing of it runs, and its name is free.
 
-        Raises:
-            NotFoundError: there is no such job.
-            TimeoutError: it does not stop; it goes when it has.
+        Raises TimeoutError if it does not stop; it goes when it has.
         """
         self._jobs.delete(name)
 

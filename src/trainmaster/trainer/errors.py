@@ -43,9 +43,6 @@ class NameRefusedError(ValueError, RuntimeError):
     Kubeflow's Kubernetes backend raises a RuntimeError for it.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 _HANDLE_TAKEN = "HANDLE_TAKEN"
 _INVALID_TRANSITION = "INVALID_STATE_TRANSITION"
@@ -67,16 +64,9 @@ def only_in_containers(problems: Sequence[api.FieldProblem]) -> bool:
 
 @contextlib.contextmanager
 def translated(job: str | None = None, *, new: str | None = None) -> Iterator[None]:
-    """Raise what the block raises as one of the promised errors.
+    """Raise what the block raises as one of the promised errors: those above, ValueError, TimeoutError, RuntimeError.
 
     `job` is the one that the block is about, and `new` the name of the one that it makes.
-
-    Raises:
-        NotFoundError: there is no such job.
-        NameRefusedError: another job has the name.
-        ValueError: the server refuses what was asked.
-        TimeoutError: it does not answer in time.
-        RuntimeError: it cannot be done now, or cannot be reached.
     """
     try:
         yield

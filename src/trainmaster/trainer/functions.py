@@ -25,11 +25,7 @@ _INDENTED = "if True:\n"
 
 
 def source_of(function: object) -> str:
-    """The text of a module that defines a function.
-
-    Raises:
-        ValueError: it cannot be sent; the message says why, and what to do.
-    """
+    """The text of a module that defines a function. Raises ValueError, with what to do, if it cannot be sent."""
     if not inspect.isfunction(function):
         raise ValueError(f"{_kind(function)} cannot be sent as a trainer's func; pass a function (`def`)")
     name = function.__name__
@@ -48,17 +44,12 @@ def source_of(function: object) -> str:
 
 
 def check_arguments(function: Callable[..., Any], arguments: object) -> dict[str, Any]:
-    """The arguments as a JSON object, with which the function can be called.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """The arguments as a JSON object with which the function can be called; raises ValueError if they are not."""
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
         raise ValueError(f"func_args must be a dict of the function's arguments, not {_kind(arguments)}")
-    problem = next(_not_json(arguments, "func_args"), None)
-    if problem is not None:
+    if (problem := next(_not_json(arguments, "func_args"), None)) is not None:
         raise ValueError(problem)
     plain: dict[str, Any] = dict(arguments)
     signature = inspect.signature(function)
@@ -169,11 +160,7 @@ def _kind(value: object) -> str:
 
 
 def files_of(directory: Path) -> list[str]:
-    """The files to ship, relative to the directory, sorted: those that git would keep.
-
-    Raises:
-        ValueError: there is no such directory, nothing in it, or too much.
-    """
+    """The files to ship, relative to the directory, sorted: those that git would keep. ValueError: none or too many."""
     if not directory.is_dir():
         raise ValueError(f"there is no directory {directory}")
     found = kept_files(directory)

@@ -63,11 +63,7 @@ def successors(name: str | None, *, is_retry: bool) -> Iterator[str | None]:
 
 
 def check_name(name: object) -> str:
-    """A name that a job can have.
-
-    Raises:
-        NameRefusedError: no job can.
-    """
+    """A name that a job can have; raises NameRefusedError if none can."""
     if not isinstance(name, str) or not _LEGAL.fullmatch(name):
         raise NameRefusedError(
             f"{name!r} is no name for a job: 1 to {LONGEST} lower-case letters, digits and dashes, and no dash at "
@@ -114,8 +110,7 @@ def job_document(
         initializers: fields for every `dataset` and every `model` that is fetched.
         shipped: of a ScriptTrainer with a directory, the files below it that are uploaded.
 
-    Raises:
-        ValueError: something is missing, cannot be read, or does not fit together.
+    Raises ValueError if something is missing, cannot be read, or does not fit together.
     """
     if initializer is not None and not isinstance(initializer, Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")

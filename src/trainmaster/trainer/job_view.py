@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from trainmaster.client import types as api
+from trainmaster.trainer import types
 from trainmaster.trainer.constants import (
     DATASET_INITIALIZER,
     MODEL_INITIALIZER,
@@ -20,32 +21,12 @@ from trainmaster.trainer.constants import (
     UNKNOWN,
 )
 from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL
-from trainmaster.trainer.types import (
-    Checkpoint,
-    Event,
-    Progress,
-    Runtime,
-    RuntimeKind,
-    RuntimeTrainer,
-    Step,
-    TrainerType,
-    TrainJob,
-)
 
 STATUSES: Mapping[str, str] = {
-    "PENDING": TRAINJOB_CREATED,
-    "QUEUED": TRAINJOB_CREATED,
-    "SCHEDULING": TRAINJOB_CREATED,
-    "PREPARING": TRAINJOB_CREATED,
-    "PAUSED": TRAINJOB_CREATED,
-    "TRAINING": TRAINJOB_RUNNING,
-    "CHECKPOINTING": TRAINJOB_RUNNING,
-    "EVALUATING": TRAINJOB_RUNNING,
-    "EXPORTING": TRAINJOB_RUNNING,
+    **dict.fromkeys(("PENDING", "QUEUED", "SCHEDULING", "PREPARING", "PAUSED"), TRAINJOB_CREATED),
+    **dict.fromkeys(("TRAINING", "CHECKPOINTING", "EVALUATING", "EXPORTING"), TRAINJOB_RUNNING),
     "COMPLETED": TRAINJOB_COMPLETE,
-    "FAILED": TRAINJOB_FAILED,
-    "CANCELLED": TRAINJOB_FAILED,
-    "PREEMPTED": TRAINJOB_FAILED,
+    **dict.fromkeys(("FAILED", "CANCELLED", "PREEMPTED"), TRAINJOB_FAILED),
 }
 """The server's statuses, in the four words that programs for Kubeflow know. One that was preempted and is to go on is
 QUEUED."""
@@ -64,13 +45,15 @@ def name_of(job: api.JobSummary | api.Submitted) -> str:
     return job["handle"] or job["job_id"]
 
 
-def train_job(job: api.JobSummary, runtimes: Mapping[str, Runtime], *, current_step: str | None = None) -> TrainJob:
+def train_job(
+    job: api.JobSummary, runtimes: Mapping[str, types.Runtime], *, current_step: str | None = None
+) -> types.TrainJob:
     """A job, with what the server said of it: of one from a list, only its nodes' steps and no checkpoints.
 
     `runtimes` are those that are known, by name; `current_step` is what a job that prepares is at.
     """
     whole = cast(api.Job, job) if "workload" in job else None
-    return TrainJob(
+    return types.TrainJob(
         name=name_of(job),
         runtime=_runtime(job, runtimes),
         steps=list(_steps(job, whole, current_step)),
@@ -79,7 +62,7 @@ def train_job(job: api.JobSummary, runtimes: Mapping[str, Runtime], *, current_s
         status=STATUSES.get(job["status"], UNKNOWN),
         state=job["status"],
         message=(whole["pending_reason"] if whole else None) or job["status_message"],
-        progress=Progress(**job["progress"]),
+        progress=types.Progress(**job["progress"]),
         metrics=dict(job["metrics"]),
         checkpoints=[_checkpoint(each) for each in whole["checkpoints"]] if whole else [],
         labels=dict(job["labels"]),
@@ -116,8 +99,8 @@ def log_filter(job: api.Job, step: str) -> dict[str, Any] | None:
     return {"step": WORKING_STEPS.get(job["kind"], "main"), "node": int(number)}
 
 
-def event(each: api.Event, name: str) -> Event:
-    return Event(
+def event(each: api.Event, name: str) -> types.Event:
+    return types.Event(
         involved_object_kind=TRAINJOB_KIND,
         involved_object_name=name,
         message=each["message"],
@@ -162,17 +145,17 @@ def _where(error: api.Failure) -> str:
     return f" of rank {error['rank']}{step}" if error["rank"] is not None else step
 
 
-def _steps(job: api.JobSummary, whole: api.Job | None, current: str | None) -> Iterator[Step]:
+def _steps(job: api.JobSummary, whole: api.Job | None, current: str | None) -> Iterator[types.Step]:
     device, count = _device(job, whole)
     failed_step = whole["error"]["step"] if whole and whole["error"] else None
     preparing = preparing_steps(whole) if whole else []
     for place, name in enumerate(preparing):
-        yield Step(name=name, status=_prepared(job, preparing, place, current, failed_step), pod_name="")
+        yield types.Step(name=name, status=_prepared(job, preparing, place, current, failed_step), pod_name="")
     status = STATUSES.get(job["status"], UNKNOWN)
     if failed_step in preparing:
         status = TRAINJOB_CREATED  # nothing of it ever ran
     for node in range(job["node_count"]):
-        yield Step(name=f"{NODE}-{node}", status=status, pod_name="", device=device, device_count=count)
+        yield types.Step(name=f"{NODE}-{node}", status=status, pod_name="", device=device, device_count=count)
 
 
 def _prepared(job: api.JobSummary, steps: Sequence[str], place: int, current: str | None, failed: str | None) -> str:
@@ -201,26 +184,26 @@ def _device(job: api.JobSummary, whole: api.Job | None) -> tuple[str, str]:
     return UNKNOWN, UNKNOWN
 
 
-def _runtime(job: api.JobSummary, runtimes: Mapping[str, Runtime]) -> Runtime:
+def _runtime(job: api.JobSummary, runtimes: Mapping[str, types.Runtime]) -> types.Runtime:
     """The runtime that the job was made with; as much of it as the job says where it is not there any more."""
     name = job["labels"].get(RUNTIME_LABEL)
     if name is not None and name in runtimes:
         return runtimes[name]
     built_in = job["kind"] == "trainer"
-    return Runtime(
+    return types.Runtime(
         name=name or UNKNOWN,
-        trainer=RuntimeTrainer(
-            trainer_type=TrainerType.BUILTIN_TRAINER if built_in else TrainerType.CUSTOM_TRAINER,
+        trainer=types.RuntimeTrainer(
+            trainer_type=types.TrainerType.BUILTIN_TRAINER if built_in else types.TrainerType.CUSTOM_TRAINER,
             framework=job["labels"].get(FRAMEWORK_LABEL, UNKNOWN),
             image="",
             num_nodes=job["node_count"],
         ),
-        kind=RuntimeKind.TRAINING_RUNTIME,
+        kind=types.RuntimeKind.TRAINING_RUNTIME,
     )
 
 
-def _checkpoint(each: api.Checkpoint) -> Checkpoint:
-    return Checkpoint(
+def _checkpoint(each: api.Checkpoint) -> types.Checkpoint:
+    return types.Checkpoint(
         checkpoint_id=each["checkpoint_id"],
         step=each["step"],
         created_at=datetime.fromisoformat(each["created_at"]),

@@ -174,11 +174,7 @@ def log_lines(
     tail: int | None,
     since: datetime | str | None,
 ) -> Iterator[str]:
-    """The lines that a filter of the server's chooses.
-
-    Raises:
-        ValueError: `tail` or `since` is wrong.
-    """
+    """The lines that a filter of the server's chooses. Raises ValueError, at once, if `tail` or `since` is wrong."""
     if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
         raise ValueError(f"tail must be a number of lines, not {tail!r}")
     return _lines(client, job, chosen, tail, _moment(since), follow=follow)

@@ -111,11 +111,7 @@ def _in_notebook() -> bool:
 
 class Wait:
     def __init__(self, status: Iterable[str], timeout: float, polling_interval: float) -> None:
-        """Check what was asked for.
-
-        Raises:
-            ValueError: it cannot be waited for.
-        """
+        """Raises ValueError if what was asked for cannot be waited for."""
         self.wanted = frozenset([status] if isinstance(status, str) else status)
         unknown = sorted(str(each) for each in self.wanted - ALL_STATUSES)
         if unknown or not self.wanted:

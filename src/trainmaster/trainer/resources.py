@@ -43,11 +43,7 @@ class Nodes:
 
 
 def nodes_from(num_nodes: object, resources_per_node: object) -> Nodes:
-    """What a trainer's two fields ask for.
-
-    Raises:
-        ValueError: they cannot be read, or name something that no backend has.
-    """
+    """What a trainer's two fields ask for; raises ValueError if they cannot be read, or name what no backend has."""
     count = 1 if num_nodes is None else num_nodes
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"num_nodes must be a whole number of at least 1, not {num_nodes!r}")
@@ -119,8 +115,7 @@ def get_tpu_num_nodes(num_slices: int, topology: str, chips_per_host: int = 4) -
         topology: Chips of a slice along two or three axes, such as `4x4` or `2x2x2`.
         chips_per_host: Chips of one node. A slice with fewer lies on one node.
 
-    Raises:
-        ValueError: A number is not positive, the topology is ill-formed, or its chips do not fill their nodes.
+    Raises ValueError if a number is not positive, the topology is ill-formed, or its chips do not fill their nodes.
     """
     for name, value in (("num_slices", num_slices), ("chips_per_host", chips_per_host)):
         if type(value) is not int or value < 1:

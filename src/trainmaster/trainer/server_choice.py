@@ -195,11 +195,7 @@ def surroundings() -> Surroundings:
 
 
 def choose(config: AnyBackendConfig | str | None, around: Surroundings) -> Choice:
-    """What to use.
-
-    Raises:
-        ValueError: that cannot be used, or is nothing of the kind.
-    """
+    """What to use; raises ValueError if that cannot be used, or is nothing of the kind."""
     match config:
         case None:
             return _choose_without(around)
@@ -304,10 +300,8 @@ _ANEW = (
 def connect(choice: Choice, around: Surroundings) -> api.Client:
     """A client of the server that was chosen; the local one is started when none runs.
 
-    Raises:
-        ClientError: the server cannot be used.
-        ValueError: it lacks the backend, or its engine is another than was asked for.
-        RuntimeError: no engine answers.
+    Raises ClientError if the server cannot be used, ValueError if it lacks the backend or has another engine than was
+    asked for, and RuntimeError if no engine answers.
     """
     if choice.server is not None:
         return api.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
@@ -334,16 +328,10 @@ def connect(choice: Choice, around: Surroundings) -> api.Client:
 
 
 def check_engine(asked: Mapping[str, str], engine: Engine | None, environment: Mapping[str, str]) -> None:
-    """See that the engine of a server is the one that was asked for.
+    """See that the engine of a server is the one that was asked for: ValueError if not, RuntimeError if none answers.
 
-    Args:
-        asked: `container_host` and `container_runtime`, where they matter.
-        engine: the server's; None where it has none.
-        environment: of this process, whose variables the server need not have.
-
-    Raises:
-        ValueError: it is another.
-        RuntimeError: none answers.
+    `asked` has `container_host` and `container_runtime`, where they matter. `environment` is that of this process,
+    whose variables the server need not have.
     """
     if engine is None:
         return

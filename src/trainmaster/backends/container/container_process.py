@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from trainmaster.backends.container.container_spec import KEEP
@@ -36,12 +35,8 @@ _HEARD = re.compile(r"^Sig(?:Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 def followed(engine: ContainerEngine, name: str, *, process: int | None, copies: bool, at_once: bool = False) -> int:
     """Pass signals on to a running container until it ends; returns its exit code.
 
-    Args:
-        engine: the engine that runs it.
-        name: its name.
-        process: its first process, if known.
-        copies: whether its output is copied to this process's.
-        at_once: whether SIGTERM kills it. For images that fetch: they have nothing to save.
+    `process` is its first process, if known. With `copies`, its output is copied to this process's. With `at_once`,
+    SIGTERM kills it: images that fetch have nothing to save.
     """
     channels = (("stdout", 1), ("stderr", 2)) if copies else ()
     copying = [threading.Thread(target=_copy, args=(engine, name, *channel), daemon=True) for channel in channels]
@@ -239,9 +234,7 @@ class GangContainers:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Members notice the head's end by themselves; those that do not are ended."""
         self._is_over.set()
         deadline = time.monotonic() + _LAST_S

@@ -18,30 +18,11 @@ from requests import Response
 from requests.exceptions import ReadTimeout, RequestException
 
 from trainmaster.backends import BackendContext
-from trainmaster.backends.container.connection import (
-    API_VERSION,
-    PODMAN,
-    TIMEOUT_S,
-    ContainerEngineError,
-    EngineAwayError,
-    EngineConnection,
-    last_word,
-)
+from trainmaster.backends.container.connection import API_VERSION, PODMAN, TIMEOUT_S, EngineConnection, last_word
+from trainmaster.backends.container.connection import ContainerEngineError as ContainerEngineError
+from trainmaster.backends.container.connection import EngineAwayError as EngineAwayError
 from trainmaster.backends.container.container_spec import CREATE, libpod_from
 from trainmaster.protocol.launch import CONTAINER
-
-__all__ = [
-    "Container",
-    "ContainerEngine",
-    "ContainerEngineError",
-    "EngineAwayError",
-    "NoSuchCommandError",
-    "NoSuchImageError",
-    "RefusedByEngineError",
-    "TookTooLongError",
-    "engine_of",
-    "has_ended",
-]
 
 _OUTPUT_BYTES = 16 << 10
 _NO_COMMAND = ("not found", "no such file or directory", "permission denied")
@@ -76,10 +57,6 @@ class Container:
     state: str
     """The engine's word, such as `created`, `running`, `paused`, `exited`, `dead`."""
     labels: Mapping[str, str]
-
-    @property
-    def is_running(self) -> bool:
-        return self.state == "running"
 
     @property
     def has_ended(self) -> bool:
@@ -118,11 +95,7 @@ class ContainerEngine:
         return any("rootless" in option for option in options)
 
     def find_image(self, image: str) -> Mapping[str, Any]:
-        """What the engine knows of an image that it has.
-
-        Raises:
-            NoSuchImageError: it has none of this name.
-        """
+        """What the engine knows of an image; raises NoSuchImageError if it has none of this name."""
         with self._asking() as client:
             try:
                 found: Mapping[str, Any] = client.inspect_image(image)
@@ -156,11 +129,7 @@ class ContainerEngine:
                 client.create_container_from_config(dict(document), name=name)
 
     def start(self, name: str) -> None:
-        """Start a container.
-
-        Raises:
-            NoSuchCommandError: its image has no such program, or none that can be run.
-        """
+        """Start a container; raises NoSuchCommandError if its image has no such program, or none that can be run."""
         with self._asking() as client:
             try:
                 client.start(name)
@@ -189,11 +158,7 @@ class ContainerEngine:
         return int(found["ExitCode"]) if found and not found["Running"] else None
 
     def wait(self, name: str, timeout_s: float | None = None) -> int:
-        """Wait for the end of a container; returns its exit code.
-
-        Raises:
-            TookTooLongError: it has not ended in time.
-        """
+        """Wait for the end of a container; returns its exit code. Raises TookTooLongError if it takes longer."""
         with self._asking() as client:
             try:
                 # Explicit, because the client's own limit would apply otherwise.

@@ -49,15 +49,13 @@ class Images:
     def facts(self, image: str, *, policy: str, attempt_id: str) -> ImageFacts:
         """The facts of an image, once it is here.
 
-        Raises:
-            NotYetError: it is being pulled or probed; ask again later.
-            LaunchError: it is not available.
-            ContainerEngineError: the engine does not answer.
+        Raises NotYetError while it is being pulled or probed, LaunchError if it is not available, and
+        ContainerEngineError if the engine does not answer.
         """
         if policy == PullPolicy.ALWAYS:
             self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
         try:
-            document = self._engine.find_image(image)
+            return self._probed(image, self._engine.find_image(image))
         except NoSuchImageError:
             if policy == PullPolicy.NEVER:
                 raise LaunchError(
@@ -65,13 +63,9 @@ class Images:
                     f"{remedy(image, self._engine.name)}, or use the pull policy IfNotPresent",
                     Reason.LAUNCH_REFUSED,
                 ) from None
-            self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
-            document = self._found(image)
-        return self._probed(image, document)
-
-    def _found(self, image: str) -> Mapping[str, Any]:
+        self._pulls.fetch(image, policy=policy, attempt_id=attempt_id)
         try:
-            return self._engine.find_image(image)
+            return self._probed(image, self._engine.find_image(image))
         except NoSuchImageError:
             raise ContainerEngineError(f"image {image} was fetched, and somebody has removed it since") from None
 
@@ -192,12 +186,7 @@ class Pulls:
         """Consecutive transient failures of an image."""
 
     def fetch(self, image: str, *, policy: str, attempt_id: str) -> None:
-        """Make sure that an image was pulled once for an attempt; a pull under way counts.
-
-        Raises:
-            NotYetError: it is being pulled; ask again later.
-            LaunchError: it is not available, or not now.
-        """
+        """Make sure that an image was pulled once for an attempt; a pull under way counts, and is a NotYetError."""
         with self._lock:
             pull = self._of_attempt.get((attempt_id, image))
             if pull is None:

@@ -13,18 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.container.container_spec import (
-    OF_CLAIMED,
-    OF_STEPS,
-    SECRETS,
-    ContainerContext,
-    ImageFacts,
-    container_document,
-    container_name,
-    outside_document,
-    unknown_image,
-    within_container,
-)
+from trainmaster.backends.container import container_spec as spec
 from trainmaster.protocol.documents import read_document, write_document
 from trainmaster.protocol.launch import Gang, Size, Step
 from trainmaster.protocol.reasons import Reason
@@ -74,7 +63,7 @@ _OF_ITS_HOST = ("DeviceRequests", "PortBindings")
 """Keys that only the node's container has, not those of steps before it."""
 
 
-def check_steps(request: AttemptRequest, images: Mapping[str, ImageFacts]) -> None:
+def check_steps(request: AttemptRequest, images: Mapping[str, spec.ImageFacts]) -> None:
     """Raises LaunchError if a step cannot run in the image that it names."""
     for step, image in _with_images(request):
         facts = images[image]
@@ -89,14 +78,14 @@ def check_steps(request: AttemptRequest, images: Mapping[str, ImageFacts]) -> No
 def plan_document(
     request: AttemptRequest,
     node: int,
-    image: ImageFacts,
-    images: Mapping[str, ImageFacts],
-    context: ContainerContext,
+    image: spec.ImageFacts,
+    images: Mapping[str, spec.ImageFacts],
+    context: spec.ContainerContext,
     *,
     engine: str,
 ) -> dict[str, Any]:
     """The plan of a node's worker; `images` are those of steps that have their own, by name."""
-    name, each = container_name(request, node), request.launch.ranks_per_node
+    name, each = spec.container_name(request, node), request.launch.ranks_per_node
     containers: dict[str, dict[str, Any]] = {
         step.name: {
             **_gang(f"{name}-{step.name}", step_document(request, node, step, images[own], context), step.gang),
@@ -107,11 +96,11 @@ def plan_document(
     }
     last = request.launch.steps[-1].name
     if image.python is None:
-        document = outside_document(request, node, image, context)
+        document = spec.outside_document(request, node, image, context)
         ranks = [f"{name}-{rank}" for rank in range(node * each, (node + 1) * each)]
         containers[last] = {"names": ranks, "document": document, "reports": True, "secrets": None}
     else:
-        document = container_document(request, node, image, context, writes=OF_CLAIMED)
+        document = spec.container_document(request, node, image, context, writes=spec.OF_CLAIMED)
         handed = str(context.secrets / name)
         containers[last] = {"names": [name], "document": document, "reports": True, "secrets": handed}
     return {"engine": engine, "containers": containers, "port": context.port}
@@ -124,9 +113,9 @@ def planned_names(plan: Mapping[str, Any]) -> list[str]:
 def within_outside(
     request: AttemptRequest,
     node: int,
-    image: ImageFacts,
-    images: Mapping[str, ImageFacts],
-    context: ContainerContext,
+    image: spec.ImageFacts,
+    images: Mapping[str, spec.ImageFacts],
+    context: spec.ContainerContext,
     *,
     leads: tuple[str, ...],
 ) -> Within:
@@ -136,7 +125,7 @@ def within_outside(
         for step, own in _with_images(request)
     }
     last = request.launch.steps[-1].name
-    within = replace(within_container(request, node, image, context), first_step=None)
+    within = replace(spec.within_container(request, node, image, context), first_step=None)
     if image.python is None:
         # A service is published on this machine, where the worker is.
         address = within.address if context.port is None else None
@@ -144,24 +133,24 @@ def within_outside(
     return replace(within, through=through, onward=(*leads, last))
 
 
-def step_documents(request: AttemptRequest, node: int, context: ContainerContext) -> list[dict[str, Any]]:
+def step_documents(request: AttemptRequest, node: int, context: spec.ContainerContext) -> list[dict[str, Any]]:
     """The containers of steps with images of their own, when only the images' names are known."""
-    return [step_document(request, node, step, unknown_image(own), context) for step, own in _with_images(request)]
+    return [step_document(request, node, step, spec.unknown_image(own), context) for step, own in _with_images(request)]
 
 
 def step_document(
-    request: AttemptRequest, node: int, step: Step, image: ImageFacts, context: ContainerContext
+    request: AttemptRequest, node: int, step: Step, image: spec.ImageFacts, context: spec.ContainerContext
 ) -> dict[str, Any]:
     """The container of a step with an image of its own, without its variables and its command.
 
     Our own code in there sees what it would see in the node's container. Other code sees the job's volumes, and where
     to leave what it fetches.
     """
-    document = container_document(request, node, image, context, writes=OF_STEPS)
+    document = spec.container_document(request, node, image, context, writes=spec.OF_STEPS)
     document = {key: value for key, value in document.items() if key not in _OF_THE_NODE}
     host = {key: value for key, value in document["HostConfig"].items() if key not in _OF_ITS_HOST}
     if step.python:
-        mounts = [mount for mount in host["Mounts"] if mount["Target"] != SECRETS]
+        mounts = [mount for mount in host["Mounts"] if mount["Target"] != spec.SECRETS]
     else:
         volumes = {volume.target for volume in request.launch.volumes}
         mounts = [mount for mount in host["Mounts"] if mount["Target"] in volumes]
@@ -173,7 +162,7 @@ def step_document(
     return {**document, "HostConfig": {**host, "Mounts": mounts}}
 
 
-def output_directories(request: AttemptRequest, node: int, context: ContainerContext) -> list[Path]:
+def output_directories(request: AttemptRequest, node: int, context: spec.ContainerContext) -> list[Path]:
     """Where steps leave files for the ranks of their node; these directories must exist before they are mounted."""
     return [_prepared(node, context) / path for step in request.launch.steps for path in step.outputs.values()]
 
@@ -182,7 +171,7 @@ def _with_images(request: AttemptRequest) -> Iterator[tuple[Step, str]]:
     return ((step, step.image) for step in request.launch.steps if step.image is not None)
 
 
-def _prepared(node: int, context: ContainerContext) -> Path:
+def _prepared(node: int, context: spec.ContainerContext) -> Path:
     return context.run_dir / "nodes" / str(node) / PREPARED
 
 

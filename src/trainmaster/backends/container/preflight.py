@@ -23,11 +23,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def checked(
     request: AttemptRequest, image: str, facts: ImageFacts, defaults: ContainerDefaults, *, engine: str
 ) -> AttemptRequest:
-    """The request with the real directories of its volumes, if it can run and may.
-
-    Raises:
-        LaunchError: it cannot run here, or must not.
-    """
+    """The request with the real directories of its volumes; raises LaunchError if it cannot run here, or must not."""
     wanted, steps = request.launch.container.runtime, request.launch.steps
     if wanted and wanted != engine:
         raise _refused(f"the job wants {wanted}, and this server's engine is {engine}")
@@ -69,9 +65,6 @@ def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerD
 
     No job that must stay in containers may write to a directory of the machine: it could put a link in place of a
     directory below it that the next job names, after the check and before the engine mounts it.
-
-    Raises:
-        LaunchError: it must not be mounted, or is not there.
     """
     if not os.path.isabs(volume.source):
         return volume

@@ -198,11 +198,7 @@ def _streams(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _check_sources(document: Mapping[str, Any]) -> None:
-    """Check that no earlier step put a link where the engine will mount something of the run directory.
-
-    Raises:
-        OSError: one did.
-    """
+    """Raise OSError if an earlier step put a link where the engine will mount something of the run directory."""
     top = document["Labels"][RUN_DIR]
     for source in (mount["Source"] for mount in document["HostConfig"]["Mounts"]):
         if source.startswith(f"{top}/") and os.path.realpath(source) != os.path.realpath(top) + source[len(top) :]:
@@ -210,12 +206,7 @@ def _check_sources(document: Mapping[str, Any]) -> None:
 
 
 def _start(engine: ContainerEngine, name: str, document: Mapping[str, Any]) -> None:
-    """Start a container, once the engine answers.
-
-    Raises:
-        NoSuchCommandError: its image has no such program.
-        ContainerEngineError: the engine refuses, or has not answered for long.
-    """
+    """Start a container, once the engine answers; raises what that says, or that it has not answered for long."""
 
     def start() -> None:
         # If only the answer to a start was lost, it runs; or it has ended, and must not run again.

@@ -13,18 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainmaster.backends import BackendContext
+from trainmaster.backends.container import container_spec as spec
 from trainmaster.backends.container.container_process import KernelKills
-from trainmaster.backends.container.container_spec import (
-    ATTEMPT,
-    KEEP,
-    NODE,
-    NODES,
-    PORT,
-    PROBE_PREFIX,
-    PROBED_AT,
-    RUN_DIR,
-    RUNS,
-)
 from trainmaster.backends.container.engine import (
     Container,
     ContainerEngine,
@@ -56,7 +46,7 @@ class Upkeep:
     def __init__(self, engine: ContainerEngine, runs: Path, remove: Callable[[str], None]) -> None:
         """`remove` removes a container with everything that belongs to it."""
         self._engine = engine
-        self._label = f"{RUNS}={runs}"
+        self._label = f"{spec.RUNS}={runs}"
         self._remove = remove
         self._stopping = threading.Event()
         self._seen: Mapping[str, Container] = {}
@@ -101,7 +91,7 @@ class Upkeep:
     def port(self, name: str) -> int | None:
         """Where the service of a container is published; None if it has none, or is not seen."""
         found = self._seen.get(name)
-        told = found.labels.get(PORT, "") if found is not None else ""
+        told = found.labels.get(spec.PORT, "") if found is not None else ""
         return int(told) if told else None
 
     def tell_memory(self, name: str, directory: RunDirectory, node: int) -> None:
@@ -134,7 +124,7 @@ class Upkeep:
         found = {container.name: container for container in self._engine.containers(self._label)}
         gone = self._seen.keys() - found.keys()  # a worker outside removes its own
         self._seen, self._seen_from = found, asked_at
-        running = {name for name, container in found.items() if container.is_running}
+        running = {name for name, container in found.items() if container.state == "running"}
         for name in running - self._kills.keys():
             self._kills[name] = KernelKills(self._engine.process(name))
         for known in (self._kills, self._ended_from):
@@ -153,7 +143,7 @@ class Upkeep:
         try:
             if _has_end(container):
                 self._ended_from.setdefault(container.name, time.monotonic())
-            if container.labels.get(KEEP) == "yes" and self._lingers(container):
+            if container.labels.get(spec.KEEP) == "yes" and self._lingers(container):
                 self._engine.kill(container.name)
             if not self._has_done(container):
                 return False
@@ -165,13 +155,13 @@ class Upkeep:
 
     def _has_done(self, container: Container) -> bool:
         labels = container.labels
-        if container.name.startswith(PROBE_PREFIX):
+        if container.name.startswith(spec.PROBE_PREFIX):
             # A probe of an image; the server that made it would have removed it by now.
-            return time.time() - float(labels[PROBED_AT]) > _PROBE_LEFT_S
-        directory, node = RunDirectory(Path(labels[RUN_DIR])), int(labels[NODE])
+            return time.time() - float(labels[spec.PROBED_AT]) > _PROBE_LEFT_S
+        directory, node = RunDirectory(Path(labels[spec.RUN_DIR])), int(labels[spec.NODE])
         if not directory.path.exists():
             return True
-        if labels[KEEP] == "yes":
+        if labels[spec.KEEP] == "yes":
             return False
         if container.name in self._ended_from:
             return container.has_ended or self._lingers(container)
@@ -189,7 +179,7 @@ class Upkeep:
         idle = {name: labels for name, labels in self._engine.networks(self._label).items() if _is_idle(name, labels)}
         present = self._engine.containers(self._label) if idle else ()
         for name, labels in idle.items():
-            in_it = [container for container in present if container.labels.get(ATTEMPT) == labels[ATTEMPT]]
+            in_it = [container for container in present if container.labels.get(spec.ATTEMPT) == labels[spec.ATTEMPT]]
             if not all(container.has_ended for container in in_it):
                 continue
             try:
@@ -204,7 +194,7 @@ class Upkeep:
 
 def _is_idle(name: str, labels: Mapping[str, str]) -> bool:
     try:
-        return ATTEMPT in labels and _was_taken_up(labels)
+        return spec.ATTEMPT in labels and _was_taken_up(labels)
     except (OSError, ValueError, TypeError, KeyError) as error:
         _log.error("network %s cannot be looked after: %r", name, error)
         return False
@@ -216,20 +206,20 @@ def _was_taken_up(labels: Mapping[str, str]) -> bool:
     Its job is gone, or every node of its attempt has ended, or was claimed and has no worker outside that may still
     start its container.
     """
-    directory = RunDirectory(Path(labels[RUN_DIR]))
+    directory = RunDirectory(Path(labels[spec.RUN_DIR]))
     return not directory.path.exists() or all(
         directory.is_closed
         or directory.status(exit_document(node)) is not None
         or liveness_of(directory, node) not in (Liveness.UNCLAIMED, Liveness.ALIVE)
-        for node in range(int(labels[NODES]))
+        for node in range(int(labels[spec.NODES]))
     )
 
 
 def _has_end(container: Container) -> bool:
     """Whether the exit of a container's node, or the end of its attempt, is recorded; its content does not matter."""
-    if NODE not in container.labels:
+    if spec.NODE not in container.labels:
         return False
-    directory, node = RunDirectory(Path(container.labels[RUN_DIR])), int(container.labels[NODE])
+    directory, node = RunDirectory(Path(container.labels[spec.RUN_DIR])), int(container.labels[spec.NODE])
     return directory.is_closed or directory.status(exit_document(node)) is not None
 
 
@@ -243,7 +233,7 @@ def leaves_anything(context: BackendContext) -> bool:
     plans.clear()
     if plans.are_any:
         return True
-    engine, label = engine_of(context, timeout_s=_LAST_LOOK_S), f"{RUNS}={context.runs}"
+    engine, label = engine_of(context, timeout_s=_LAST_LOOK_S), f"{spec.RUNS}={context.runs}"
     try:
         return bool(engine.containers(label) or engine.networks(label))
     except ContainerEngineError:

@@ -75,11 +75,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def secrets_directory() -> Path:
-    """A directory of this user's own on a file system in memory.
-
-    Raises:
-        LaunchError: there is no such file system.
-    """
+    """A directory of this user's own on a file system in memory; raises LaunchError if there is no such file system."""
     places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/run")
     for place in filter(None, places):
         if _kind_of(place) in _IN_MEMORY and os.access(place, os.W_OK):
@@ -107,10 +103,6 @@ def remove_secrets(directory: Path) -> None:
 
 
 def _kind_of(path: str) -> str:
-    """The type of the file system mounted at a path; empty if there is none."""
-    found = ""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, target, kind, *_ = line.split(" ")
-        if target == path:
-            found = kind
-    return found
+    """The type of the file system mounted at a path, the last one; empty if there is none."""
+    mounts = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
+    return {target: kind for _, target, kind, *_ in mounts}.get(path, "")

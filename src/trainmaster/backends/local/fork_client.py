@@ -67,11 +67,7 @@ class ForkServer:
             self._start()
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the answer; starts the fork server if nobody listens.
-
-        Raises:
-            ForkServerError: it refused, or cannot be started.
-        """
+        """Send a request and return the answer; starts the fork server if nobody listens."""
         try:
             return self._exchange(order)
         except OSError:
@@ -110,12 +106,8 @@ class ForkServer:
             with reachable(self._socket_path) as short:
                 connection.connect(short)
             connection.sendall(json.dumps(order).encode() + b"\n")
-            answer = b""
-            while not answer.endswith(b"\n"):
-                piece = connection.recv(65536)
-                if not piece:
-                    break
-                answer += piece
+            with connection.makefile("rb") as answers:
+                answer = answers.readline()
         if not answer:
             raise ConnectionError("the fork server closed the connection without an answer")
         document: dict[str, Any] = json.loads(answer)

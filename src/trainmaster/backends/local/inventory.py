@@ -98,10 +98,7 @@ class Driver:
         xid = self._xids.get(str(nvml.nvmlDeviceGetUUID(handle))) if self._xids else None
         if xid is not None:
             return f"Xid {xid}: reset it, then restart the server"
-        for found in (_uncorrected_errors(nvml, handle), _rows_to_remap(nvml, handle)):
-            if found:
-                return found
-        return ""
+        return _uncorrected_errors(nvml, handle) or _rows_to_remap(nvml, handle)
 
 
 def _uncorrected_errors(nvml: Any, handle: Any) -> str:

@@ -11,23 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainmaster.cli import output
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.job_summary import brief
 from trainmaster.cli.options import JsonOption, LabelOption, connect
-from trainmaster.cli.output import (
-    age,
-    console,
-    draw,
-    number,
-    print_json,
-    print_json_line,
-    print_list,
-    print_result,
-    size,
-    status_text,
-    styled,
-    table,
-)
 from trainmaster.client import local
 from trainmaster.client.errors import NotFoundError
 from trainmaster.client.server_lookup import configured_url
@@ -71,7 +58,7 @@ def ps(
     chosen = [word.upper() for word in status] or ([] if everything else list(NOT_ENDED))
     if not watch and _nothing_to_list(chosen):
         if as_json:
-            print_json([])
+            output.print_json([])
         elif not quiet:
             typer.echo(f"{'No jobs.' if everything or status else NONE_LEFT} The local server does not run.")
         return
@@ -82,11 +69,11 @@ def ps(
         while True:
             jobs = _fetch(client, query, limit)
             if as_json:
-                print_json_line(jobs) if watch else print_json(jobs)
+                output.print_json_line(jobs) if watch else output.print_json(jobs)
             elif quiet:
-                print_result(jobs, *(job["job_id"] for job in jobs), as_json=False)
+                output.print_result(jobs, *(job["job_id"] for job in jobs), as_json=False)
             elif jobs:
-                draw(_drawn(client, jobs))
+                output.draw(_drawn(client, jobs))
             else:
                 typer.echo("No jobs." if everything or status else NONE_LEFT)
             if not watch:
@@ -110,9 +97,9 @@ def _show_deleted(limit: int, *, quiet: bool, as_json: bool) -> None:
     with connect() as client:
         found = list(itertools.islice(client.results.tombstones(page_size=min(limit, 100)), limit))
     if quiet and not as_json:
-        print_result(found, *(each["job_id"] for each in found), as_json=False)
+        output.print_result(found, *(each["job_id"] for each in found), as_json=False)
         return
-    print_list(
+    output.print_list(
         found,
         ("JOB", "HANDLE", "NAME", "STATUS", "DELETED", "SIZE"),
         _deleted_row,
@@ -129,16 +116,16 @@ def _deleted_row(job: Tombstone) -> tuple[str | Text, ...]:
         job["job_id"],
         job["handle"] or "",
         job["name"],
-        status_text(job["status"]),
-        age(job["deleted_at"]),
-        size(job["size_bytes"]),
+        output.status_text(job["status"]),
+        output.age(job["deleted_at"]),
+        output.size(job["size_bytes"]),
     )
 
 
 def _watch(client: Client, query: dict[str, Any], limit: int) -> None:
     from rich.live import Live
 
-    with Live(console=console(), auto_refresh=False, screen=True) as live:
+    with Live(console=output.console(), auto_refresh=False, screen=True) as live:
         while True:
             live.update(_drawn(client, _fetch(client, query, limit)), refresh=True)
             time.sleep(WATCH_EVERY_S)
@@ -149,19 +136,19 @@ def _drawn(client: Client, jobs: list[JobSummary]) -> Table:
         (
             job["handle"] or job["job_id"],
             job["name"],
-            status_text(job["status"]),
+            output.status_text(job["status"]),
             job["queue"],
             str(job["priority"]),
             brief(job),
-            number(job["metrics"]["loss"]) if "loss" in job["metrics"] else "",
-            age(job["created_at"]),
+            output.number(job["metrics"]["loss"]) if "loss" in job["metrics"] else "",
+            output.age(job["created_at"]),
             _where(job),
-            styled(why, "dim"),
+            output.styled(why, "dim"),
         )
         for job, why in zip(jobs, _reasons(client, jobs), strict=True)
     ]
     right, cut, spare = ("PRIO", "LOSS", "AGE"), ("NAME", "WHERE", "WHY"), ("PRIO", "QUEUE", "WHERE", "LOSS")
-    return table(HEADINGS, rows, right=right, cut=cut, spare=spare)
+    return output.table(HEADINGS, rows, right=right, cut=cut, spare=spare)
 
 
 def _where(job: JobSummary) -> str:

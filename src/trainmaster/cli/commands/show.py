@@ -9,21 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from trainmaster.cli import output
 from trainmaster.cli.exits import UsageError
 from trainmaster.cli.job_summary import PREPARED_PERCENT, brief, failure_lines, steps, title
 from trainmaster.cli.options import JobArgument, JobsArgument, JsonOption, connect, job_id_of
-from trainmaster.cli.output import (
-    clock,
-    draw,
-    duration,
-    facts,
-    number,
-    print_json,
-    seconds_between,
-    status_text,
-    styled,
-    table,
-)
 from trainmaster.client.training_files import TRAINER
 
 JOB_CLASS = "job_class"
@@ -47,11 +36,11 @@ def show(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     with connect() as client:
         found = [client.get(job_id_of(client, job)) for job in jobs]
         if as_json:
-            print_json(found[0] if len(found) == 1 else found)
+            output.print_json(found[0] if len(found) == 1 else found)
             return
         results = [_results(client, job) for job in found]
     for index, job in enumerate(found):
-        draw(*([""] if index else []), *_parts(job, results[index]))
+        output.draw(*([""] if index else []), *_parts(job, results[index]))
 
 
 def _results(client: Client, job: Job) -> str | None:
@@ -65,18 +54,18 @@ def _results(client: Client, job: Job) -> str | None:
 
 
 def _parts(job: Job, results: str | None) -> Iterator[RenderableType]:
-    title = styled(job["name"], "bold").append(f"  {job['job_id']}  ", style="dim not bold")
-    yield title.append_text(status_text(job["status"]))
-    yield facts(_facts(job, results))
+    title = output.styled(job["name"], "bold").append(f"  {job['job_id']}  ", style="dim not bold")
+    yield title.append_text(output.status_text(job["status"]))
+    yield output.facts(_facts(job, results))
     if job["error"]:
         first, *rest = failure_lines(job["error"])
-        yield styled(f"\n{first}", "red")
-        yield from map(styled, rest)
-        yield from (styled(f"  │ {line}", "dim") for line in job["error"]["last_lines"])
+        yield output.styled(f"\n{first}", "red")
+        yield from map(output.styled, rest)
+        yield from (output.styled(f"  │ {line}", "dim") for line in job["error"]["last_lines"])
     if len(job["attempts"]) > 1:
         rows = [_attempt(attempt) for attempt in job["attempts"]]
         yield ""
-        yield table(("  ATTEMPT", "STARTED", "TOOK", "ENDED", "MESSAGE"), rows, wrap=("MESSAGE",))
+        yield output.table(("  ATTEMPT", "STARTED", "TOOK", "ENDED", "MESSAGE"), rows, wrap=("MESSAGE",))
 
 
 def _facts(job: Job, results: str | None) -> dict[str, Any]:
@@ -91,18 +80,18 @@ def _facts(job: Job, results: str | None) -> dict[str, Any]:
         "reason": None if job["error"] else _reason(job),
         "progress": brief(job),
         "metrics": "  ".join(
-            f"{name} {number(value)}" for name, value in job["metrics"].items() if name != PREPARED_PERCENT
+            f"{name} {output.number(value)}" for name, value in job["metrics"].items() if name != PREPARED_PERCENT
         ),
         "queue": f"{job['queue']}, priority {job['priority']}"
         + (f", number {job['queue_position']}" if job["queue_position"] else ""),
         "where": _placement(job),
         "endpoint": endpoint and f"{endpoint['address']}, through the server {endpoint['path']}",
         "labels": "  ".join(f"{key}={value}" for key, value in job["labels"].items()),
-        "created": clock(job["created_at"]),
-        "started": clock(starts[0]) if starts else None,
-        "finished": clock(job["finished_at"]),
-        "ran": f"{duration(job['runtime_seconds'])}{in_attempts}" if job["runtime_seconds"] else None,
-        "GPU time": duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
+        "created": output.clock(job["created_at"]),
+        "started": output.clock(starts[0]) if starts else None,
+        "finished": output.clock(job["finished_at"]),
+        "ran": f"{output.duration(job['runtime_seconds'])}{in_attempts}" if job["runtime_seconds"] else None,
+        "GPU time": output.duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
         "attempt": _attempts(job),
         "checkpoints": _checkpoints(job),
         "retry of": job["parent_job_id"],
@@ -194,11 +183,11 @@ def _checkpoints(job: Job) -> str | None:
 
 
 def _attempt(attempt: Attempt) -> tuple[str | Text, ...]:
-    ran = seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
+    ran = output.seconds_between(attempt["started_at"], attempt["ended_at"]) if attempt["started_at"] else None
     return (
         f"  {attempt['number']}",
-        clock(attempt["started_at"]),
-        duration(ran),
+        output.clock(attempt["started_at"]),
+        output.duration(ran),
         attempt["reason"] or "runs",
         attempt["message"] or "",
     )
@@ -248,11 +237,11 @@ def diff(first: JobArgument, second: JobArgument, as_json: JsonOption = False) -
         jobs = [client.get(job_id_of(client, name)) for name in (first, second)]
     found = differences(jobs)
     if as_json:
-        print_json({"jobs": [job["job_id"] for job in jobs], "differences": _document(found)})
+        output.print_json({"jobs": [job["job_id"] for job in jobs], "differences": _document(found)})
     elif found:
         rows = [(field, *map(shown, values)) for field, values in found.items()]
         headings = ("FIELD", *(title(job) for job in jobs))
-        draw(table(headings, rows, wrap=headings[1:]))
+        output.draw(output.table(headings, rows, wrap=headings[1:]))
     else:
         typer.echo(f"The requests of {title(jobs[0])} and {title(jobs[1])} do not differ.")
 
@@ -277,19 +266,19 @@ def compare(jobs: JobsArgument, as_json: JsonOption = False) -> None:
     if as_json:
         fields = ("job_id", "handle", "name", "status", "runtime_seconds", "progress", "metrics")
         compared = [{field: dict(job)[field] for field in fields} for job in found]
-        print_json({"jobs": compared, "differences": _document(differ)})
+        output.print_json({"jobs": compared, "differences": _document(differ)})
         return
     headings = ("", *(job["handle"] or job["job_id"] for job in found))
-    draw(table(headings, _comparison(found, differ), wrap=headings[1:]))
+    output.draw(output.table(headings, _comparison(found, differ), wrap=headings[1:]))
 
 
 def _comparison(jobs: Sequence[Job], differ: Mapping[str, list[Any]]) -> Iterator[tuple[str, ...]]:
     yield ("name", *(job["name"] for job in jobs))
     yield ("status", *(job["status"] for job in jobs))
-    yield ("ran", *(duration(job["runtime_seconds"]) for job in jobs))
+    yield ("ran", *(output.duration(job["runtime_seconds"]) for job in jobs))
     if any(steps(job) for job in jobs):
         yield ("step", *(steps(job) for job in jobs))
     for name in dict.fromkeys(name for job in jobs for name in job["metrics"] if name != PREPARED_PERCENT):
-        yield (name, *(number(job["metrics"][name]) if name in job["metrics"] else "–" for job in jobs))
+        yield (name, *(output.number(job["metrics"][name]) if name in job["metrics"] else "–" for job in jobs))
     for field, values in differ.items():
         yield (field, *map(shown, values))

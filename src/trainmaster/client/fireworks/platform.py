@@ -1,12 +1,6 @@
 """`FireworksClient`: shapes, checkpoints and promotion, which need no running trainer; and what its users catch.
 
-Each error is also what Fireworks' own clients raise there:
-
-ClientError
-├── TrainingAPIError (RuntimeError)                 the server refused
-│   └── ResumeRefusedError (httpx.HTTPStatusError)  ... to resume a job
-├── TrainerStoppedError (RuntimeError)              a trainer that was waited for will not become ready by itself
-└── TrainerTimeoutError (TimeoutError)              it did not become ready in time
+Each error is a ClientError, and also what Fireworks' own clients raise there.
 """
 
 from __future__ import annotations
@@ -208,11 +202,7 @@ class FireworksClient:
 
     @property
     def account_id(self) -> str:
-        """The account that the key belongs to.
-
-        Raises:
-            ValueError: it belongs to none, or to several.
-        """
+        """The account that the key belongs to; raises ValueError if that is none, or several."""
         if self._account_id is None:
             accounts = self._document("accounts cannot be listed", "GET", "/v1/accounts", params={"pageSize": 2})
             names = [str(account["name"]).removeprefix("accounts/") for account in accounts.get("accounts") or ()]
@@ -224,12 +214,8 @@ class FireworksClient:
     def resolve_training_profile(self, shape_id: str) -> TrainingShapeProfile:
         """What a training shape stands for; without a version in its name, in the latest one that is valid.
 
-        Args:
-            shape_id: accounts/ACCOUNT/trainingShapes/SHAPE[/versions/VERSION]; SHAPE alone is one of the own account.
-
-        Raises:
-            ValueError: it is no name of a shape.
-            TrainingAPIError: there is no such shape, or it has no valid version.
+        `shape_id` is accounts/ACCOUNT/trainingShapes/SHAPE[/versions/VERSION]; SHAPE alone is one of the own account.
+        Raises ValueError if it is no such name.
         """
         name = shape_id if "/" in shape_id else f"accounts/{self.account_id}/trainingShapes/{shape_id}"
         if not SHAPE_NAME.fullmatch(name):
@@ -245,10 +231,7 @@ class FireworksClient:
         return TrainingShapeProfile.from_version(versions[0])
 
     def list_checkpoints(self, job_id: str, *, page_size: int = 200) -> list[dict[str, Any]]:
-        """Every checkpoint of a trainer job, the oldest first; also of one that stopped or was deleted.
-
-        Those that are `promotable` can become models.
-        """
+        """Every checkpoint of a trainer job, also of a deleted one, the oldest first; `promotable`: can be a model."""
         path = f"/v1/accounts/{self.account_id}/rlorTrainerJobs/{job_id}/checkpoints"
         return self._listed(f"checkpoints of {job_id} cannot be listed", path, "checkpoints", page_size)
 
@@ -264,9 +247,7 @@ class FireworksClient:
             output_model_id: what to call the model: at most 63 lower-case letters, digits and hyphens.
             base_model: what it was trained from.
 
-        Raises:
-            ValueError: an argument is not what it should be.
-            TrainerTimeoutError: it takes more than two hours.
+        Raises ValueError for a wrong argument, and TrainerTimeoutError if it takes more than two hours.
         """
         named = CHECKPOINT_NAME.fullmatch(name)
         if named is None:

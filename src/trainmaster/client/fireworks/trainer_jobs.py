@@ -103,11 +103,7 @@ class TrainerJobConfig:
     """The id that the job gets. Creating it again returns the one that is there."""
 
     def validate(self) -> None:
-        """See whether it makes sense, as far as that can be seen from here.
-
-        Raises:
-            ValueError: it does not; says everything that is wrong.
-        """
+        """Raise a ValueError that says everything that is wrong, as far as that can be seen from here."""
         if problems := list(self._problems()):
             raise ValueError("\n".join(problems))
 
@@ -195,10 +191,7 @@ class TrainerJobManager(FireworksClient):
     def create(self, config: TrainerJobConfig) -> CreatedTrainerJob:
         """Create a trainer job, and don't wait for it. One that has the requested id already is returned as it is.
 
-        Raises:
-            ValueError: the config makes no sense.
-            TrainingAPIError: the server does not want it.
-            TrainerStoppedError: a job of that id was deleted.
+        Raises ValueError if the config makes no sense, and TrainerStoppedError if a job of that id was deleted.
         """
         config.validate()
         job_id = config.requested_job_id or f"trainer-{uuid.uuid4().hex[:12]}"
@@ -232,10 +225,7 @@ class TrainerJobManager(FireworksClient):
     ) -> TrainerServiceEndpoint:
         """Wait until a trainer job runs and answers; `timeout_s` counts everything, its time in the queue too.
 
-        Raises:
-            TrainerStoppedError: it failed, or is stopped or deleted.
-            TrainerTimeoutError: it is not ready in time.
-            TrainingAPIError: there is no such job.
+        Raises TrainerStoppedError if it failed, is stopped or deleted, and TrainerTimeoutError if it takes longer.
         """
         started = self._clock.monotonic()
         deadline = started + timeout_s
@@ -265,9 +255,7 @@ class TrainerJobManager(FireworksClient):
     ) -> TrainerServiceEndpoint:
         """Resume a job that failed, was cancelled or is paused, and wait until it answers.
 
-        Raises:
-            ResumeRefusedError: the server does not let it.
-            TrainerStoppedError, TrainerTimeoutError: as `wait_for_ready` does.
+        Raises ResumeRefusedError if the server does not let it, and what `wait_for_ready` does.
         """
         deadline = self._clock.monotonic() + timeout_s
         self._resume(job_id)
@@ -283,12 +271,8 @@ class TrainerJobManager(FireworksClient):
         """Come back to a trainer job whose trainer may be gone: preempted, killed, its server restarted.
 
         A job that runs is waited for. One that is on its way somewhere, such as down, is watched until it can be
-        resumed, for `max_wait_for_resumable_s` at most. `timeout_s` counts everything.
-
-        Raises:
-            TrainerStoppedError: it was deleted, or neither runs nor can be resumed in time.
-            TrainerTimeoutError: it is not ready in time.
-            TrainingAPIError: there is no such job.
+        resumed, for `max_wait_for_resumable_s` at most. `timeout_s` counts everything. Raises TrainerStoppedError if it
+        was deleted, or neither runs nor can be resumed in time, and TrainerTimeoutError if it is not ready in time.
         """
         started = self._clock.monotonic()
         deadline = started + timeout_s
@@ -311,11 +295,7 @@ class TrainerJobManager(FireworksClient):
             self._clock.sleep(min(poll_interval_s, deadline - now))
 
     def get(self, job_id: str) -> dict[str, Any]:
-        """A trainer job as the server describes it; `state` is one of JOB_STATE_*.
-
-        Raises:
-            TrainingAPIError: there is none.
-        """
+        """A trainer job as the server describes it; `state` is one of JOB_STATE_*."""
         return self._document(f"trainer job {job_id} cannot be read", "GET", self._path(job_id))
 
     def try_get(self, job_id: str) -> dict[str, Any] | None:

@@ -42,11 +42,7 @@ class Option(ABC):
     """The trainers that have a use for it; none named: all of them."""
 
     def __call__(self, job_spec: JobDocument, trainer: object = None, backend: str | None = None) -> None:
-        """Ask it of a job.
-
-        Raises:
-            ValueError: That backend cannot do it, or the trainer has no use for it.
-        """
+        """Ask it of a job. Raises ValueError if that backend cannot do it, or the trainer has no use for it."""
         name = type(self).__name__
         if self.backends and backend is not None and backend not in self.backends:
             raise ValueError(f"the option {name} needs the backend {_either(self.backends)}, and this one is {backend}")
@@ -57,6 +53,17 @@ class Option(ABC):
 
     @abstractmethod
     def _change(self, job: JobDocument) -> None: ...
+
+
+class SchedulingOption(Option):
+    """An option with one field, which is a field of `scheduling_config`."""
+
+    setting: ClassVar[str] = ""
+    """What that is called there; empty: the same."""
+
+    def _change(self, job: JobDocument) -> None:
+        ((name, value),) = vars(self).items()
+        job.setdefault("scheduling_config", {})[self.setting or name] = value
 
 
 def require(holder: object, field: str, fine: bool, wanted: str) -> None:
@@ -127,20 +134,19 @@ class Annotations(Option):
 
 
 @dataclass(frozen=True)
-class ActiveDeadlineSeconds(Option):
+class ActiveDeadlineSeconds(SchedulingOption):
     """How long it may run: each attempt is stopped after so long, and time spent waiting or paused is free."""
 
     seconds: int
 
+    setting: ClassVar[str] = "max_runtime_seconds"
+
     def __post_init__(self) -> None:
         require(self, "seconds", is_whole(self.seconds, least=1), "a whole number of at least 1")
 
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["max_runtime_seconds"] = self.seconds
-
 
 @dataclass(frozen=True)
-class Queue(Option):
+class Queue(SchedulingOption):
     """The queue that it waits in."""
 
     queue: str
@@ -148,12 +154,9 @@ class Queue(Option):
     def __post_init__(self) -> None:
         require(self, "queue", isinstance(self.queue, str) and bool(self.queue.strip()), "the name of a queue")
 
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["queue"] = self.queue
-
 
 @dataclass(frozen=True)
-class Priority(Option):
+class Priority(SchedulingOption):
     """Which jobs of a queue go first: 0 to 10, and 5 where nobody says."""
 
     priority: int
@@ -161,12 +164,9 @@ class Priority(Option):
     def __post_init__(self) -> None:
         require(self, "priority", is_whole(self.priority, least=0, most=10), "a whole number from 0 to 10")
 
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["priority"] = self.priority
-
 
 @dataclass(frozen=True)
-class MaxRetries(Option):
+class MaxRetries(SchedulingOption):
     """New attempts after failures that are not the program's own, each from the last checkpoint."""
 
     max_retries: int
@@ -174,34 +174,27 @@ class MaxRetries(Option):
     def __post_init__(self) -> None:
         require(self, "max_retries", is_whole(self.max_retries, least=0, most=100), "a whole number from 0 to 100")
 
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["max_retries"] = self.max_retries
-
 
 @dataclass(frozen=True)
-class AllowWaitingForNodes(Option):
+class AllowWaitingForNodes(SchedulingOption):
     """Whether it may wait for nodes that are not there yet; otherwise a job that no node could hold is refused."""
 
     allow: bool = True
 
+    setting: ClassVar[str] = "allow_waiting_for_nodes"
+
     def __post_init__(self) -> None:
         require(self, "allow", isinstance(self.allow, bool), "true or false")
 
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["allow_waiting_for_nodes"] = self.allow
-
 
 @dataclass(frozen=True)
-class Preemptible(Option):
+class Preemptible(SchedulingOption):
     """Whether jobs of higher priority may take its place."""
 
     preemptible: bool = True
 
     def __post_init__(self) -> None:
         require(self, "preemptible", isinstance(self.preemptible, bool), "true or false")
-
-    def _change(self, job: JobDocument) -> None:
-        job.setdefault("scheduling_config", {})["preemptible"] = self.preemptible
 
 
 ABSOLUTE = r"/[^\0]*"

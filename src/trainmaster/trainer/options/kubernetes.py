@@ -197,11 +197,7 @@ _ENVIRONMENT = "spec.trainer.env"
 
 
 def take_train_job_fields(job: JobDocument, trainer: object, backend: str | None) -> None:
-    """Put what an option has set of a TrainJob where the job document has it.
-
-    Raises:
-        ValueError: a field has no counterpart, or a wrong value.
-    """
+    """Put what an option has set of a TrainJob where the job document has it; ValueError: it has no such place."""
     set_by_option: dict[str, Any] = {name: job.pop(name) for name in ("metadata", "spec") if name in job}
     for path, value in _leaves(set_by_option):
         if value is None:

@@ -54,11 +54,9 @@ class RuntimeCatalog:
         return tuple(found.values())
 
     def definition(self, name: str) -> TrainingRuntime:
-        """The runtime of a name, with everything that a job takes from it.
+        """The runtime of a name, with everything that a job takes from it; NotFoundError: there is none.
 
-        Raises:
-            NotFoundError: there is none.
-            ValueError: it cannot be read, or a source before it cannot, so that nobody knows whether it is the one.
+        Raises ValueError if it cannot be read, or a source before it cannot: nobody knows then which is the one.
         """
         known: list[str] = []
         for place, is_source in self._places():
@@ -128,11 +126,7 @@ def runtime_packages(client: Client, runtime: TrainingRuntime, *, backend: str |
     """Print and return the packages, such as `torch==2.9.0`, and the GPUs of a node on which a runtime's jobs run.
 
     A job of one node looks, in the runtime's image where it has one. It waits for its turn like any other, and is gone
-    afterwards.
-
-    Raises:
-        ClientError: the server refuses the job, such as one that needs an image and has none.
-        RuntimeError: the job failed; the message has its last lines.
+    afterwards. Raises ClientError if the server refuses the job, and RuntimeError, with its last lines, if it failed.
     """
     handle = f"packages-{secrets.token_hex(5)}"
     document = _document(runtime, handle, backend)

@@ -176,11 +176,7 @@ def kind_of(document: object) -> str | None:
 
 
 def read_runtime(document: object, where: str) -> TrainingRuntime:
-    """The runtime of a document; `where` is what errors call it.
-
-    Raises:
-        RuntimeDocumentError: it is none.
-    """
+    """The runtime of a document; `where` is what errors call it. Raises RuntimeDocumentError if it is none."""
     root = _Field(document, where)
     kinds = [str(kind.value) for kind in RuntimeKind]
     kind = root.at("kind").text()

@@ -167,11 +167,7 @@ class SourceReader:
     clock: Callable[[], float] = time.time
 
     def files(self, source: str) -> list[TextFile]:
-        """The YAML files of a source, in the order of their names.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """The YAML files of a source, in the order of their names; raises SourceError if it cannot be read."""
         if source.startswith(("http://", "https://", GITHUB)):
             fetch = self._github if source.startswith(GITHUB) else self._web
             return self.cache.files(source, lambda: _bounded(source, fetch(source)), now=self.clock())

@@ -47,35 +47,35 @@ class BaseInitializer(ABC):
             raise ValueError(f"storage_uri must be {self.uri_form}, not {self.storage_uri!r}")
 
 
-class _HuggingFace:
-    uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY or hf://REPOSITORY, with a /PATH or a @REVISION where needed"
-    uri_pattern: ClassVar[str] = r"hf://[\w.-]+(/[\w.-]+)?(@[^\s/]+)?(/.*)?"
-
-
-class _S3:
-    uri_form: ClassVar[str] = "s3://BUCKET/PATH"
-    uri_pattern: ClassVar[str] = r"s3://[^\s/]+(/.*)?"
-
-
 @dataclass
-class HuggingFaceDatasetInitializer(_HuggingFace, BaseInitializer):
-    """A dataset of the Hugging Face Hub."""
-
+class _HuggingFace(BaseInitializer):
     ignore_patterns: list[str] | None = None
     """Files to leave out."""
     access_token: str | None = field(default=None, repr=False)
 
+    uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY or hf://REPOSITORY, with a /PATH or a @REVISION where needed"
+    uri_pattern: ClassVar[str] = r"hf://[\w.-]+(/[\w.-]+)?(@[^\s/]+)?(/.*)?"
+
 
 @dataclass
-class S3DatasetInitializer(_S3, BaseInitializer):
-    """A dataset in S3, or in what speaks its protocol."""
-
+class _S3(BaseInitializer):
     ignore_patterns: list[str] | None = None
     endpoint: str | None = None
     access_key_id: str | None = None
     secret_access_key: str | None = field(default=None, repr=False)
     region: str | None = None
     role_arn: str | None = None
+
+    uri_form: ClassVar[str] = "s3://BUCKET/PATH"
+    uri_pattern: ClassVar[str] = r"s3://[^\s/]+(/.*)?"
+
+
+class HuggingFaceDatasetInitializer(_HuggingFace):
+    """A dataset of the Hugging Face Hub."""
+
+
+class S3DatasetInitializer(_S3):
+    """A dataset in S3, or in what speaks its protocol."""
 
 
 @dataclass
@@ -104,23 +104,17 @@ class DataCacheInitializer(BaseInitializer):
 
 
 @dataclass
-class HuggingFaceModelInitializer(_HuggingFace, BaseInitializer):
+class HuggingFaceModelInitializer(_HuggingFace):
     """A model of the Hugging Face Hub."""
 
     ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
-    access_token: str | None = field(default=None, repr=False)
 
 
 @dataclass
-class S3ModelInitializer(_S3, BaseInitializer):
+class S3ModelInitializer(_S3):
     """A model in S3, or in what speaks its protocol."""
 
     ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
-    endpoint: str | None = None
-    access_key_id: str | None = None
-    secret_access_key: str | None = field(default=None, repr=False)
-    region: str | None = None
-    role_arn: str | None = None
 
 
 @dataclass
