@@ -29,9 +29,6 @@ def arm_from_environment() -> None:
     """Kill this process when it reaches the point of `TRAINMASTER_FAILPOINT="point:n"` for the n-th time.
 
     `point:n:SIGSTOP` sends another signal than SIGKILL.
-
-    Raises:
-        ValueError: the variable has another form.
     """
     setting = os.environ.get(ENVIRONMENT_VARIABLE)
     if not setting:

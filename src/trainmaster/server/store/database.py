@@ -33,19 +33,11 @@ def revision(connection: Connection) -> str | None:
 
 
 def set_up(connection: Connection) -> None:
-    """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction.
-
-    Raises:
-        NewerDatabaseError: a newer version of Trainmaster has migrated the database.
-    """
+    """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction."""
     present = revision(connection)
-    if present is None:
-        _create(connection)
-    elif present != HEAD:
+    if present is not None:
         _migrate(connection, present)
-
-
-def _create(connection: Connection) -> None:
+        return
     schema.metadata.create_all(connection)
     connection.execute(insert(schema.queues), {"name": queues.DEFAULT, "created_at": time.time()})
     connection.execute(insert(schema.leader), {"id": 1, "epoch": 0, "url": "", "expires_at": 0.0})
