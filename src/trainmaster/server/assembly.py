@@ -137,11 +137,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
 
 
 def _mark_at_rest(settings: Settings, database: Database) -> None:
-    """Mark that no job waits or runs, so that commands need not start a server to find that out.
-
-    Not for a shared database, where others may submit jobs.
-    """
-    if settings.database_url:
+    """Mark that no job waits or runs, so that commands need not start a server to find that out."""
+    if settings.database_url:  # which others may share, and submit jobs there
         return
     try:
         with database.read() as connection:

@@ -118,10 +118,7 @@ TOO_MUCH = "takes too much time or memory to parse; put most of it into files th
 
 
 class SourceChecks:
-    """Checks the source of submitted functions in a process with limits (`core.workloads.function_source`).
-
-    Belongs to one event loop.
-    """
+    """Checks the source of functions in a process with limits (`core.workloads.function_source`). Used on one loop."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(SOURCE_CHECKS_AT_ONCE)

@@ -37,10 +37,7 @@ from trainmaster.server.store.scope import Scope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vault:
-    """Encrypts the secrets of jobs to be stored, and decrypts them for a launch.
-
-    Each is bound to its job: it does not open in the row of another.
-    """
+    """Encrypts the secrets of jobs, each bound to its job: it does not open in the row of another."""
 
     sealer: Sealer
 
@@ -125,10 +122,7 @@ class Launches:
 
 
 def stored_launch(connection: Connection, job: Job) -> Launch:
-    """The launch that was compiled when the job was submitted.
-
-    A launch of another version of this program is compiled again, as that version may have other modules.
-    """
+    """The launch as compiled at the submission; anew where another version did that, as it may have other modules."""
     stored = job_inputs.get_launch(connection, Scope(job.account_id), job.job_id, version=__version__)
     return stored or compiled_launch(job)
 

@@ -21,9 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import SchemaItem
 
-metadata = MetaData(
-    naming_convention={"pk": "pk_%(table_name)s", "fk": "fk_%(table_name)s_%(referred_table_name)s"},
-)
+metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s", "fk": "fk_%(table_name)s_%(referred_table_name)s"})
 """Where all tables are listed."""
 
 

@@ -114,12 +114,8 @@ class Database:
     def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
         """Open a database, created or migrated as needed; any number of processes may do so at the same time.
 
-        `lock_timeout_s` is how long a write waits for a lock that another process holds.
-
-        Raises:
-            RefusedError: the database cannot be used, for example because it lies on a network file system.
-            NewerDatabaseError: a newer version of Trainmaster has migrated it.
-            StoreUnavailableError: it cannot be opened now.
+        `lock_timeout_s` is how long a write waits for a lock that another process holds. Raises RefusedError when the
+        database cannot be used, and StoreUnavailableError when it cannot be opened now.
         """
         kind, place = _find(url)
         place = kind.checked(place)
@@ -166,10 +162,7 @@ class Database:
             yield connection
 
     def probe(self) -> Future[None]:
-        """A write that changes nothing, to see whether the database accepts writes.
-
-        Callers within a second share one. Call it on one thread.
-        """
+        """Write no change, to see whether the database accepts writes. Shared for a second; call it on one thread."""
         if self._probe is None or (self._probe.done() and time.monotonic() - self._probe_began > PROBE_EVERY_S):
             self._probe_began = time.monotonic()
             self._probe = self.write(lambda connection: queues.touch(connection, Scope.everything()))

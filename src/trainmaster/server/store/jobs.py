@@ -41,9 +41,7 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
     hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
     back with the change that ends it. The end of a job deletes its launch and the secrets that it was given until then;
-    a deletion deletes all secrets.
-
-    The transaction must not be committed after a DoubleBookedError: a new attempt was given what it cannot have.
+    a deletion deletes all secrets. The transaction must not be committed after a DoubleBookedError.
     """
     job = change.job
     scope.require(job.account_id)

@@ -76,13 +76,10 @@ def drain(
     force: bool = False,
     grace_s: float | None = None,
 ) -> None:
-    """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left.
-
-    A repeated drain without a reason keeps the reason that it had.
-    """
+    """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left."""
     scope.require_everything()
     node = get(connection, scope, node_id)
-    reason = reason or node.drain_reason
+    reason = reason or node.drain_reason  # a repeated drain may have none
     state = node.state if node.state is NodeState.DRAINED else NodeState.DRAINING
     _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
     message = f"node {node_id} is being drained" + (f": {reason}" if reason else "")
