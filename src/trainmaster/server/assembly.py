@@ -137,11 +137,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
 
 
 def _mark_at_rest(settings: Settings, database: Database) -> None:
-    """Mark that no job waits or runs, so that commands need not start a server to find that out.
-
-    Not for a shared database, where others may submit jobs.
-    """
-    if settings.database_url:
+    """Mark that no job waits or runs, so that commands need not start a server to find that out."""
+    if settings.database_url:  # which others may share, and submit jobs there
         return
     try:
         with database.read() as connection:
@@ -153,11 +150,7 @@ def _mark_at_rest(settings: Settings, database: Database) -> None:
 
 
 def load_sealer(settings: Settings) -> Sealer:
-    """The sealer of secrets. The first start makes its key; a later start never does, as it could decrypt nothing.
-
-    Raises:
-        SealError: there is no usable key; the message says what to do.
-    """
+    """The sealer of secrets. The first start makes its key; a later start never does, as it could decrypt nothing."""
 
     def nothing_is_encrypted() -> bool:
         with (
@@ -172,11 +165,7 @@ def load_sealer(settings: Settings) -> Sealer:
 
 
 def require_jobs_of_runs(database: Database, runs: Path) -> None:
-    """Check that a database without jobs is new, and not one that was lost.
-
-    Raises:
-        RefusedError: there are run directories of jobs; the message says what to do.
-    """
+    """Check that a database without jobs is new, and not one that was lost while the run directories stayed."""
     with database.read() as connection:
         if jobs.exist(connection, Scope.everything()):
             return

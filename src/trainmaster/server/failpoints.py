@@ -26,13 +26,7 @@ def arm(action: Callable[[str], None] | None) -> None:
 
 
 def arm_from_environment() -> None:
-    """Kill this process when it reaches the point of `TRAINMASTER_FAILPOINT="point:n"` for the n-th time.
-
-    `point:n:SIGSTOP` sends another signal than SIGKILL.
-
-    Raises:
-        ValueError: the variable has another form.
-    """
+    """Kill or stop this process when it reaches the point of `TRAINMASTER_FAILPOINT="point:n[:SIGSTOP]"` n times."""
     setting = os.environ.get(ENVIRONMENT_VARIABLE)
     if not setting:
         return

@@ -50,15 +50,8 @@ class DataDirectoryInUseError(TrainmasterError):
 def serve(settings: Settings, declared: Declared | None = None, *, file: Path | None = None, kept: bool = True) -> None:
     """Run a server until SIGTERM or SIGINT; running jobs are left running.
 
-    Args:
-        settings: the server's settings.
-        declared: the cluster's tables of the settings file.
-        file: the settings file, if there is one.
-        kept: a service manager restarts it, so that no command starts another server while it is down.
-
-    Raises:
-        DataDirectoryInUseError: another server has the data directory.
-        RefusedError: the settings make no sense; what is wrong, line by line.
+    `declared` are the cluster's tables of the settings file. `kept` says that a service manager restarts the server, so
+    that no command starts another one while it is down.
     """
     failpoints.arm_from_environment()
     declared = declared or Declared()
@@ -67,7 +60,9 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
     telemetry.configure(settings)
     if settings.ca is not None:
         os.environ[CA] = str(settings.ca)
-    _allow_open_files()
+    # Every follower of a log holds an open file, and the usual limit is 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.umask(0o077)  # what the server makes is its own; what others may reach is opened on purpose
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
@@ -101,7 +96,9 @@ def serve(settings: Settings, declared: Declared | None = None, *, file: Path | 
             on_ready=(app.open, lambda: _announce(settings, url)),
             on_stop=app.close,
         )
-        _shorten_collections()
+        # Present objects stay out of garbage collections, of which there are fewer: each one stops every thread.
+        gc.freeze()
+        gc.set_threshold(10_000)
         server.run(sockets=[listener])
         with contextlib.suppress(FileNotFoundError):
             (settings.data_dir / "server.json").unlink()
@@ -164,18 +161,6 @@ class _HttpServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files: every follower of a log holds one, and the usual limit is 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _shorten_collections() -> None:
-    """Leave present objects out of garbage collections and have fewer of them: each one stops every thread."""
-    gc.freeze()
-    gc.set_threshold(10_000)
 
 
 @contextlib.contextmanager

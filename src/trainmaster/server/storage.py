@@ -42,23 +42,14 @@ class Roots:
             path.mkdir(parents=True, exist_ok=True)
 
     def path(self, root: str, relative: str) -> Path:
-        """The local path of a file below a root.
-
-        Raises:
-            OutsideRootError: `relative` is absolute or climbs out of its root.
-            KeyError: there is no such root.
-        """
+        """The local path of a file below a root; OutsideRootError when it is absolute or climbs out."""
         parts = PurePosixPath(relative)
         if parts.is_absolute() or ".." in parts.parts:
             raise OutsideRootError(f"{relative!r} leads outside root {root!r}")
         return self._directories[root] / parts
 
     def locate(self, absolute: str | Path) -> Location:
-        """The location of a local path.
-
-        Raises:
-            OutsideRootError: no root holds it.
-        """
+        """The location of a local path; OutsideRootError when no root holds it."""
         plain = os.path.normpath(absolute)
         for root, directory in self._directories.items():
             if plain.startswith(f"{directory}{os.sep}"):

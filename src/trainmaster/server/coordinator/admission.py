@@ -45,14 +45,8 @@ from trainmaster.server.core.observations import admit, reject
 from trainmaster.server.core.retention import best_checkpoint
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest, compile_job
-from trainmaster.server.core.training.sources import (
-    SOURCE_TYPES,
-    ModelSource,
-    file_path,
-    fixed_part,
-    left_by_job,
-    scheme_of,
-)
+from trainmaster.server.core.training import sources as places
+from trainmaster.server.core.training.sources import ModelSource, left_by_job
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
 from trainmaster.server.core.workloads.programs import ScriptSpec
@@ -122,22 +116,12 @@ class Admission:
         return self.backends[name]
 
     async def look_up(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
-        """Check the source of a function, and fill in the directory of a base model.
-
-        Raises:
-            SpecError: the source is wrong.
-            RefusedError: there is no such base model, or no trainer can hold it.
-        """
+        """Check the source of a function, and fill in the directory of a base model."""
         await self._sources.check(request, account_id)
         return await self._models.looked_up(request, account_id)
 
     def compile(self, request: SubmitJobRequest, account_id: str) -> CompiledJob:
-        """Compile a request that this server can run.
-
-        Raises:
-            RefusedError: the backend lacks what the job needs, or something is not installed.
-            ForbiddenError: the job wants to run code that comes with its model, and may not.
-        """
+        """Compile a request that this server can run."""
         if request.backend is not None and request.backend not in self.backends:
             raise RefusedError(missing_backend(request.backend, self.backends))
         trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
@@ -161,10 +145,6 @@ class Admission:
         """The change that makes a job, with the checkpoint that the job resumes from.
 
         A retry with its parent's resources (`resized` false) is taken even if the nodes that held the parent are gone.
-
-        Raises:
-            SpecError: the job names something that is not there, or that another account has.
-            RefusedError: no node could ever hold the job, or its account may not run jobs here.
         """
         job = change.job
         if resized:
@@ -223,11 +203,7 @@ class Admission:
             yield from self._wrong_model(workload, job)
 
     def _capable(self, job: Job) -> Capabilities:
-        """What the backend of a job can do, even if this server no longer has that backend.
-
-        Raises:
-            NotFoundError: there is no such backend.
-        """
+        """What the backend of a job can do, even if this server no longer has that backend."""
         if job.backend in self.backends or job.backend not in BACKENDS:
             return self.backend(job.backend)
         return capabilities_of(job.backend)
@@ -261,19 +237,18 @@ class Admission:
             if where.is_absolute() and not field.endswith("custom_script_path"):
                 yield from self._outside(str(where), f"{field}:")
                 # What matches a pattern is left to the job: to look for it may take for ever.
-                if not where.exists() and not Path(fixed_part(str(where))).is_dir():
+                if not where.exists() and not Path(places.fixed_part(str(where))).is_dir():
                     yield f"{field}: there is no {where} on the server; check the path"
         base, preprocess = training.base_model, data.preprocess
         for field, name in models_from(ModelSource.ARTIFACTS, base, data):
             yield from self._not_left(field, name)
-        named = {str(base.source), *(SOURCE_TYPES.get((source.type or "").lower()) for source in data.sources)}
+        named = {str(base.source), *(places.SOURCE_TYPES.get((source.type or "").lower()) for source in data.sources)}
         paths = [base.model_id, base.tokenizer_id, preprocess.tokenizer_id, *(source.path for source in data.sources)]
-        named |= {scheme_of(path) for path in paths if path}
+        named |= {places.scheme_of(path) for path in paths if path}
         for service in SERVICES:
             if service in named and service not in self._services:
                 yield f"this server knows no {service}: its operator can set {service}_url"
-        output = file_path(request.output_config.output_path or "")
-        if output:
+        if output := places.file_path(request.output_config.output_path or ""):
             yield from self._outside(output, "output_config.output_path:")
 
     def _not_installed(self, request: SubmitJobRequest, launch: Launch) -> Iterator[Problem]:
@@ -337,11 +312,7 @@ def check_queue(connection: Connection, scope: Scope, queue: str, field: str) ->
 
 
 def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[str, str]]) -> None:
-    """Check that what fields name was left by jobs in scope. `decide` looks whether it still lies there.
-
-    Raises:
-        SpecError: there is no such job in scope, or no directory of a job is written like that.
-    """
+    """Check that what fields name was left by jobs in scope. `decide` looks whether it still lies there."""
     for field, name in named:
         try:
             wanted = left_by_job(name)

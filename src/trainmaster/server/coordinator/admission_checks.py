@@ -46,9 +46,6 @@ class Capacity:
         """See that some nodes could hold a job if nothing else ran; drained and offline nodes count.
 
         Free disk space does not, as it changes. While a backend has no known nodes, nothing is refused.
-
-        Raises:
-            RefusedError: none could; the message says what comes nearest.
         """
         if self._autoscaling or job.waits_for_nodes:
             return
@@ -78,11 +75,7 @@ class Capacity:
 
 
 def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capabilities]) -> None:
-    """Check that a backend can run a job.
-
-    Raises:
-        RefusedError: it lacks what the job needs.
-    """
+    """Raise RefusedError when a backend lacks what a job needs."""
     launch, capable = compiled.launch, backends[name]
     initializers = initializers_of(compiled.workload)
     wanted = {
@@ -117,8 +110,6 @@ def _remedy(able: Iterable[str]) -> str:
     return f"use one of: {names}" if names else "this server has none that does"
 
 
-# Checks of the source of submitted functions, in a process with limits (`core.workloads.function_source`).
-
 SOURCE_CHECKS_AT_ONCE = 2
 """Processes of all accounts; one account has one at a time, so that it cannot keep others waiting."""
 SOURCE_CHECK_TIMEOUT_S = 30.0
@@ -127,21 +118,14 @@ TOO_MUCH = "takes too much time or memory to parse; put most of it into files th
 
 
 class SourceChecks:
-    """Checks the source of submitted functions in a process with limits (`core.workloads.function_source`).
-
-    Belongs to one event loop.
-    """
+    """Checks the source of functions in a process with limits (`core.workloads.function_source`). Used on one loop."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(SOURCE_CHECKS_AT_ONCE)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def check(self, request: SubmitJobRequest, account_id: str) -> None:
-        """Return if a request has no function, or one whose source is fine.
-
-        Raises:
-            SpecError: the source is not Python, does not define the function, or costs too much to parse.
-        """
+        """Raise SpecError when the source is not Python, does not define the function, or costs too much to parse."""
         spec = request.workload
         if not isinstance(spec, FunctionSpec):
             return

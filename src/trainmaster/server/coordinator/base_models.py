@@ -123,11 +123,7 @@ class BaseModels:
         return path in self._paths.values() or path.parent == self._artifacts / PROMOTED / account_id
 
     def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
-        """The request with the directory of the model that it names, where the request has none.
-
-        Raises:
-            RefusedError: no model has that name, or no trainer can hold it.
-        """
+        """The request with the directory of the model that it names, where the request has none."""
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
             return request  # without a look at the disk

@@ -70,7 +70,6 @@ def prune(connection: Connection, job: Job) -> Job:
     """Hide the checkpoints of a job beyond its limit, in a transaction; returns the job afterwards.
 
     Only those checkpoints are read, because all other writes wait meanwhile. Checkpoints that a job resumes from stay.
-    The next sweep deletes the files (`coordinator.retention`).
     """
     limit = retention.checkpoint_limit(job)
     scope = Scope(job.account_id)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -24,32 +25,25 @@ COLLECT_EVERY_S = 600.0
 """Looking for what has outlived its job takes longer than the other chores, and is less urgent."""
 
 
+@dataclass(eq=False)
 class Chores:
     """Runs the chores in a thread every so often, while this server leads."""
 
-    def __init__(
-        self,
-        database: Database,
-        roots: Roots,
-        *,
-        leads: Callable[[], bool],
-        collector: Collector,
-        every_s: float = 30.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._roots = roots
-        self._leads = leads
-        self._collector = collector
+    database: Database
+    roots: Roots
+    leads: Callable[[], bool]
+    collector: Collector
+    every_s: float = 30.0
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._collected_at: float | None = None
-        self._every_s = every_s
-        self._clock = clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
 
     def start(self) -> None:
         # The first collection is late: until then, settings that keep too little can be noticed and corrected.
-        self._collected_at = self._clock()
+        self._collected_at = self.clock()
         self._thread.start()
 
     def stop(self) -> None:
@@ -60,8 +54,8 @@ class Chores:
         # The first round comes soon: a server that starts has the most to tidy up.
         wait_s = 2.0
         while not self._stopping.wait(wait_s):
-            wait_s = self._every_s
-            if self._leads():
+            wait_s = self.every_s
+            if self.leads():
                 try:
                     self.do()
                 except Exception:
@@ -69,26 +63,26 @@ class Chores:
 
     def do(self) -> None:
         """Do what is due, once."""
-        now = self._clock()
+        now = self.clock()
         self._purge_jobs()
-        for gone in self._collector.expire(now):
+        for gone in self.collector.expire(now):
             if gone.what != FAILED:  # which the collector has logged
                 _log.info("checkpoint %s has expired, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
-            for gone in self._collector.collect(now):
+            for gone in self.collector.collect(now):
                 if gone.what != FAILED:
                     _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
                 if self._stopping.is_set():
                     break
-        self._collector.sweep()
-        self._database.write_now(
+        self.collector.sweep()
+        self.database.write_now(
             lambda connection: accounts.forget_requests(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
         )
 
     def _purge_jobs(self) -> None:
         """Remove the files of jobs that were deleted with `purge`, then the mark."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             deleted = jobs.to_purge(connection, _EVERYTHING)
         gone = [job_id for job_id in deleted if self._remove_files(job_id)]
 
@@ -97,14 +91,14 @@ class Chores:
                 jobs.purged(connection, _EVERYTHING, job_id)
 
         if gone:
-            self._database.write_now(work)
+            self.database.write_now(work)
 
     def _remove_files(self, job_id: str) -> bool:
         """Remove all files of a job; False when that failed, which does not stop the other jobs' removal."""
         try:
-            self._collector.purge_checkpoints(job_id)
+            self.collector.purge_checkpoints(job_id)
             for root in (ARTIFACTS, RUNS):
-                self._roots.remove(Location(root=root, path=job_id))
+                self.roots.remove(Location(root=root, path=job_id))
         except OSError as error:
             _log.warning("the files of job %s cannot be removed; this is tried again: %s", job_id, error)
             return False

@@ -56,23 +56,19 @@ class CommandOutcome:
     """The command had been carried out before, under the same idempotency key."""
 
 
-class Commands:
-    """Carries commands out. Every method returns a future that is done when the change is on disk."""
+Done = Future[CommandOutcome]
+"""Done when the change is on disk."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        admission: Admission,
-        vault: Vault,
-        hint: Callable[[str], None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._vault = vault
-        self.admission = admission
-        self._hint = hint
-        self._clock = clock
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commands:
+    """Carries commands out."""
+
+    database: Database
+    admission: Admission
+    vault: Vault
+    hint: Callable[[str], None]
+    clock: Callable[[], float] = time.time
 
     def submit(
         self,
@@ -82,7 +78,7 @@ class Commands:
         created_by: str,
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[CommandOutcome]:
+    ) -> Done:
         """Create a job. Its secrets are sealed; `tokens` are kept until it ends.
 
         On an event loop, call `Admission.look_up` before: it reads files.
@@ -91,9 +87,10 @@ class Commands:
         change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)
 
-        return self._write(
-            scope, idempotency, lambda connection: self._insert(connection, scope, change, compiled, sealed)
-        )
+        def work(connection: Connection) -> Job:
+            return self._insert(connection, scope, change, compiled, sealed)
+
+        return self._write(scope, idempotency, work)
 
     def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
         """Check that `submit` would accept a request once its files are uploaded."""
@@ -105,24 +102,19 @@ class Commands:
             jobs.require_free_handle(connection, scope, change.job)
 
         # Nothing is written, but `Tenants` may only be used on that thread.
-        return self._database.write(work)
+        return self.database.write(work)
 
-    def cancel(
-        self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None
-    ) -> Future[CommandOutcome]:
-        return self.change(
-            scope,
-            job_id,
-            lambda _, job: decide.cancel(job, now=self._clock(), message=message),
-            idempotency=idempotency,
-        )
+    def cancel(self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None) -> Done:
+        def cancelled(_: Connection, job: Job) -> Change | None:
+            return decide.cancel(job, now=self.clock(), message=message)
 
-    def pause(
-        self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None
-    ) -> Future[CommandOutcome]:
-        return self.change(
-            scope, job_id, lambda _, job: decide.pause(job, now=self._clock(), save=save), idempotency=idempotency
-        )
+        return self.change(scope, job_id, cancelled, idempotency=idempotency)
+
+    def pause(self, scope: Scope, job_id: str, *, save: bool = True, idempotency: Idempotency | None = None) -> Done:
+        def paused(_: Connection, job: Job) -> Change | None:
+            return decide.pause(job, now=self.clock(), save=save)
+
+        return self.change(scope, job_id, paused, idempotency=idempotency)
 
     def resume(
         self,
@@ -132,13 +124,13 @@ class Commands:
         checkpoint_id: str = "",
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[CommandOutcome]:
+    ) -> Done:
         """Queue a paused job again; `tokens` replace those that it had."""
 
         def resumed(connection: Connection, job: Job) -> Change | None:
             chosen = _checkpoint_of_line(connection, scope, job, checkpoint_id) if checkpoint_id else None
-            change = decide.resume(job, now=self._clock(), checkpoint=chosen)
-            job_inputs.put_secrets(connection, scope, job, self._vault.seal(job, tokens, until_end=True))
+            change = decide.resume(job, now=self.clock(), checkpoint=chosen)
+            job_inputs.put_secrets(connection, scope, job, self.vault.seal(job, tokens, until_end=True))
             return change
 
         return self.change(scope, job_id, resumed, idempotency=idempotency)
@@ -152,26 +144,21 @@ class Commands:
         queue: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency: Idempotency | None = None,
-    ) -> Future[CommandOutcome]:
-
+    ) -> Done:
         def edited(connection: Connection, job: Job) -> Change | None:
             if queue is not None:
                 check_queue(connection, scope, queue, "queue")
-            return decide.edit(job, now=self._clock(), priority=priority, queue=queue, labels=labels)
+            return decide.edit(job, now=self.clock(), priority=priority, queue=queue, labels=labels)
 
         return self.change(scope, job_id, edited, idempotency=idempotency)
 
-    def delete(
-        self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None
-    ) -> Future[CommandOutcome]:
+    def delete(self, scope: Scope, job_id: str, *, purge: bool = False, idempotency: Idempotency | None = None) -> Done:
         """Stop a job and hide it. With `purge`, a job that was deleted before is found again."""
-        return self.change(
-            scope,
-            job_id,
-            lambda _, job: decide.delete(job, now=self._clock(), purge=purge),
-            deleted=purge,
-            idempotency=idempotency,
-        )
+
+        def deleted(_: Connection, job: Job) -> Change | None:
+            return decide.delete(job, now=self.clock(), purge=purge)
+
+        return self.change(scope, job_id, deleted, deleted=purge, idempotency=idempotency)
 
     def retry(
         self,
@@ -185,7 +172,7 @@ class Commands:
         handle: str | None = None,
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
-    ) -> Future[CommandOutcome]:
+    ) -> Done:
         """Create a child of a job that ended; it resumes from the parent's checkpoint, with its secrets."""
 
         def child(connection: Connection) -> Job:
@@ -197,13 +184,11 @@ class Commands:
             owner = Scope(account_id=parent.account_id)
             compiled = self.admission.compile(request, owner.account)
             change = self._new_job(owner, compiled, created_by=created_by, parent=parent)
-            chosen = (
-                _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
-                if checkpoint_id
-                else parent.own_checkpoint_id or parent.resume_checkpoint_id
-            )
+            chosen = parent.own_checkpoint_id or parent.resume_checkpoint_id
+            if checkpoint_id:
+                chosen = _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
             change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-            inherited = self._vault.open(connection, parent, until_end=False)
+            inherited = self.vault.open(connection, parent, until_end=False)
             sealed = self._sealed(change.job, inherited, tokens)
             return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
 
@@ -217,7 +202,7 @@ class Commands:
         *,
         deleted: bool = False,
         idempotency: Idempotency | None = None,
-    ) -> Future[CommandOutcome]:
+    ) -> Done:
         """Carry out a decision about a job; what the decision writes goes into the same transaction."""
 
         def decided(connection: Connection) -> Job:
@@ -237,7 +222,7 @@ class Commands:
             account_id=scope.account,
             job_id=new_job_id(),
             created_by=created_by,
-            now=self._clock(),
+            now=self.clock(),
             default_backend=self.admission.default_backend,
             parent=parent,
         )
@@ -247,7 +232,7 @@ class Commands:
     def _sealed(self, job: Job, values: Mapping[str, str], tokens: Mapping[str, str]) -> list[SealedSecret]:
         """The secrets of a new job; one that was refused at once needs none until its end."""
         kept = _NO_TOKENS if job.status in TERMINAL else tokens
-        return [*self._vault.seal(job, values), *self._vault.seal(job, kept, until_end=True)]
+        return [*self.vault.seal(job, values), *self.vault.seal(job, kept, until_end=True)]
 
     def _insert(
         self,
@@ -273,9 +258,7 @@ class Commands:
         METERS.submissions += 1
         return job
 
-    def _write(
-        self, scope: Scope, key: Idempotency | None, action: Callable[[Connection], Job]
-    ) -> Future[CommandOutcome]:
+    def _write(self, scope: Scope, key: Idempotency | None, action: Callable[[Connection], Job]) -> Done:
         """Run an action in a transaction, unless a request with the same key ran it before."""
 
         def work(connection: Connection) -> CommandOutcome:
@@ -286,23 +269,18 @@ class Commands:
                 return CommandOutcome(job=jobs.get(connection, scope, known.job_id, deleted=True), replayed=True)
             job = action(connection)
             record = IdempotencyRecord(
-                key=key.key, fingerprint=key.fingerprint, job_id=job.job_id, created_at=self._clock()
+                key=key.key, fingerprint=key.fingerprint, job_id=job.job_id, created_at=self.clock()
             )
             accounts.record_request(connection, scope, record)
             return CommandOutcome(job=job)
 
-        future = self._database.write(work)
-        future.add_done_callback(lambda _: self._hint(""))
+        future = self.database.write(work)
+        future.add_done_callback(lambda _: self.hint(""))
         return future
 
 
 def _checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
-    """A checkpoint that belongs to the job or to one that it descends from.
-
-    Raises:
-        NotFoundError: the account has no such checkpoint.
-        SpecError: the checkpoint belongs to another line of jobs.
-    """
+    """A checkpoint that belongs to the job or to one that it descends from; SpecError when it is of another line."""
     checkpoint = checkpoints.get(connection, scope, checkpoint_id)
     owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)
     if owner.root_job_id != job.root_job_id:

@@ -68,12 +68,7 @@ class DataChecks:
         self._under_way: Counter[str] = Counter()
 
     async def run(self, account: Account, check: DataCheck) -> dict[str, Any]:
-        """What was found.
-
-        Raises:
-            RefusedError: it cannot be looked at; the message says why.
-            ConflictError: others of the account are under way.
-        """
+        """What was found; RefusedError when it cannot be looked at, ConflictError while too many others are."""
         absent = [name for name in NEEDED if not self._installed(name)]
         if absent:
             names = ", ".join(absent)
@@ -96,18 +91,11 @@ class DataChecks:
             self._under_way[account.account_id] -= 1
 
     def _run(self, check: DataCheck, uid: int | None) -> dict[str, Any]:
-        directory = _laid_out(check.files, uid)
-        try:
-            return self._answer(check, directory, uid)
-        finally:
-            with contextlib.suppress(OSError):  # what it left running may still write there
-                account_files.remove_tree(directory)
-
-    def _answer(self, check: DataCheck, directory: Path, uid: int | None) -> dict[str, Any]:
         request = {"document": check.document, "limit": check.limit, "memory_bytes": MEMORY_BYTES}
-        # Files, as a pipe has no end while somebody holds it, and no bound.
+        directory = _laid_out(check.files, uid)
         with contextlib.ExitStack() as stack:
-            # Nobody but the server can open them.
+            stack.callback(_remove, directory)
+            # Files, as a pipe has no end while somebody holds it, and no bound. Nobody but the server can open them.
             private = functools.partial(os.open, mode=0o600)
             streams = [
                 stack.enter_context(open(directory / name, "xb+", opener=private)) for name in ("in", "out", "err")
@@ -115,8 +103,7 @@ class DataChecks:
             asked, answer, errors = streams
             asked.write(json.dumps(request).encode())
             asked.seek(0)
-            code = self._exit_code(check, directory, uid, streams)
-            if code != 0:
+            if (code := self._exit_code(check, directory, uid, streams)) != 0:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
                 raise RefusedError(_failure(code, errors.read(_LAST_BYTES)))
             if answer.seek(0, os.SEEK_END) > MAX_ANSWER_BYTES:
@@ -195,6 +182,11 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
         account_files.remove_tree(directory)
         raise
     return directory
+
+
+def _remove(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # what it left running may still write there
+        account_files.remove_tree(directory)
 
 
 def _failure(code: int, errors: bytes) -> str:

@@ -93,10 +93,7 @@ class Explainer:
     def look_into(
         self, scope: Scope, queue: str, *, now: float, page_size: int, page_token: str | None
     ) -> tuple[list[QueueEntry], str | None]:
-        """A page of a queue, in the order of the scheduler, and the token of the next page.
-
-        Each entry says how long its job waits, and why if the job is in scope.
-        """
+        """A page of a queue and the token of the next page; an entry says why its job waits if that is in scope."""
         cluster = self._cluster()
         with self._database.read() as connection:
             page = queues.page(connection, _EVERYTHING, queue, page_size=page_size, page_token=page_token)
@@ -123,10 +120,7 @@ class Explainer:
         return entries, page.next_page_token
 
     def _cluster(self) -> _Cluster:
-        """The cluster with everything that was committed before this call.
-
-        Threads that call it while another one reads share the next read.
-        """
+        """The cluster with all that was committed before this call; threads that wait for a read share the next."""
         called_at = time.monotonic()
         with self._lock:
             kept = self._kept

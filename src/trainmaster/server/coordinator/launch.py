@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,14 +35,11 @@ from trainmaster.server.store.job_inputs import SealedSecret
 from trainmaster.server.store.scope import Scope
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Vault:
-    """Encrypts the secrets of jobs to be stored, and decrypts them for a launch.
+    """Encrypts the secrets of jobs, each bound to its job: it does not open in the row of another."""
 
-    Each is bound to its job: it does not open in the row of another.
-    """
-
-    def __init__(self, sealer: Sealer) -> None:
-        self.sealer = sealer
+    sealer: Sealer
 
     def seal(self, job: Job, values: Mapping[str, str], *, until_end: bool = False) -> list[SealedSecret]:
         return [
@@ -50,28 +48,15 @@ class Vault:
         ]
 
     def open(self, connection: Connection, job: Job, *, until_end: bool = True) -> dict[str, str]:
-        """The values of a job's secrets by name; without `until_end`, only those that a child inherits.
-
-        Raises:
-            SealError: one does not open with the keys that this server has.
-        """
-        stored = job_inputs.secrets_of_job(connection, Scope(account_id=job.account_id), job.job_id)
-        return {
-            **unsealed_values(job.spec_version, job.spec),
-            **{
-                secret.name: self.sealer.open(secret.sealed, about=_row(job, secret.name))
-                for secret in stored
-                if until_end or not secret.until_end
-            },
-        }
+        """The values of a job's secrets by name; without `until_end`, only those that a child inherits."""
+        values = dict(unsealed_values(job.spec_version, job.spec))
+        for secret in job_inputs.secrets_of_job(connection, Scope(account_id=job.account_id), job.job_id):
+            if until_end or not secret.until_end:
+                values[secret.name] = self.sealer.open(secret.sealed, about=_row(job, secret.name))
+        return values
 
     def cloned(self, connection: Connection, job: Job, document: object) -> object:
-        """The request of a clone: `document`, or the job's own request, with the job's secrets in place of `***`.
-
-        Raises:
-            SpecError: `***` stands where the job has no secret.
-            SealError: a secret does not open with the keys that this server has.
-        """
+        """The request of a clone: `document`, or the job's own request, with the job's secrets in place of `***`."""
         request = load_stored(job.spec_version, job.spec)
         given = {**redacted(request), "handle": None} if document is None else document
         return with_secrets_of(given, request, self.open(connection, job, until_end=False))
@@ -85,36 +70,23 @@ def _row(job: Job, name: str) -> str:
     return f"secrets/{job.account_id}/{job.job_id}/{name}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Launches:
     """Builds the requests of attempts from what is stored and from the settings."""
 
-    def __init__(
-        self,
-        database: Database,
-        roots: Roots,
-        vault: Vault,
-        settings: Settings,
-        *,
-        hint_socket: str | None = None,
-        server_url: str | None = None,
-    ) -> None:
-        """Take where workers send hints, and where they report over HTTP if they share no files with the server."""
-        self._database = database
-        self._roots = roots
-        self._vault = vault
-        self._settings = settings
-        self._hint_socket = hint_socket
-        self._server_url = server_url
+    database: Database
+    roots: Roots
+    vault: Vault
+    settings: Settings
+    hint_socket: str | None = None
+    """Where workers send hints."""
+    server_url: str | None = None
+    """Where workers report over HTTP if they share no files with the server."""
 
     def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
-        """The request of a job's current attempt, on a backend with these capabilities.
-
-        Raises:
-            LaunchError: the checkpoint that it resumes from is gone.
-            RefusedError: the jobs of the account cannot run on this machine.
-        """
+        """The request of a job's current attempt, on a backend with these capabilities."""
         scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             try:
                 resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
             except NotFoundError as error:
@@ -122,38 +94,35 @@ class Launches:
             uid, confined = None, False
             if capable.runs_here:
                 account = accounts.get(connection, scope, job.account_id)
-                uid = runs_as(account, self._settings, isolated=capable.isolates_accounts)
-                confined = is_confined(account, self._settings)
+                uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
+                confined = is_confined(account, self.settings)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
             launch,
             nodes=nodes,
-            roots=self._roots,
+            roots=self.roots,
             resume=resume,
-            hint_socket=self._hint_socket,
-            server_url=self._server_url,
+            hint_socket=self.hint_socket,
+            server_url=self.server_url,
             uid=uid,
             confined=confined,
-            log_cap_bytes=self._settings.log_cap_mb << 20,
-            cache=self._settings.cache,
-            environment=fetching_environment(self._settings),
+            log_cap_bytes=self.settings.log_cap_mb << 20,
+            cache=self.settings.cache,
+            environment=fetching_environment(self.settings),
         )
 
     def secrets(self, job: Job) -> Secrets:
-        with self._database.read() as connection:
-            return self._vault.secrets_for(connection, job)
+        with self.database.read() as connection:
+            return self.vault.secrets_for(connection, job)
 
     def attempts(self, job: Job) -> list[Attempt]:
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return attempts.of_job(connection, Scope(job.account_id), job.job_id)
 
 
 def stored_launch(connection: Connection, job: Job) -> Launch:
-    """The launch that was compiled when the job was submitted.
-
-    A launch of another version of this program is compiled again, as that version may have other modules.
-    """
+    """The launch as compiled at the submission; anew where another version did that, as it may have other modules."""
     stored = job_inputs.get_launch(connection, Scope(job.account_id), job.job_id, version=__version__)
     return stored or compiled_launch(job)
 
@@ -270,34 +239,31 @@ _REUSE_S = 5.0
 """How long a positive answer is reused: reading the account takes a tenth of a submission."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Tenants:
     """Checks at each submission that jobs of an account may run here. Call it on one thread."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._allowed_until: dict[tuple[str, bool], float] = {}
+    settings: Settings
+    clock: Callable[[], float] = time.monotonic
+    _allowed_until: dict[tuple[str, bool], float] = field(default_factory=dict, init=False)
 
     def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
         """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
         if not capable.runs_here:
             return
-        now, isolated = self._clock(), capable.isolates_accounts
+        now, isolated = self.clock(), capable.isolates_accounts
         if now >= self._allowed_until.get((account_id, isolated), 0.0):
-            runs_as(accounts.get(connection, scope, account_id), self._settings, isolated=isolated)
+            runs_as(accounts.get(connection, scope, account_id), self.settings, isolated=isolated)
             self._allowed_until[account_id, isolated] = now + _REUSE_S
 
 
 def runs_as(
     account: Account, settings: Settings, *, server_uid: int | None = None, isolated: bool = False
 ) -> int | None:
-    """The uid that runs the account's jobs; None means the server's own.
+    """The uid that runs the account's jobs; None means the server's own. RefusedError when they cannot run here.
 
     `server_uid` is the uid of the server, where that is not this process; `isolated` says that the backend
     separates the jobs of accounts without a uid (`Capabilities.isolates_accounts`).
-
-    Raises:
-        RefusedError: the jobs must not run here, or cannot; the message says what to do.
     """
     own = os.geteuid() if server_uid is None else server_uid
     name = account.account_id

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -18,29 +19,22 @@ from trainmaster.server.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Leadership:
     """Takes the lease when it is free, and keeps it while the loop makes progress.
 
     The lease alone proves nothing: every transaction of the leader checks the epoch again.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        holder: str,
-        url: str,
-        lease_s: float,
-        on_change: Callable[[], None],
-        patience_s: float = 60.0,
-    ) -> None:
-        self._database = database
-        self._holder = holder
-        self._url = url
-        self._lease_s = lease_s
-        self._on_change = on_change
-        self._patience_s = patience_s
-        """A loop that finishes no pass for so long is stuck, and another server should lead."""
+    database: Database
+    holder: str
+    url: str
+    lease_s: float
+    on_change: Callable[[], None]
+    patience_s: float = 60.0
+    """A loop that finishes no pass for so long is stuck, and another server should lead."""
+
+    def __post_init__(self) -> None:
         self._lease: Lease | None = None
         self._progress_at = time.monotonic()
         self._not_before = 0.0
@@ -82,19 +76,19 @@ class Leadership:
             except Exception as error:
                 _log.warning("lease not renewed: %s", error)
                 self._lease = None
-            if self._stopping.wait(self._lease_s / 5):
+            if self._stopping.wait(self.lease_s / 5):
                 return
 
     def _release(self, lease: Lease) -> None:
-        self._database.write_now(lambda connection: leases.release(connection, Scope.everything(), lease))
+        self.database.write_now(lambda connection: leases.release(connection, Scope.everything(), lease))
 
     def _renew(self) -> None:
         lease = self._lease
-        if lease is not None and time.monotonic() - self._progress_at > self._patience_s:
-            _log.error("the coordinator made no progress for %.0f s: giving up the lead", self._patience_s)
+        if lease is not None and time.monotonic() - self._progress_at > self.patience_s:
+            _log.error("the coordinator made no progress for %.0f s: giving up the lead", self.patience_s)
             self._lease = None
             # Another server has the time to take it.
-            self._not_before = time.monotonic() + 2 * self._lease_s
+            self._not_before = time.monotonic() + 2 * self.lease_s
             self._release(lease)
         if time.monotonic() < self._not_before:
             return
@@ -104,11 +98,11 @@ class Leadership:
             scope = Scope.everything()
             now = leases.now(connection, scope)
             if before is not None:
-                return leases.renew(connection, scope, before, now, self._lease_s)
-            return leases.acquire(connection, scope, self._holder, self._url, now, self._lease_s)
+                return leases.renew(connection, scope, before, now, self.lease_s)
+            return leases.acquire(connection, scope, self.holder, self.url, now, self.lease_s)
 
-        self._lease = self._database.write_now(work)
+        self._lease = self.database.write_now(work)
         if (before and before.epoch) != (self._lease and self._lease.epoch):
             _log.info("leads with epoch %d", self._lease.epoch) if self._lease else _log.info("leads no more")
             self._progress_at = time.monotonic()
-            self._on_change()
+            self.on_change()

@@ -97,7 +97,7 @@ class Coordinator:
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
         self._stored = StoredView(database)
-        self._view = ClusterView()
+        self.view = ClusterView()
         self._plan = Plan()
         self._polled_at: float | None = None
         self._polled_now = 0.0
@@ -108,10 +108,6 @@ class Coordinator:
         self._uncommitted: Counter[str] = Counter()
         """How often in a row a change of a job could not be committed."""
         self._finished_at = time.monotonic()
-
-    @property
-    def view(self) -> ClusterView:
-        return self._view
 
     # -- for other threads --
 
@@ -172,22 +168,22 @@ class Coordinator:
             self._take_over(epoch)
         now = self._clock()
         timed = self._is_time(now)
-        before = self._view
-        self._view, touched = self._stored.caught_up(self._view)
+        before = self.view
+        self.view, touched = self._stored.caught_up(self.view)
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
-        ahead = self._view.with_jobs(change.job for change in changes.values())
-        if freed_real_gpus(self._view, changes.values()):
-            self._view = self._reports.take_into(self._view, ahead)
-            ahead = ahead.with_nodes(self._view.nodes.values())
-        resized = self._view.nodes is not before.nodes or self._view.queues is not before.queues
+        ahead = self.view.with_jobs(change.job for change in changes.values())
+        if freed_real_gpus(self.view, changes.values()):
+            self.view = self._reports.take_into(self.view, ahead)
+            ahead = ahead.with_nodes(self.view.nodes.values())
+        resized = self.view.nodes is not before.nodes or self.view.queues is not before.queues
         unfinished = len(self._plan.placements) >= PLACEMENTS_PER_PASS
         if timed or resized or unfinished or self._worth_scheduling(before, ahead, touched | changes.keys()):
             self._place(now, ahead, changes)
         if timed:
             self._drain(epoch, now, ahead, changes)
         self._commit(epoch, changes.values())
-        self._actions.act(self._view, now)
+        self._actions.act(self.view, now)
         METERS.passes_s.observe(time.perf_counter() - began)
 
     def _is_time(self, now: float) -> bool:
@@ -199,15 +195,15 @@ class Coordinator:
         if self._polled_at is None or tick - self._polled_at > self._pace.gap_s or set_back:
             self._awake_since = now
         self._polled_at, self._polled_now = tick, now
-        every_s = self._pace.occupied_s if occupied(self._view.nodes.values()) else self._pace.inventory_s
+        every_s = self._pace.occupied_s if occupied(self.view.nodes.values()) else self._pace.inventory_s
         if self._inventory_at is None or tick - self._inventory_at >= every_s:
             self._inventory_at = tick
-            self._view = self._reports.take_into(self._view, self._view)
+            self.view = self._reports.take_into(self.view, self.view)
         return True
 
     def _take_over(self, epoch: int) -> None:
         """Begin to lead: nothing of an earlier term is trusted."""
-        self._view = self._stored.read()
+        self.view = self._stored.read()
         self._actions.forget()
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
@@ -216,7 +212,7 @@ class Coordinator:
         """The changes that reports and the clock make to jobs with an attempt."""
         changes: dict[str, Change] = {}
         used = self._last_use() if everything else {}
-        for job in self._view.holding.values():
+        for job in self.view.holding.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
             if not everything and attempt_id not in hinted:
                 continue
@@ -249,7 +245,7 @@ class Coordinator:
             told = self._actions.take_outcome(job, now)
             if told is not None:
                 return told
-            sight = self._actions.look(job, self._view)
+            sight = self._actions.look(job, self.view)
             if sight is None:
                 return None
             if sight.behind:
@@ -264,7 +260,7 @@ class Coordinator:
             return None
 
     def _admit(self, now: float, changes: dict[str, Change]) -> None:
-        for job in self._view.pending.values():
+        for job in self.view.pending.values():
             try:
                 with self._database.read() as connection:
                     launch = stored_launch(connection, job)
@@ -320,7 +316,7 @@ class Coordinator:
                     nodes.drained(connection, _EVERYTHING, node_id, now)
 
             self._database.write_now(work)
-            self._view = self._stored.with_cluster(self._view)
+            self.view = self._stored.with_cluster(self.view)
 
     def _commit(self, epoch: int, changes: Collection[Change]) -> None:
         """Commit all changes in one transaction, except those of jobs that somebody else changed meanwhile."""
@@ -333,8 +329,8 @@ class Coordinator:
         except Exception:
             _log.exception("a commit failed; its changes are committed one by one, and the view is built anew")
             applied = self._commit_singly(epoch, changes)
-            self._view = self._stored.read()
-        self._view = self._view.with_jobs(applied)
+            self.view = self._stored.read()
+        self.view = self.view.with_jobs(applied)
         if len(applied) < len(changes):
             self.hint("")
 
@@ -350,7 +346,7 @@ class Coordinator:
             except Exception:
                 _log.exception("a change of job %s cannot be committed", job_id)
                 self._uncommitted[job_id] += 1
-                before = self._view.holding.get(job_id)
+                before = self.view.holding.get(job_id)
                 if before is not None:
                     self._next_looks[f"{job_id}.{before.live.number}"] = time.monotonic() + FAILED_WAIT_S
         return applied
@@ -368,7 +364,7 @@ class Coordinator:
         return applied
 
     def _last_use(self) -> Mapping[str, float]:
-        if not any(job.is_service for job in self._view.holding.values()):
+        if not any(job.is_service for job in self.view.holding.values()):
             return {}
         with self._database.read() as connection:
             return jobs.last_uses(connection, _EVERYTHING)

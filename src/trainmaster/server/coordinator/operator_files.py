@@ -32,40 +32,31 @@ _EVERYTHING = Scope.everything()
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class DeclaredCluster:
     """Applies what the settings file says of the cluster."""
 
-    def __init__(
-        self,
-        database: Database,
-        declared: Declared,
-        subscriptions: Subscriptions,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._declared = declared
-        self._subscriptions = subscriptions
-        self._clock = clock
-        self._awaited = set(declared.nodes)
+    database: Database
+    declared: Declared
+    subscriptions: Subscriptions
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._awaited = set(self.declared.nodes)
         """Nodes that nobody has reported yet."""
         self._warned = False
 
     def apply(self) -> None:
-        """Apply everything in one transaction.
-
-        Raises:
-            RefusedError: a webhook cannot be as the file says.
-        """
-        declared = self._declared
-        if any((declared.accounts, declared.queues, declared.webhooks)):
-            self._database.write_now(self._write)
+        """Apply everything in one transaction; RefusedError when a webhook cannot be as the file says."""
+        if self.declared.accounts or self.declared.queues or self.declared.webhooks:
+            self.database.write_now(self._write)
         self.settle_nodes()
 
     def settle_nodes(self) -> None:
         """Set labels and capabilities of the declared nodes that were reported since the last call."""
         if not self._awaited:
             return
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             known = {node.node_id for node in nodes.all(connection, _EVERYTHING)}
         there = self._awaited & known
         if known and self._awaited - known and not self._warned:
@@ -77,26 +68,26 @@ class DeclaredCluster:
 
         def work(connection: Connection) -> None:
             for name in sorted(there):
-                given = self._declared.nodes[name]
+                given = self.declared.nodes[name]
                 nodes.give(
-                    connection, _EVERYTHING, name, self._clock(), labels=given.labels, capabilities=given.capabilities
+                    connection, _EVERYTHING, name, self.clock(), labels=given.labels, capabilities=given.capabilities
                 )
 
         if there:
-            self._database.write_now(work)
+            self.database.write_now(work)
             self._awaited -= there
 
     def _write(self, connection: Connection) -> None:
-        now = self._clock()
-        for name, account in self._declared.accounts.items():
+        now = self.clock()
+        for name, account in self.declared.accounts.items():
             accounts.ensure(connection, _EVERYTHING, name, now)
             accounts.set_uid(connection, _EVERYTHING, name, account.uid)
-        for name, queue in self._declared.queues.items():
+        for name, queue in self.declared.queues.items():
             queues.put(connection, _EVERYTHING, Queue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now)
-        for name, webhook in self._declared.webhooks.items():
+        for name, webhook in self.declared.webhooks.items():
             try:
                 accounts.get(connection, _EVERYTHING, webhook.account)
-                self._subscriptions.declare(connection, name, webhook)
+                self.subscriptions.declare(connection, name, webhook)
             except NotFoundError:
                 known = ", ".join(account.account_id for account in accounts.all(connection, _EVERYTHING))
                 raise RefusedError(
@@ -195,11 +186,7 @@ class ShapeFileError(ValueError): ...
 
 
 def load_shapes(directory: Path) -> Shapes:
-    """The built-in shapes and those of a directory, which may be missing.
-
-    Raises:
-        ShapeFileError: with the problems of all files, line by line.
-    """
+    """The built-in shapes and those of a directory, which may be missing; an error has the problems of all files."""
     files = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES) if directory.is_dir() else []
     found: dict[str, Shape] = {}
     problems: list[str] = []

@@ -23,14 +23,8 @@ from sqlalchemy import Connection
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import Giver, StrangeFileError, User
 from trainmaster.protocol.run_directory import SEARCH_ONLY
-from trainmaster.server.coordinator.base_models import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    PROMOTED,
-    BaseModels,
-    promoted_name,
-    read_own_config,
-)
+from trainmaster.server.coordinator import base_models
+from trainmaster.server.coordinator.base_models import PROMOTED, BaseModels, promoted_name
 from trainmaster.server.core.errors import ConflictError, NotFoundError, RefusedError, TrainmasterError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.storage import ARTIFACTS, Roots
@@ -66,29 +60,21 @@ class Promotion:
     base_model: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Promotions:
     """Carries promotions out, each in a thread of its own. Its methods block."""
 
-    def __init__(
-        self, database: Database, roots: Roots, models: BaseModels, *, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._database = database
-        self._roots = roots
-        self._models = models
-        self._clock = clock
+    database: Database
+    roots: Roots
+    models: BaseModels
+    clock: Callable[[], float] = time.time
 
     def start(self, scope: Scope, wanted: Promotion) -> Operation:
-        """Begin a promotion, which may be done when this returns.
-
-        Raises:
-            NotFoundError: there is no such checkpoint.
-            RefusedError: it cannot become a model, or has another base model.
-            ConflictError: there is another model of that name.
-        """
-        with self._database.read() as connection:
+        """Begin a promotion, which may be done when this returns."""
+        with self.database.read() as connection:
             job, _ = self._checked(connection, scope, wanted)
             before = _before(connection, scope, wanted)
-        now = self._clock()
+        now = self.clock()
         operation = Operation(
             account_id=job.account_id,
             operation_id=f"promote-{wanted.model_id}-{secrets.token_hex(6)}",
@@ -97,14 +83,14 @@ class Promotions:
             created_at=now,
             worked_on_at=now,
         )
-        self._database.write_now(lambda connection: promoted.begin(connection, scope, operation))
+        self.database.write_now(lambda connection: promoted.begin(connection, scope, operation))
         return operation if operation.done else self._work(scope, operation)
 
     def poll(self, scope: Scope, operation_id: str) -> tuple[Operation, PromotedModel | None]:
         """The state of an operation, and its model once that exists."""
 
         def read() -> tuple[Operation, PromotedModel | None]:
-            with self._database.read() as connection:
+            with self.database.read() as connection:
                 operation = promoted.operation(connection, scope, operation_id)
                 try:
                     model = promoted.get(connection, scope, str(operation.request["model_id"]))
@@ -113,15 +99,15 @@ class Promotions:
             return operation, model
 
         operation, model = read()
-        if operation.done or operation.worked_on_at > self._clock() - ABANDONED_S:
+        if operation.done or operation.worked_on_at > self.clock() - ABANDONED_S:
             return operation, model
-        now = self._clock()
-        if self._database.write_now(lambda connection: promoted.take(connection, scope, operation, now)):
+        now = self.clock()
+        if self.database.write_now(lambda connection: promoted.take(connection, scope, operation, now)):
             self._work(scope, operation)
         return read()
 
     def remove(self, scope: Scope, model_id: str) -> None:
-        self._database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
+        self.database.write_now(lambda connection: promoted.remove(connection, scope, model_id))
         aside = f"{DRAFTS}/removed-{secrets.token_hex(8)}"
         account_files.claim_directory(self._artifacts, DRAFTS, mode=0o700)
         if account_files.move(self._artifacts, promoted_name(scope.account, model_id), aside):
@@ -129,7 +115,7 @@ class Promotions:
 
     @property
     def _artifacts(self) -> Path:
-        return self._roots.path(ARTIFACTS, "")
+        return self.roots.path(ARTIFACTS, "")
 
     def _checked(self, connection: Connection, scope: Scope, wanted: Promotion) -> tuple[Job, Checkpoint]:
         job = jobs.get(connection, scope, wanted.job_id, deleted=True)
@@ -142,7 +128,7 @@ class Promotions:
         trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
         if trained != wanted.base_model:
             # Two names may mean one model; a name that is no longer known equals only itself.
-            one, other = (self._models.find(name, job.account_id) for name in (trained, wanted.base_model))
+            one, other = (self.models.find(name, job.account_id) for name in (trained, wanted.base_model))
             if one is None or other is None or one.path != other.path:
                 raise RefusedError(f"base_model is {wanted.base_model}, and the checkpoint is of {trained}; name that")
         return job, checkpoint
@@ -152,7 +138,7 @@ class Promotions:
         thread = threading.Thread(target=self._carry_out, args=(scope, operation), name="promote", daemon=True)
         thread.start()
         thread.join(AT_ONCE_S)
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return promoted.operation(connection, scope, operation.operation_id)
 
     def _carry_out(self, scope: Scope, operation: Operation) -> None:
@@ -167,11 +153,11 @@ class Promotions:
         except Exception as bug:
             _log.exception("operation %s failed", operation.operation_id)
             error = f"it failed: {bug!r}"
-        self._database.write_now(lambda connection: promoted.finish(connection, scope, operation, error))
+        self.database.write_now(lambda connection: promoted.finish(connection, scope, operation, error))
 
     def _promote(self, scope: Scope, operation: Operation) -> None:
         wanted = Promotion(**operation.request)
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             job, checkpoint = self._checked(connection, scope, wanted)
             uid = accounts.get(connection, Scope.everything(), job.account_id).uid if os.geteuid() == 0 else None
         user = None if uid in (None, os.geteuid()) else User.of(uid)
@@ -193,7 +179,7 @@ class Promotions:
                 promoted.put(connection, scope, model)
                 promoted.finish(connection, scope, operation)
 
-            self._database.write_now(work)
+            self.database.write_now(work)
         except StrangeFileError as error:
             raise RefusedError(f"the checkpoint holds {error}") from None
         finally:
@@ -213,8 +199,8 @@ class Promotions:
     def _described(
         self, draft: str, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
     ) -> PromotedModel:
-        adapter = read_own_config(self._artifacts, f"{draft}/{ADAPTER_CONFIG}")
-        if not adapter and account_files.status_below(self._artifacts, f"{draft}/{CONFIG}") is None:
+        adapter = base_models.read_own_config(self._artifacts, f"{draft}/{base_models.ADAPTER_CONFIG}")
+        if not adapter and account_files.status_below(self._artifacts, f"{draft}/{base_models.CONFIG}") is None:
             raise RefusedError("the checkpoint holds neither an adapter nor a model")
         return PromotedModel(
             account_id=account_id,
@@ -225,7 +211,7 @@ class Promotions:
             kind=PEFT_ADDON if adapter else BASE_MODEL,
             details={"r": adapter.get("r"), "target_modules": adapter.get("target_modules")} if adapter else {},
             size_bytes=size,
-            created_at=self._clock(),
+            created_at=self.clock(),
         )
 
     def _recorder(self, operation: Operation) -> Callable[[], None]:
@@ -237,14 +223,14 @@ class Promotions:
             if time.monotonic() < due:
                 return
             due = time.monotonic() + RECORD_EVERY_S
-            now = self._clock()
+            now = self.clock()
             scope = Scope(operation.account_id)
 
             def work(connection: Connection) -> Operation:
                 promoted.take(connection, scope, operation, now)
                 return promoted.operation(connection, scope, operation.operation_id)
 
-            operation = self._database.write_now(work)
+            operation = self.database.write_now(work)
 
         return record
 

@@ -31,6 +31,7 @@ from trainmaster.server.store import checkpoints, job_inputs, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.page_tokens import position_of, token_after
+from trainmaster.server.store.records import portions
 from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -178,11 +179,7 @@ class Collector:
                 self._warned.add(location.path)
 
     def purge_checkpoints(self, job_id: str) -> None:
-        """Remove the checkpoints outside the directory of a purged job, except those that another job resumes from.
-
-        Raises:
-            OSError: something could not be removed.
-        """
+        """Remove the checkpoints outside the directory of a purged job, except those that another job resumes from."""
         with self._database.read() as connection:
             job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
             if job.workload_kind != JOB_CLASS:
@@ -206,15 +203,10 @@ class Collector:
 
     def _directories(self) -> Iterator[tuple[str, Job | None]]:
         """The directories of jobs by name, with the jobs that are known."""
-        names = {
-            name
-            for root in (RUNS, ARTIFACTS)
-            for name in account_files.directories_in(self._roots.path(root, ""))
-            if _JOB_DIRECTORY.fullmatch(name)
+        present = {
+            name for root in (RUNS, ARTIFACTS) for name in account_files.directories_in(self._roots.path(root, ""))
         }
-        ordered = sorted(names)
-        for start in range(0, len(ordered), _BATCH):
-            batch = ordered[start : start + _BATCH]
+        for batch in portions(sorted(filter(_JOB_DIRECTORY.fullmatch, present))):
             with self._database.read() as connection:
                 known = {job.job_id: job for job in jobs.load(connection, _EVERYTHING, batch)}
             yield from ((name, known.get(name)) for name in batch)

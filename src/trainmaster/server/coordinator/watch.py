@@ -7,17 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainmaster.protocol import run_directory
 from trainmaster.protocol.documents import disk_is_full
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.run_directory import (
-    RunDirectory,
-    beat_document,
-    endpoint_document,
-    events_stream,
-    exit_document,
-    metrics_stream,
-    worker_stream,
-)
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
 from trainmaster.server.core import reports
@@ -61,9 +54,13 @@ def look(
         for node, alive in enumerate(liveness)
     ]
     if streams.skipped_bytes:
-        nodes[0] = replace(nodes[0], records=[*nodes[0].records, _told_of_skipping(streams)])
+        message = (
+            f"the attempt ended with more reports than the server had read: {streams.skipped_bytes} bytes of "
+            "them were skipped, up to the newest; checkpoints and phases that they report are not registered"
+        )
+        nodes[0] = replace(nodes[0], records=[*nodes[0].records, {"type": "reports_cut", "message": message}])
     # After the exit of node 0 was looked for: they are complete when that is there.
-    metrics = streams.newest(metrics_stream(0, 0))
+    metrics = streams.newest(run_directory.metrics_stream(0, 0))
     return AttemptSight(
         attempt=job.live.number,
         nodes=nodes,
@@ -79,7 +76,7 @@ def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
     for node in range(len(attempt.shares)):
         if node not in attempt.exits:
             with contextlib.suppress(OSError):  # no sign of life, as without the file
-                beat = directory.document(beat_document(node)) or {}
+                beat = directory.document(run_directory.beat_document(node)) or {}
                 times.append(reports.number(beat.get("t")) or 0.0)
     return min(times, default=None)
 
@@ -96,8 +93,11 @@ def _look_at_node(
 ) -> NodeSight:
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
-    ended = directory.document(exit_document(node)) if node not in attempt.exits else None
-    own = [worker_stream(node), *(events_stream(node, rank) for rank in _ranks(node, ranks_per_node))]
+    ended = directory.document(run_directory.exit_document(node)) if node not in attempt.exits else None
+    own = [
+        run_directory.worker_stream(node),
+        *(run_directory.events_stream(node, rank) for rank in _ranks(node, ranks_per_node)),
+    ]
     said = [streams.fresh(stream, of_rank=stream != own[0]) for stream in own]
     over = ended is not None or alive in _OVER
     if over and any(each.behind for each in said):
@@ -133,21 +133,13 @@ def _ranks(node: int, ranks_per_node: int) -> range:
     return range(node * ranks_per_node, (node + 1) * ranks_per_node)
 
 
-def _told_of_skipping(streams: Streams) -> dict[str, Any]:
-    return {
-        "type": "reports_cut",
-        "message": f"the attempt ended with more reports than the server had read: {streams.skipped_bytes} bytes of "
-        "them were skipped, up to the newest; checkpoints and phases that they report are not registered",
-    }
-
-
 def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
     """host:port of a service, once its worker reports that it answers.
 
     The gateway sends requests there in the server's name. So the backend decides on the address: a worker must not
     direct the gateway to other machines that the server can reach.
     """
-    told = directory.document(endpoint_document(node))
+    told = directory.document(run_directory.endpoint_document(node))
     if told is None:
         return None
     port = reports.whole(told.get("port"), low=1, high=65535)
@@ -205,27 +197,19 @@ def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progr
 def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
     """Progress after one more report; values that are missing or malformed stay."""
 
-    def or_before(told: float | None, before: float | None) -> float | None:
-        return before if told is None else told
-
-    step, total = reports.whole(record.get("step")), reports.whole(record.get("total_steps"))
-    step = progress.step if step is None else step
-    total = progress.total_steps if total is None else total
-    percent = reports.number(record.get("percent"), low=0.0, high=100.0)
-    if percent is None and step is not None and total:
-        percent = min(100.0, 100.0 * step / total)
-    return replace(
-        progress,
-        step=step,
-        total_steps=total,
-        epoch=or_before(reports.number(record.get("epoch")), progress.epoch),
-        percent=or_before(percent, progress.percent),
-        eta_s=or_before(reports.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S), progress.eta_s),
-        metrics=_merged(progress.metrics, reports.metrics(record.get("values"))),
-        step_at=or_before(reports.number(record.get("t")), progress.step_at)
-        if step != progress.step
-        else progress.step_at,
-    )
+    told: dict[str, float | None] = {
+        "step": reports.whole(record.get("step")),
+        "total_steps": reports.whole(record.get("total_steps")),
+        "epoch": reports.number(record.get("epoch")),
+        "percent": reports.number(record.get("percent"), low=0.0, high=100.0),
+        "eta_s": reports.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S),
+    }
+    known: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    after = replace(progress, **known, metrics=_merged(progress.metrics, reports.metrics(record.get("values"))))
+    if told["percent"] is None and after.step is not None and after.total_steps:
+        after = replace(after, percent=min(100.0, 100.0 * after.step / after.total_steps))
+    at = reports.number(record.get("t"))
+    return after if after.step == progress.step or at is None else replace(after, step_at=at)
 
 
 def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:

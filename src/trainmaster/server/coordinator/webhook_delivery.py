@@ -113,28 +113,24 @@ def url_problem(url: str, *, private_addresses: bool) -> str | None:
     return None if private_addresses or is_public(address) else _not_public(host)
 
 
+@dataclass(eq=False, kw_only=True)
 class Poster:
     """Sends messages, each over a connection of its own."""
 
-    def __init__(self, *, private_addresses: bool, ca: Path | None, timeout_s: float) -> None:
-        self._private_addresses = private_addresses
-        self._ca = ca
-        self._timeout_s = timeout_s
+    private_addresses: bool
+    ca: Path | None
+    timeout_s: float
 
     async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
-        """Send a message, and return the status of a successful response.
-
-        Raises:
-            DeliveryError: the message did not arrive, or was not accepted.
-        """
-        problem = url_problem(url, private_addresses=self._private_addresses)
+        """Send a message, and return the status of a successful response; otherwise raise DeliveryError."""
+        problem = url_problem(url, private_addresses=self.private_addresses)
         if problem is not None:
             raise DeliveryError(f"the url {problem}")
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 status = await self._post(httpx.URL(url), message.body, headers)
         except TimeoutError:
-            raise DeliveryError(f"no answer within {self._timeout_s:g} s") from None
+            raise DeliveryError(f"no answer within {self.timeout_s:g} s") from None
         if 300 <= status < 400:
             raise DeliveryError(f"answered with {status}; redirects are not followed")
         if not 200 <= status < 300:
@@ -167,7 +163,7 @@ class Poster:
             addresses = await asyncio.wrap_future(_look_up(url.host, port))
         except (OSError, UnicodeError) as error:
             raise DeliveryError(f"{url.host} has no address: {error}") from None
-        allowed = [address for address, public in addresses.items() if public or self._private_addresses]
+        allowed = [address for address, public in addresses.items() if public or self.private_addresses]
         if not allowed:
             raise DeliveryError(f"the url {_not_public(url.host)}")
         return allowed
@@ -176,8 +172,8 @@ class Poster:
     def _trust(self) -> ssl.SSLContext:
         """Read once, and only if it is needed: reading the system's certificates takes a while."""
         context = ssl.create_default_context()
-        if self._ca is not None:
-            context.load_verify_locations(self._ca)
+        if self.ca is not None:
+            context.load_verify_locations(self.ca)
         return context
 
 

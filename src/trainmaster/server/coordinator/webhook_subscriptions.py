@@ -59,12 +59,7 @@ class Subscriptions:
     def create(
         self, scope: Scope, *, url: str, statuses: Sequence[JobStatus], secret: str | None
     ) -> Future[SubscribedWebhook]:
-        """Create a webhook for what happens from now on; one that is equal in everything is found again.
-
-        Raises:
-            SpecError: the url or the secret is not valid.
-            ConflictError: in the future: the account has too many.
-        """
+        """Create a webhook for what happens from now on; one that is equal in everything is found again."""
         self._check(url, secret)
         wanted = tuple(dict.fromkeys(map(str, statuses)))
         key = secret or SECRET_PREFIX + secrets.token_urlsafe(32)
@@ -90,12 +85,7 @@ class Subscriptions:
         statuses: Sequence[JobStatus] | None = None,
         secret: str | None = None,
     ) -> Future[Webhook]:
-        """Change a webhook, which continues with its next event.
-
-        Raises:
-            SpecError: the url or the secret is not valid.
-            NotFoundError: in the future: there is no such webhook.
-        """
+        """Change a webhook, which continues with its next event."""
         self._check(url, secret)
 
         def work(connection: Connection) -> Webhook:
@@ -117,11 +107,7 @@ class Subscriptions:
         return self._database.write(lambda connection: webhooks.remove(connection, scope, webhook_id))
 
     def declare(self, connection: Connection, webhook_id: str, declared: DeclaredWebhook) -> None:
-        """Have a webhook as the settings file says, within a transaction.
-
-        Raises:
-            SpecError: the url or the secret is not valid.
-        """
+        """Have a webhook as the settings file says, within a transaction."""
         url, secret, scope = declared.url, declared.secret, Scope(declared.account)
         self._check(url, secret)
         wanted = tuple(dict.fromkeys(map(str, declared.statuses)))
@@ -138,11 +124,7 @@ class Subscriptions:
             webhooks.change(connection, scope, replace(before, url=url, statuses=wanted, sealed=sealed))
 
     def secret_of(self, webhook: Webhook) -> str:
-        """The secret that signs the deliveries of a webhook.
-
-        Raises:
-            SealError: it was encrypted with a key that this server does not have.
-        """
+        """The secret that signs the deliveries; SealError when it was encrypted with a key that this server lacks."""
         return self._sealer.open(webhook.sealed, about=_row(webhook))
 
     def _new(

@@ -159,16 +159,10 @@ _INSERT_REQUEST = PreparedStatement(insert(_requests))
 
 
 def find_request(connection: Connection, scope: Scope, key: str, *fingerprints: str) -> IdempotencyRecord | None:
-    """The record of an earlier request with this key and one of the fingerprints.
-
-    Raises:
-        IdempotencyMismatchError: that request was a different one.
-    """
+    """The record of an earlier request with this key, or an error when its fingerprint is none of these."""
     rows = _REQUEST.rows(connection, {"wanted": key, "account": scope.account})
-    if not rows:
-        return None
-    record = _REQUESTS.from_row(rows[0])
-    if record.fingerprint not in fingerprints:
+    record = _REQUESTS.from_row(rows[0]) if rows else None
+    if record is not None and record.fingerprint not in fingerprints:
         raise IdempotencyMismatchError()
     return record
 

@@ -115,11 +115,7 @@ class Allocation:
 
 
 def take(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> None:
-    """Give an attempt its shares.
-
-    Raises:
-        DoubleBookedError: a GPU is held, or a node has too little left; the transaction must not be committed.
-    """
+    """Give an attempt its shares; the transaction must not be committed after a DoubleBookedError."""
     scope.require(job.account_id)
     owners = [
         ({"account_id": job.account_id, "job_id": job.job_id, "attempt": attempt.number, "member": member}, share)
@@ -140,11 +136,7 @@ def take(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> No
 
 
 def release(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> None:
-    """Take back all that an attempt holds.
-
-    Raises:
-        DoubleBookedError: it does not hold just what it was given; the transaction must not be committed.
-    """
+    """Take back all that an attempt holds, or raise DoubleBookedError when that is not just what it was given."""
     scope.require(job.account_id)
     owner = {"key": job.job_id, "number": attempt.number, "account": job.account_id}
     held = _DELETE_SHARES.execute(connection, owner).rowcount, _DELETE_GPUS.execute(connection, owner).rowcount
@@ -159,22 +151,15 @@ def release(connection: Connection, scope: Scope, job: Job, attempt: Attempt) ->
 def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
     gpus: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     held = select(_gpus.c.job_id, _gpus.c.attempt, _gpus.c.member, _gpus.c.gpu_index).order_by(_gpus.c.gpu_index)
-    for job_id, attempt, member, gpu in connection.execute(scope.limit(held, _gpus.c.account_id)):
-        gpus[job_id, attempt, member].append(gpu)
-    query = select(_shares).order_by(_shares.c.job_id, _shares.c.attempt, _shares.c.member)
-    return [
-        Allocation(
-            account_id=row.account_id,
-            job_id=row.job_id,
-            attempt=row.attempt,
-            member=row.member,
-            share=Share(
-                gpus=tuple(gpus[row.job_id, row.attempt, row.member]),
-                **{name: row._mapping[name] for name in _SHARE_FIELDS},
-            ),
-        )
-        for row in connection.execute(scope.limit(query, _shares.c.account_id))
-    ]
+    for *member, gpu in connection.execute(scope.limit(held, _gpus.c.account_id)):
+        gpus[*member].append(gpu)
+    owner = (_shares.c.account_id, _shares.c.job_id, _shares.c.attempt, _shares.c.member)
+    query = select(*owner, *(_shares.c[name] for name in _SHARE_FIELDS)).order_by(*owner[1:])
+    found = []
+    for account_id, job_id, attempt, member, *values in connection.execute(scope.limit(query, _shares.c.account_id)):
+        share = Share(gpus=tuple(gpus[job_id, attempt, member]), **dict(zip(_SHARE_FIELDS, values, strict=True)))
+        found.append(Allocation(account_id=account_id, job_id=job_id, attempt=attempt, member=member, share=share))
+    return found
 
 
 def _check_load(connection: Connection, node_id: str, shares: Sequence[Share]) -> None:

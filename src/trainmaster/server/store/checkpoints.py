@@ -11,20 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, func, insert, or_, select, update
 
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
@@ -57,10 +45,9 @@ def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequen
     if not checkpoints:
         return
     by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in checkpoints}
+    c = _checkpoints.c
     for some in portions(by_id):
-        present = select(_checkpoints.c.checkpoint_id).where(
-            _checkpoints.c.checkpoint_id.in_(some), _checkpoints.c.account_id == job.account_id
-        )
+        present = select(c.checkpoint_id).where(c.checkpoint_id.in_(some), c.account_id == job.account_id)
         for checkpoint_id in connection.execute(present).scalars():
             del by_id[checkpoint_id]
     if by_id:
@@ -96,14 +83,9 @@ def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
 
 def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> Checkpoint:
     """The latest checkpoint of a kind that users of a trainer service saved under a name, in one job."""
-    found = RECORDS.first(
-        connection,
-        scope,
-        *_committed_of(job_id),
-        _checkpoints.c.kind == kind,
-        _checkpoints.c.name == name,
-        order_by=[_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc()],
-    )
+    c = _checkpoints.c
+    these = (*_committed_of(job_id), c.kind == kind, c.name == name)
+    found = RECORDS.first(connection, scope, *these, order_by=[c.created_at.desc(), c.checkpoint_id.desc()])
     if found is None:
         raise NotFoundError(f"job {job_id} has no {kind} checkpoint {name!r}")
     return found
@@ -121,14 +103,16 @@ def overdue(
 def change(connection: Connection, scope: Scope, job: Job, checkpoint_id: str, **values: float | bool | None) -> None:
     """Set `pinned`, `public` or `expires_at` of a checkpoint of a job."""
     scope.require(job.account_id)
-    connection.execute(update(_checkpoints).where(*_of(job, [checkpoint_id])).values(values))
+    this = _checkpoints.c.checkpoint_id == checkpoint_id
+    connection.execute(update(_checkpoints).where(*_of(job), this).values(values))
 
 
 def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collection[str]) -> None:
     """Hide checkpoints of a job, whose files are to be deleted."""
     scope.require(job.account_id)
     for some in portions(checkpoint_ids):
-        connection.execute(update(_checkpoints).where(*_of(job, some)).values(status=DELETING))
+        named = _checkpoints.c.checkpoint_id.in_(some)
+        connection.execute(update(_checkpoints).where(*_of(job), named).values(status=DELETING))
 
 
 def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
@@ -137,38 +121,25 @@ def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Chec
 
 def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
     """The job's other checkpoints at the place of one, above it or below it."""
-    path = _checkpoints.c.path
+    c = _checkpoints.c
     above = [os.fspath(parent) for parent in PurePosixPath(checkpoint.path).parents]
-    return RECORDS.find(
-        connection,
-        scope,
-        *_committed_of(checkpoint.job_id),
-        _checkpoints.c.checkpoint_id != checkpoint.checkpoint_id,
-        _checkpoints.c.root == checkpoint.root,
-        or_(path.in_([checkpoint.path, *above]), path.startswith(f"{checkpoint.path}/", autoescape=True)),
-    )
+    place = or_(c.path.in_([checkpoint.path, *above]), c.path.startswith(f"{checkpoint.path}/", autoescape=True))
+    other = (c.checkpoint_id != checkpoint.checkpoint_id, c.root == checkpoint.root)
+    return RECORDS.find(connection, scope, *_committed_of(checkpoint.job_id), *other, place)
 
 
 def elsewhere(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
     """What other jobs registered at the very place of a checkpoint: classes of one name share their directory."""
-    return RECORDS.find(
-        connection,
-        scope,
-        _IS_COMMITTED,
-        _checkpoints.c.root == checkpoint.root,
-        _checkpoints.c.path == checkpoint.path,
-        _checkpoints.c.job_id != checkpoint.job_id,
-    )
+    c = _checkpoints.c
+    there = (c.root == checkpoint.root, c.path == checkpoint.path, c.job_id != checkpoint.job_id)
+    return RECORDS.find(connection, scope, _IS_COMMITTED, *there)
 
 
 def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
     """Delete the row of a hidden checkpoint, whose files are gone."""
-    statement = delete(_checkpoints).where(
-        _checkpoints.c.checkpoint_id == checkpoint.checkpoint_id,
-        _checkpoints.c.job_id == checkpoint.job_id,
-        _checkpoints.c.status == DELETING,
-    )
-    connection.execute(scope.limit(statement, _checkpoints.c.account_id))
+    c = _checkpoints.c
+    this = (c.checkpoint_id == checkpoint.checkpoint_id, c.job_id == checkpoint.job_id, c.status == DELETING)
+    connection.execute(scope.limit(delete(_checkpoints).where(*this), c.account_id))
 
 
 def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str]) -> dict[str, set[str]]:
@@ -190,31 +161,19 @@ def users(connection: Connection, scope: Scope, checkpoint_ids: Collection[str])
 def forget(connection: Connection, scope: Scope, job: Job) -> None:
     """Delete the rows of all checkpoints of a job, whose files are gone."""
     scope.require(job.account_id)
-    connection.execute(
-        delete(_checkpoints).where(_checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id)
-    )
+    connection.execute(delete(_checkpoints).where(*_of(job)))
 
 
 def _limited(job: Job) -> tuple[Any, ...]:
     """What counts towards `save_total_limit`: the latest, and all others but the best, pinned and resumed ones."""
     checkpoint_id = _checkpoints.c.checkpoint_id
     apart = [name for name in (job.best_checkpoint_id, job.resume_checkpoint_id) if name is not None]
-    return (
-        _checkpoints.c.job_id == job.job_id,
-        _checkpoints.c.status == COMMITTED,
-        or_(
-            checkpoint_id == (job.latest_checkpoint_id or ""),
-            and_(~_checkpoints.c.pinned, checkpoint_id.not_in(apart)),
-        ),
-    )
+    is_latest = checkpoint_id == (job.latest_checkpoint_id or "")
+    return *_committed_of(job.job_id), or_(is_latest, and_(~_checkpoints.c.pinned, checkpoint_id.not_in(apart)))
 
 
-def _of(job: Job, checkpoint_ids: Collection[str]) -> tuple[Any, ...]:
-    return (
-        _checkpoints.c.job_id == job.job_id,
-        _checkpoints.c.account_id == job.account_id,
-        _checkpoints.c.checkpoint_id.in_(checkpoint_ids),
-    )
+def _of(job: Job) -> tuple[ColumnElement[bool], ...]:
+    return _checkpoints.c.job_id == job.job_id, _checkpoints.c.account_id == job.account_id
 
 
 # Lists of a job's checkpoints, page by page: a job may have tens of thousands.
@@ -237,7 +196,7 @@ def page(
     connection: Connection, scope: Scope, job_id: str, *, page_size: int, page_token: str | None = None
 ) -> CheckpointPage:
     order = (*_OLDEST_FIRST, _checkpoints.c.checkpoint_id)
-    after = () if page_token is None else (tuple_(*order) > tuple_(*_position(page_token)),)
+    after = () if page_token is None else (sa.tuple_(*order) > sa.tuple_(*_position(page_token)),)
     found = RECORDS.find(connection, scope, *_committed_of(job_id), *after, order_by=order, limit=page_size + 1)
     shown, more = found[:page_size], len(found) > page_size
     counted = more or page_token is not None

@@ -33,19 +33,11 @@ def revision(connection: Connection) -> str | None:
 
 
 def set_up(connection: Connection) -> None:
-    """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction.
-
-    Raises:
-        NewerDatabaseError: a newer version of Trainmaster has migrated the database.
-    """
+    """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction."""
     present = revision(connection)
-    if present is None:
-        _create(connection)
-    elif present != HEAD:
+    if present is not None:
         _migrate(connection, present)
-
-
-def _create(connection: Connection) -> None:
+        return
     schema.metadata.create_all(connection)
     connection.execute(insert(schema.queues), {"name": queues.DEFAULT, "created_at": time.time()})
     connection.execute(insert(schema.leader), {"id": 1, "epoch": 0, "url": "", "expires_at": 0.0})
@@ -122,12 +114,8 @@ class Database:
     def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
         """Open a database, created or migrated as needed; any number of processes may do so at the same time.
 
-        `lock_timeout_s` is how long a write waits for a lock that another process holds.
-
-        Raises:
-            RefusedError: the database cannot be used, for example because it lies on a network file system.
-            NewerDatabaseError: a newer version of Trainmaster has migrated it.
-            StoreUnavailableError: it cannot be opened now.
+        `lock_timeout_s` is how long a write waits for a lock that another process holds. Raises RefusedError when the
+        database cannot be used, and StoreUnavailableError when it cannot be opened now.
         """
         kind, place = _find(url)
         place = kind.checked(place)
@@ -174,10 +162,7 @@ class Database:
             yield connection
 
     def probe(self) -> Future[None]:
-        """A write that changes nothing, to see whether the database accepts writes.
-
-        Callers within a second share one. Call it on one thread.
-        """
+        """Write no change, to see whether the database accepts writes. Shared for a second; call it on one thread."""
         if self._probe is None or (self._probe.done() and time.monotonic() - self._probe_began > PROBE_EVERY_S):
             self._probe_began = time.monotonic()
             self._probe = self.write(lambda connection: queues.touch(connection, Scope.everything()))

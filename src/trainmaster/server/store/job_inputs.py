@@ -55,11 +55,7 @@ def missing_blobs(connection: Connection, scope: Scope, digests: Iterable[str]) 
 
 
 def use_blobs(connection: Connection, scope: Scope, job: Job, digests: Iterable[str], now: float) -> None:
-    """Keep blobs of a job's account for as long as the job, which is stored already.
-
-    Raises:
-        NotFoundError: the account has no blob of one of the digests.
-    """
+    """Keep blobs of a job's account for as long as the job, which is stored already; NotFoundError if one is absent."""
     scope.require(job.account_id)
     for sha256 in sorted(set(digests)):
         if not _touch(connection, job.account_id, sha256, now):

@@ -110,18 +110,13 @@ def page(connection: Connection, scope: Scope, query: JobQuery) -> JobPage:
 
 
 def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
-    """The ids and versions of a page.
-
-    Raises:
-        SpecError: the order, the page size or the token is not valid.
-    """
+    """The ids and versions of a page; SpecError when the order, the page size or the token is not valid."""
     if not 1 <= query.page_size <= MAX_PAGE_SIZE:
         raise SpecError([Problem(field="page_size", message=f"must be from 1 to {MAX_PAGE_SIZE}")])
     name = query.order_by.removeprefix("-")
     if name not in _ORDERS:
-        raise SpecError(
-            [Problem(field="order_by", message=f"must be one of {', '.join(_ORDERS)}, or that after a '-'")]
-        )
+        message = f"must be one of {', '.join(_ORDERS)}, or that after a '-'"
+        raise SpecError([Problem(field="order_by", message=message)])
     shape, values = _shape_of(scope, query)
     labelled = _labelled(connection, query, shape, values) if query.labels else None
     if labelled is None:

@@ -31,7 +31,7 @@ def insert(connection: Connection, scope: Scope, change: Change) -> None:
 def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
     """Raise HandleTakenError when another job of the account, not deleted, has the job's handle."""
     scope.require(job.account_id)
-    if job.handle is not None and connection.execute(_BY_HANDLE, _handle(job.account_id, job.handle)).first():
+    if job.handle is not None and _with_handle(connection, job.account_id, job.handle, deleted=False):
         raise HandleTakenError(f"another job has the handle {job.handle}")
 
 
@@ -41,11 +41,7 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
     hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
     back with the change that ends it. The end of a job deletes its launch and the secrets that it was given until then;
-    a deletion deletes all secrets.
-
-    Raises:
-        DoubleBookedError: a new attempt was given what others hold or no node has; the transaction must not be
-            committed.
+    a deletion deletes all secrets. The transaction must not be committed after a DoubleBookedError.
     """
     job = change.job
     scope.require(job.account_id)
@@ -81,23 +77,17 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
     for job in map(_job_from_row, _BY_ID.rows(connection, {"key": job_id})):
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
-    if scope.account_id is not None:
-        key = _handle(scope.account_id, job_id)
-        row = connection.execute(_BY_HANDLE, key).first()
-        if row is None and deleted:
-            row = connection.execute(_BY_HANDLE_ONCE, key).first()
-        if row is not None:
-            return _job_from_row(row)
+    if scope.account_id is not None and (found := _with_handle(connection, scope.account_id, job_id, deleted=deleted)):
+        return found
     raise JobNotFoundError(f"there is no job {job_id}")
 
 
 def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
     """The job of the scope's account that has a handle or, where none has it, the last deleted one that had it."""
-    key = _handle(scope.account, handle)
-    row = connection.execute(_BY_HANDLE, key).first() or connection.execute(_BY_HANDLE_ONCE, key).first()
-    if row is None:
+    found = _with_handle(connection, scope.account, handle, deleted=True)
+    if found is None:
         raise JobNotFoundError(f"there is no job {handle}")
-    return _job_from_row(row)
+    return found
 
 
 def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
@@ -176,8 +166,12 @@ def _job_from_row(row: Sequence[Any]) -> Job:
     return _RECORDS.from_row(of_job, attempt=None if of_attempt[0] is None else attempts.RECORDS.from_row(of_attempt))
 
 
-def _handle(account_id: str, handle: str) -> dict[str, str]:
-    return {"account": account_id, "handle_": handle}
+def _with_handle(connection: Connection, account_id: str, handle: str, *, deleted: bool) -> Job | None:
+    for query in (_BY_HANDLE, _BY_HANDLE_ONCE) if deleted else (_BY_HANDLE,):
+        row = connection.execute(query, {"account": account_id, "handle_": handle}).first()
+        if row is not None:
+            return _job_from_row(row)
+    return None
 
 
 _jobs, _attempts, _labels = schema.jobs, schema.attempts, schema.job_labels
@@ -190,40 +184,20 @@ _SELECT: sa.Select[Any] = sa.select(*_RECORDS.columns, *attempts.RECORDS.columns
 _BY_ID = PreparedStatement(_SELECT.where(_jobs.c.job_id == bindparam("key")))
 _BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
 _VERSIONS = sa.select(_jobs.c.job_id, _jobs.c.version).where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
-_BY_HANDLE = _SELECT.where(
-    _jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"), _jobs.c.deleted_at.is_(None)
-)
-_BY_HANDLE_ONCE = (
-    _SELECT.where(
-        _jobs.c.account_id == bindparam("account"),
-        _jobs.c.handle == bindparam("handle_"),
-        _jobs.c.deleted_at.is_not(None),
-    )
-    .order_by(_jobs.c.deleted_at.desc())
-    .limit(1)
-)
+_WITH_HANDLE = _SELECT.where(_jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"))
+_BY_HANDLE = _WITH_HANDLE.where(_jobs.c.deleted_at.is_(None))
+_BY_HANDLE_ONCE = _WITH_HANDLE.where(_jobs.c.deleted_at.is_not(None)).order_by(_jobs.c.deleted_at.desc()).limit(1)
 _UNFINISHED = _SELECT.where(_jobs.c.status.in_(sorted(UNFINISHED)))
 _TOMBSTONES = _SELECT.where(_jobs.c.deleted_at.is_not(None), _jobs.c.purge == sa.false()).order_by(
     _jobs.c.deleted_at.desc(), _jobs.c.job_id.desc()
 )
 _TO_PURGE = sa.select(_jobs.c.job_id).where(_jobs.c.purge == sa.true(), _jobs.c.deleted_at.is_not(None))
-_PURGED = (
-    sa.update(_jobs)
-    .where(_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
-    .values(purge=sa.false())
-)
-_STORED_LABELS = PreparedStatement(
-    sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(
-        _jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account")
-    )
-)
+_IS_THE_JOB = (_jobs.c.job_id == bindparam("key"), _jobs.c.account_id == bindparam("account"))
+_PURGED = sa.update(_jobs).where(*_IS_THE_JOB).values(purge=sa.false())
+_STORED_LABELS = PreparedStatement(sa.select(_jobs.c.labels, _jobs.c.deleted_at).where(*_IS_THE_JOB))
 _INSERT = PreparedStatement(sa.insert(_jobs))
 _UPDATE = PreparedStatement(
-    sa.update(_jobs).where(
-        _jobs.c.job_id == bindparam("key"),
-        _jobs.c.account_id == bindparam("account"),
-        _jobs.c.version == bindparam("expected_version"),
-    ),
+    sa.update(_jobs).where(*_IS_THE_JOB, _jobs.c.version == bindparam("expected_version")),
     columns=[column.name for column in _jobs.c if column.name not in _IDENTITY],
 )
 _INSERT_LABELS = PreparedStatement(sa.insert(_labels))

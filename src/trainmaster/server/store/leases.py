@@ -47,33 +47,21 @@ def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: fl
         return None
     epoch, since = (row.epoch, row.since) if row.holder == holder else (row.epoch + 1, now)
     lease = Lease(epoch=epoch, holder=holder, url=url, expires_at=now + ttl_s, since=since)
-    taken = connection.execute(
-        update(_leader)
-        .where(_leader.c.epoch == row.epoch)
-        .values(epoch=epoch, holder=holder, url=url, expires_at=lease.expires_at, since=since)
-    )
-    return lease if taken.rowcount else None
+    taken = update(_leader).where(_leader.c.epoch == row.epoch).values(_LEASES.to_row(lease))
+    return lease if connection.execute(taken).rowcount else None
 
 
 def renew(connection: Connection, scope: Scope, lease: Lease, now: float, ttl_s: float) -> Lease | None:
     """Extend the lease; None when another server has taken over."""
     scope.require_everything()
-    renewed = connection.execute(
-        update(_leader)
-        .where(_leader.c.epoch == lease.epoch, _leader.c.holder == lease.holder)
-        .values(expires_at=now + ttl_s)
-    )
-    return replace(lease, expires_at=now + ttl_s) if renewed.rowcount else None
+    renewed = replace(lease, expires_at=now + ttl_s)
+    return renewed if _change(connection, lease, expires_at=renewed.expires_at) else None
 
 
 def release(connection: Connection, scope: Scope, lease: Lease) -> None:
     """Stop leading, so that another server need not wait for the lease to expire."""
     scope.require_everything()
-    connection.execute(
-        update(_leader)
-        .where(_leader.c.epoch == lease.epoch, _leader.c.holder == lease.holder)
-        .values(holder=None, expires_at=0.0)
-    )
+    _change(connection, lease, holder=None, expires_at=0.0)
 
 
 def current(connection: Connection, scope: Scope) -> Lease | None:  # noqa: ARG001 - who leads is no secret
@@ -87,3 +75,8 @@ def check(connection: Connection, scope: Scope, epoch: int) -> None:
     lease = current(connection, scope)
     if lease is None or lease.epoch != epoch:
         raise NotLeaderError()
+
+
+def _change(connection: Connection, lease: Lease, **values: float | None) -> bool:
+    held = update(_leader).where(_leader.c.epoch == lease.epoch, _leader.c.holder == lease.holder)
+    return connection.execute(held.values(values)).rowcount > 0

@@ -54,11 +54,8 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
             events.append_to_cluster(connection, scope, [_event(node.node_id, now, "node_offline", message)])
     for backend, hostname in {(node.backend, node.hostname) for node in inventory}:
         here = [node.node_id for node in inventory if (node.backend, node.hostname) == (backend, hostname)]
-        connection.execute(
-            delete(_nodes).where(
-                _nodes.c.backend == backend, _nodes.c.hostname == hostname, _nodes.c.node_id.not_in(here)
-            )
-        )
+        there = (_nodes.c.backend == backend, _nodes.c.hostname == hostname)
+        connection.execute(delete(_nodes).where(*there, _nodes.c.node_id.not_in(here)))
 
 
 def all(connection: Connection, scope: Scope) -> list[Node]:  # noqa: A001, ARG001 - `nodes.all`; nodes are everybody's
@@ -79,13 +76,10 @@ def drain(
     force: bool = False,
     grace_s: float | None = None,
 ) -> None:
-    """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left.
-
-    A repeated drain without a reason keeps the reason that it had.
-    """
+    """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left."""
     scope.require_everything()
     node = get(connection, scope, node_id)
-    reason = reason or node.drain_reason
+    reason = reason or node.drain_reason  # a repeated drain may have none
     state = node.state if node.state is NodeState.DRAINED else NodeState.DRAINING
     _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
     message = f"node {node_id} is being drained" + (f": {reason}" if reason else "")
@@ -125,15 +119,13 @@ def give(
     scope.require_everything()
     node = get(connection, scope, node_id)
     wanted = {
-        "given_labels": node.given_labels if labels is None else tuple(dict.fromkeys(labels)),
-        "given_capabilities": node.given_capabilities if capabilities is None else tuple(dict.fromkeys(capabilities)),
+        "labels": node.given_labels if labels is None else tuple(dict.fromkeys(labels)),
+        "capabilities": node.given_capabilities if capabilities is None else tuple(dict.fromkeys(capabilities)),
     }
-    if wanted == {"given_labels": node.given_labels, "given_capabilities": node.given_capabilities}:
-        return
-    _change(connection, node_id, **{name: dumps(value) for name, value in wanted.items()})
-    message = f"labels or capabilities of node {node_id} were changed"
-    data = {"labels": wanted["given_labels"], "capabilities": wanted["given_capabilities"]}
-    events.append_to_cluster(connection, scope, [_event(node_id, now, "node_changed", message, data)])
+    if wanted != {"labels": node.given_labels, "capabilities": node.given_capabilities}:
+        _change(connection, node_id, **{f"given_{name}": dumps(value) for name, value in wanted.items()})
+        message = f"labels or capabilities of node {node_id} were changed"
+        events.append_to_cluster(connection, scope, [_event(node_id, now, "node_changed", message, wanted)])
 
 
 def _change(connection: Connection, node_id: str, **values: Any) -> None:
@@ -147,12 +139,10 @@ def _events_of_report(before: Node, node: Node, now: float) -> Iterator[ClusterE
         old = was.get(gpu.index)
         if old is None or (old.healthy, old.problem) == (gpu.healthy, gpu.problem):
             continue
-        name = f"GPU {gpu.index} ({gpu.type}) of node {node.node_id}"
+        kind = "gpu_healthy" if gpu.healthy else "gpu_unhealthy"
+        what = "is back in the pool" if gpu.healthy else f"left the pool: {gpu.problem}"
         data = {"gpu": gpu.index, "device": gpu.device, "problem": gpu.problem}
-        if gpu.healthy:
-            yield _event(node.node_id, now, "gpu_healthy", f"{name} is back in the pool", data)
-        else:
-            yield _event(node.node_id, now, "gpu_unhealthy", f"{name} left the pool: {gpu.problem}", data)
+        yield _event(node.node_id, now, kind, f"GPU {gpu.index} ({gpu.type}) of node {node.node_id} {what}", data)
     if before.state is NodeState.OFFLINE and node.state is NodeState.READY:
         yield _event(node.node_id, now, "node_enabled", f"node {node.node_id} is back")
 

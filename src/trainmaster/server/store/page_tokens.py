@@ -21,11 +21,7 @@ def token_after(order_by: str, value: str | float, row_id: str) -> str:
 
 
 def position_of(token: str, order_by: str, kind: type[str] | type[float]) -> tuple[str | float, str]:
-    """The value and the id in a token.
-
-    Raises:
-        SpecError: it is not a token of a list with this order.
-    """
+    """The value and the id in a token; SpecError when it is not a token of a list with this order."""
     try:
         order, value, row_id = decode_position(token)
     except (ValueError, TypeError) as error:
@@ -45,11 +41,7 @@ def encode_position(position: object) -> str:
 
 
 def decode_position(token: str) -> Any:
-    """The position that a client sent.
-
-    Raises:
-        ValueError: no server of ours made it.
-    """
+    """The position that a client sent; ValueError when no server of ours made it."""
     try:
         return json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True))
     except RecursionError as error:

@@ -61,11 +61,7 @@ def checked(url: URL) -> URL:
 
 @contextmanager
 def setting_up(url: URL) -> Iterator[None]:
-    """See that the database can be used. The writers' lock separates servers that migrate it at once.
-
-    Raises:
-        RefusedError: its version or its encoding is not supported.
-    """
+    """Refuse a version or an encoding that is not supported. The writers' lock separates servers that migrate."""
     engine = _engine(url, poolclass=NullPool)
     with engine.connect() as connection:
         settings = "current_setting('server_version_num')::int / 10000, current_setting('server_encoding')"

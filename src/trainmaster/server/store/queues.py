@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,9 +182,9 @@ def counts(connection: Connection, scope: Scope, queue: str | None = None) -> di
 def by_status(connection: Connection, scope: Scope) -> dict[JobStatus, int]:
     """How many unfinished jobs are in each state."""
     scope.require_everything()
-    found: dict[JobStatus, int] = {}
+    found: Counter[JobStatus] = Counter()
     for _, status, count in connection.execute(_COUNT):
-        found[JobStatus(status)] = found.get(JobStatus(status), 0) + count
+        found[JobStatus(status)] += count
     return found
 
 

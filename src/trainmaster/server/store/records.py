@@ -19,17 +19,10 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, CursorResult, Double, Select, Table, UpdateBase, bindparam
 from sqlalchemy.sql.functions import FunctionElement
 
+from trainmaster.server.core import resources
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Progress
-from trainmaster.server.core.resources import (
-    Gpu,
-    Needs,
-    Share,
-    needs_from_json,
-    needs_to_json,
-    share_from_json,
-    share_to_json,
-)
+from trainmaster.server.core.resources import Gpu, Needs, Share
 from trainmaster.server.store.scope import Scope
 
 T = TypeVar("T")
@@ -270,7 +263,7 @@ _STORED_DOCUMENT = _Codec(
 @functools.lru_cache(maxsize=4096)
 def _needs_from_text(text: str) -> Needs:
     """Many jobs need the same: they share one object."""
-    return needs_from_json(json.loads(text))
+    return resources.needs_from_json(json.loads(text))
 
 
 def _progress_to_text(progress: Progress) -> str:
@@ -287,13 +280,13 @@ _NO_PROGRESS = Progress()
 
 _CODECS: dict[Any, _Codec] = {
     bool: _Codec(_as_is, bool),  # SQLite has no such type: `PreparedStatement` returns 0 and 1
-    Needs: _Codec(lambda needs: dumps(needs_to_json(needs)), _needs_from_text),
+    Needs: _Codec(lambda needs: dumps(resources.needs_to_json(needs)), _needs_from_text),
     Progress: _Codec(
         _progress_to_text, lambda text: _NO_PROGRESS if text == "{}" else _from_known(Progress, json.loads(text))
     ),
     tuple[Share, ...]: _Codec(
-        lambda shares: dumps([share_to_json(share) for share in shares]),
-        lambda text: tuple(share_from_json(share) for share in json.loads(text)),
+        lambda shares: dumps([resources.share_to_json(share) for share in shares]),
+        lambda text: tuple(resources.share_from_json(share) for share in json.loads(text)),
     ),
     tuple[Gpu, ...]: _Codec(
         lambda gpus: dumps([dataclasses.asdict(gpu) for gpu in gpus]),

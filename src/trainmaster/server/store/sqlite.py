@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -76,21 +77,14 @@ def setting_up(url: URL) -> Iterator[None]:
 def writing_engine(url: URL, lock_timeout_s: float) -> Engine:
     """An engine whose transactions take the write lock when they begin and are on disk when they end."""
     return _engine(
-        url,
-        begin="BEGIN IMMEDIATE",
-        pragmas=(f"busy_timeout = {int(lock_timeout_s * 1000)}", "synchronous = FULL", "foreign_keys = ON"),
-        pool=NullPool,
+        url, lock_timeout_s, "BEGIN IMMEDIATE", ("synchronous = FULL", "foreign_keys = ON"), poolclass=NullPool
     )
 
 
 def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
     """An engine whose transactions see one state of the database and cannot write."""
-    return _engine(
-        url,
-        begin="BEGIN",
-        pragmas=(f"busy_timeout = {int(lock_timeout_s * 1000)}", "query_only = ON"),
-        pool=QueuePool,
-    )
+    room = {"pool_size": 8, "max_overflow": -1}
+    return _engine(url, lock_timeout_s, "BEGIN", ("query_only = ON",), poolclass=QueuePool, **room)
 
 
 class SqliteWatch:
@@ -144,16 +138,15 @@ def _database_time(_element: database_time, _compiler: object, **_options: objec
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-def _engine(url: URL, *, begin: str, pragmas: tuple[str, ...], pool: type[NullPool] | type[QueuePool]) -> Engine:
+def _engine(url: URL, lock_timeout_s: float, begin: str, pragmas: tuple[str, ...], **pool: Any) -> Engine:
     # The driver itself must not begin transactions: it would do so late, and without the write lock.
     options = {"isolation_level": None, "check_same_thread": False}
-    room = {"pool_size": 8, "max_overflow": -1} if pool is QueuePool else {}
     # What was to be written is in no error: it may be a token.
-    engine = create_engine(url, connect_args=options, poolclass=pool, hide_parameters=True, **room)
+    engine = create_engine(url, connect_args=options, hide_parameters=True, **pool)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: sqlite3.Connection, _record: object) -> None:
-        for pragma in pragmas:
+        for pragma in (f"busy_timeout = {int(lock_timeout_s * 1000)}", *pragmas):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -5,7 +5,6 @@ An attempt counts from the moment at which its ranks ran to its end; one that st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -49,24 +48,19 @@ def record(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> 
     scope.require(job.account_id)
     if attempt.started_at is None or attempt.ended_at is None:
         return
-    row = {
-        "account_id": job.account_id,
-        "job_id": job.job_id,
-        "attempt": attempt.number,
-        "queue": job.queue,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
+    row = {"account_id": job.account_id, "job_id": job.job_id, "attempt": attempt.number, "queue": job.queue}
+    held = {
         "gpus": sum(len(share.gpus) for share in attempt.shares),
         "cpu_cores": sum(share.cpu_cores for share in attempt.shares),
-        "labels": dumps(dict(job.labels)),
     }
-    _INSERT.execute(connection, row)
+    times = {"started_at": attempt.started_at, "ended_at": attempt.ended_at}
+    _INSERT.execute(connection, {**row, **held, **times, "labels": dumps(dict(job.labels))})
 
 
 def total(connection: Connection, scope: Scope, *, since: float, until: float, now: float) -> Used:
     held = _held(scope, since, until, now)
     row = connection.execute(sa.select(*_sums(held, _seconds(held.c.begin, held.c.end)))).one()
-    return _used("", row._mapping)
+    return Used(key="", **row._mapping)
 
 
 def by_group(
@@ -97,32 +91,23 @@ def by_group(
         query = query.order_by("key")
     else:
         query = query.order_by(sa.desc("gpu_seconds"), sa.desc("cpu_seconds"), sa.desc("wall_seconds"), "key")
-    return [_used(_shown(group, row.key), row._mapping) for row in connection.execute(query)]
+    return [Used(**{**row._mapping, "key": _shown(group, row.key)}) for row in connection.execute(query)]
 
 
 def _held(scope: Scope, since: float, until: float, now: float) -> sa.Subquery:
     """What attempts held in an interval, cut to the interval."""
     ended = sa.select(
-        _usage.c.account_id,
-        _usage.c.job_id,
-        _usage.c.attempt,
-        _usage.c.queue,
-        _usage.c.labels,
+        *(_usage.c[name] for name in ("account_id", "job_id", "attempt", "queue", "labels")),
         _greater(_usage.c.started_at, sa.literal(since)).label("begin"),
         _lesser(_usage.c.ended_at, sa.literal(until)).label("end"),
-        _usage.c.gpus,
-        _usage.c.cpu_cores,
+        *(_usage.c[name] for name in ("gpus", "cpu_cores")),
     ).where(_usage.c.ended_at > since, _usage.c.started_at < until)
     gpus, shares = schema.allocated_gpus, schema.allocations
     cores = sa.func.coalesce(sa.func.sum(shares.c.cpu_cores), 0)
     until_now = min(until, now)
     running = (
         sa.select(
-            _jobs.c.account_id,
-            _jobs.c.job_id,
-            _attempts.c.number,
-            _jobs.c.queue,
-            _jobs.c.labels,
+            *(_jobs.c.account_id, _jobs.c.job_id, _attempts.c.number, _jobs.c.queue, _jobs.c.labels),
             _greater(_attempts.c.started_at, sa.literal(since)),
             sa.literal(until_now, sa.Double),
             sa.select(sa.func.count()).where(_held_by_job(gpus)).scalar_subquery(),
@@ -183,14 +168,3 @@ def _shown(group: str, key: Any) -> str:
     if group != "day":
         return str(key)
     return datetime.fromtimestamp(key * _DAY_S, UTC).date().isoformat()
-
-
-def _used(key: str, row: Mapping[Any, Any]) -> Used:
-    return Used(
-        key=key,
-        jobs=row["jobs"],
-        attempts=row["attempts"],
-        gpu_seconds=float(row["gpu_seconds"]),
-        cpu_seconds=float(row["cpu_seconds"]),
-        wall_seconds=float(row["wall_seconds"]),
-    )

@@ -61,13 +61,8 @@ def get(connection: Connection, scope: Scope, webhook_id: str) -> Webhook:
 def change(connection: Connection, scope: Scope, webhook: Webhook) -> None:
     """Store another url, other statuses or another secret; undelivered events are retried at once."""
     scope.require(webhook.account_id)
-    values = {
-        "url": webhook.url,
-        "statuses": dumps(webhook.statuses),
-        "sealed": webhook.sealed,
-        "failures": 0,
-        "not_before": 0.0,
-    }
+    wanted = {"url": webhook.url, "statuses": dumps(webhook.statuses), "sealed": webhook.sealed}
+    values = {**wanted, "failures": 0, "not_before": 0.0}
     if connection.execute(update(_webhooks).where(*_is(webhook)).values(values)).rowcount == 0:
         raise NotFoundError(f"there is no webhook {webhook.webhook_id}")
 

@@ -7,6 +7,7 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
+from trainmaster.server.store import columns
 from trainmaster.server.store.records import label_marks
 
 revision = "0002"
@@ -15,35 +16,39 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Add columns with defaults, then tables; nothing that is there changes its meaning."""
-    _columns()
+    _add_columns()
     _labels_by_age()
     _of_jobs()
-    _of_accounts()
-    _of_the_cluster()
+    _of_accounts_and_the_cluster()
 
 
-def _columns() -> None:
-    op.add_column("jobs", sa.Column("room_at", sa.Double))
-    with_room = sa.text("room_at IS NOT NULL")
-    op.create_index("jobs_with_room", "jobs", ["status"], sqlite_where=with_room, postgresql_where=with_room)
-    op.add_column("leader", sa.Column("since", sa.Double))
+def _add_columns() -> None:
+    none, no = sa.text("''"), sa.false()
+    for table, added in (
+        ("jobs", columns.maybe_numbers("room_at")),
+        ("leader", columns.maybe_numbers("since")),
+        ("checkpoints", columns.flags("pinned", server_default=no)),
+        ("accounts", columns.maybe_integers("uid")),
+        ("api_keys", columns.texts("created_by", server_default=none)),
+        ("queues", [*columns.numbers("weight", server_default="1"), *columns.maybe_integers("quota_gpus")]),
+        ("nodes", columns.texts("given_labels", "given_capabilities", server_default="[]")),
+        ("nodes", columns.texts("drain_reason", server_default=none)),
+        ("nodes", columns.flags("drain_force", server_default=no)),
+        ("nodes", columns.maybe_numbers("drain_grace_s")),
+    ):
+        for column in added:
+            op.add_column(table, column)
+    op.create_index("jobs_with_room", "jobs", ["status"], **columns.where("room_at IS NOT NULL"))
     op.create_index("allocations_by_node", "allocations", ["node_id"])
-    op.add_column("checkpoints", sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()))
-    op.add_column("accounts", sa.Column("uid", sa.Integer))
-    op.add_column("api_keys", sa.Column("created_by", sa.Text, nullable=False, server_default=sa.text("''")))
-    op.add_column("queues", sa.Column("weight", sa.Double, nullable=False, server_default="1"))
-    op.add_column("queues", sa.Column("quota_gpus", sa.Integer))
-    for name in ("given_labels", "given_capabilities"):
-        op.add_column("nodes", sa.Column(name, sa.Text, nullable=False, server_default="[]"))
-    op.add_column("nodes", sa.Column("drain_reason", sa.Text, nullable=False, server_default=sa.text("''")))
-    op.add_column("nodes", sa.Column("drain_force", sa.Boolean, nullable=False, server_default=sa.false()))
-    op.add_column("nodes", sa.Column("drain_grace_s", sa.Double))
 
 
 def _labels_by_age() -> None:
     """Labels know the age and the other labels of their job, so that a filtered list is read off one index."""
-    op.add_column("job_labels", sa.Column("created_at", sa.Double, nullable=False, server_default="0"))
-    op.add_column("job_labels", sa.Column("marks", sa.Text, nullable=False, server_default=sa.text("''")))
+    for column in (
+        *columns.numbers("created_at", server_default="0"),
+        *columns.texts("marks", server_default=sa.text("''")),
+    ):
+        op.add_column("job_labels", column)
     jobs = sa.table(
         "jobs", *(sa.column(name) for name in ("job_id", "account_id", "labels", "created_at", "deleted_at"))
     )
@@ -56,89 +61,58 @@ def _labels_by_age() -> None:
         else:
             marks = label_marks(json.loads(job.labels))
             connection.execute(sa.update(labels).where(of_job).values(created_at=job.created_at, marks=marks))
+    by_age = ["account_id", "status", "created_at", "job_id"]
     op.drop_index("jobs_by_label", "job_labels")
     op.create_index("jobs_by_label", "job_labels", ["account_id", "key", "value", "created_at", "job_id", "marks"])
-    deleted = sa.text("deleted_at IS NOT NULL")
-    op.create_index("jobs_to_purge", "jobs", ["purge", "job_id"], sqlite_where=deleted, postgresql_where=deleted)
-    live = sa.text("deleted_at IS NULL")
-    op.create_index(
-        "jobs_by_status_and_age",
-        "jobs",
-        ["account_id", "status", "created_at", "job_id"],
-        sqlite_where=live,
-        postgresql_where=live,
-    )
+    op.create_index("jobs_to_purge", "jobs", ["purge", "job_id"], **columns.where("deleted_at IS NOT NULL"))
+    op.create_index("jobs_by_status_and_age", "jobs", by_age, **columns.where("deleted_at IS NULL"))
 
 
 def _of_jobs() -> None:
     op.create_table(
         "secrets",
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("sealed", sa.Text, nullable=False),
-        sa.Column("until_end", sa.Boolean, nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "name", "account_id"),
-        _of_a_job(),
+        *columns.keys("job_id", "name", "account_id"),
+        *columns.texts("sealed"),
+        *columns.flags("until_end"),
+        columns.of_a_job(),
     )
     op.create_table(
         "usage",
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("attempt", sa.Integer, nullable=False, autoincrement=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("queue", sa.Text, nullable=False),
-        sa.Column("started_at", sa.Double, nullable=False),
-        sa.Column("ended_at", sa.Double, nullable=False),
-        sa.Column("gpus", sa.Integer, nullable=False),
-        sa.Column("cpu_cores", sa.Integer, nullable=False),
-        sa.Column("labels", sa.Text, nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "attempt", "account_id"),
-        _of_a_job(),
+        *columns.keys("job_id"),
+        *columns.number_keys("attempt"),
+        *columns.keys("account_id"),
+        *columns.texts("queue"),
+        *columns.numbers("started_at", "ended_at"),
+        *columns.integers("gpus", "cpu_cores"),
+        *columns.texts("labels"),
+        columns.of_a_job(),
     )
+    resumes, goes_on = columns.where("resume_checkpoint_id IS NOT NULL"), columns.where("ended_at IS NULL")
     op.create_index("usage_by_end", "usage", ["ended_at"])
     op.create_index("usage_by_account", "usage", ["account_id", "ended_at"])
-    resumes, goes_on = sa.text("resume_checkpoint_id IS NOT NULL"), sa.text("ended_at IS NULL")
-    op.create_index(
-        "jobs_by_checkpoint", "jobs", ["resume_checkpoint_id"], sqlite_where=resumes, postgresql_where=resumes
-    )
-    op.create_index(
-        "attempts_by_checkpoint", "attempts", ["resume_checkpoint_id"], sqlite_where=goes_on, postgresql_where=goes_on
-    )
+    op.create_index("jobs_by_checkpoint", "jobs", ["resume_checkpoint_id"], **resumes)
+    op.create_index("attempts_by_checkpoint", "attempts", ["resume_checkpoint_id"], **goes_on)
 
 
-def _of_accounts() -> None:
+def _of_accounts_and_the_cluster() -> None:
     op.create_table(
         "webhooks",
-        sa.Column("webhook_id", sa.Text, nullable=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("url", sa.Text, nullable=False),
-        sa.Column("statuses", sa.Text, nullable=False),
-        sa.Column("sealed", sa.Text, nullable=False),
-        sa.Column("created_at", sa.Double, nullable=False),
-        sa.Column("cursor", sa.BigInteger, nullable=False),
-        sa.Column("failures", sa.Integer, nullable=False),
-        sa.Column("not_before", sa.Double, nullable=False),
-        sa.Column("delivered_at", sa.Double),
-        sa.Column("problem", sa.Text, nullable=False),
-        sa.Column("given_up", sa.Integer, nullable=False),
-        sa.PrimaryKeyConstraint("webhook_id", "account_id"),
-        sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
+        *columns.keys("webhook_id", "account_id"),
+        *columns.texts("url", "statuses", "sealed"),
+        *columns.numbers("created_at"),
+        *columns.big_integers("cursor"),
+        *columns.integers("failures"),
+        *columns.numbers("not_before"),
+        *columns.maybe_numbers("delivered_at"),
+        *columns.texts("problem"),
+        *columns.integers("given_up"),
+        columns.of_an_account(),
     )
-
-
-def _of_the_cluster() -> None:
     op.create_table(
         "cluster_events",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-        sa.Column("at", sa.Double, nullable=False),
-        sa.Column("type", sa.Text, nullable=False),
-        sa.Column("subject", sa.Text, nullable=False),
-        sa.Column("message", sa.Text, nullable=False),
-        sa.Column("data", sa.Text, nullable=False),
+        *columns.rising_id(),
+        *columns.numbers("at"),
+        *columns.texts("type", "subject", "message", "data"),
         sqlite_autoincrement=True,
     )
     op.create_index("cluster_events_by_subject", "cluster_events", ["subject", "id"])
-
-
-def _of_a_job() -> sa.ForeignKeyConstraint:
-    return sa.ForeignKeyConstraint(["job_id", "account_id"], ["jobs.job_id", "jobs.account_id"])

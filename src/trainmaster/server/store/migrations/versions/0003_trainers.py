@@ -5,50 +5,41 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from trainmaster.server.store import columns
+
 revision = "0003"
 down_revision = "0002"
 
 
 def upgrade() -> None:
     """Add columns with defaults, then tables; nothing that is there changes its meaning."""
-    for name in ("kind", "name"):
-        op.add_column("checkpoints", sa.Column(name, sa.Text, nullable=False, server_default=sa.text("''")))
-    op.add_column("checkpoints", sa.Column("attributes", sa.Text, nullable=False, server_default="{}"))
-    op.add_column("checkpoints", sa.Column("expires_at", sa.Double))
-    op.add_column("checkpoints", sa.Column("public", sa.Boolean, nullable=False, server_default=sa.false()))
-    _partial_index("checkpoints_by_expiry", "checkpoints", ["expires_at"], "expires_at IS NOT NULL")
-    _partial_index("checkpoints_with_a_kind", "checkpoints", ["account_id", "created_at"], "kind <> ''")
-    _partial_index(
-        "jobs_by_handle_once", "jobs", ["account_id", "handle"], "handle IS NOT NULL AND deleted_at IS NOT NULL"
+    for column in (
+        *columns.texts("kind", "name", server_default=sa.text("''")),
+        *columns.texts("attributes", server_default="{}"),
+        *columns.maybe_numbers("expires_at"),
+        *columns.flags("public", server_default=sa.false()),
+    ):
+        op.add_column("checkpoints", column)
+    deleted = columns.where("handle IS NOT NULL AND deleted_at IS NOT NULL")
+    op.create_index("checkpoints_by_expiry", "checkpoints", ["expires_at"], **columns.where("expires_at IS NOT NULL"))
+    op.create_index(
+        "checkpoints_with_a_kind", "checkpoints", ["account_id", "created_at"], **columns.where("kind <> ''")
     )
+    op.create_index("jobs_by_handle_once", "jobs", ["account_id", "handle"], **deleted)
     op.create_table(
         "promoted_models",
-        sa.Column("model_id", sa.Text, nullable=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("checkpoint_id", sa.Text, nullable=False),
-        sa.Column("base_model", sa.Text, nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
-        sa.Column("details", sa.Text, nullable=False),
-        sa.Column("size_bytes", sa.BigInteger, nullable=False),
-        sa.Column("created_at", sa.Double, nullable=False),
-        sa.PrimaryKeyConstraint("model_id", "account_id"),
-        sa.ForeignKeyConstraint(["job_id", "account_id"], ["jobs.job_id", "jobs.account_id"]),
+        *columns.keys("model_id", "account_id"),
+        *columns.texts("job_id", "checkpoint_id", "base_model", "kind", "details"),
+        *columns.big_integers("size_bytes"),
+        *columns.numbers("created_at"),
+        columns.of_a_job(),
     )
     op.create_table(
         "operations",
-        sa.Column("operation_id", sa.Text, nullable=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("request", sa.Text, nullable=False),
-        sa.Column("done", sa.Boolean, nullable=False),
-        sa.Column("error", sa.Text, nullable=False),
-        sa.Column("created_at", sa.Double, nullable=False),
-        sa.Column("worked_on_at", sa.Double, nullable=False),
-        sa.PrimaryKeyConstraint("operation_id", "account_id"),
-        sa.ForeignKeyConstraint(["account_id"], ["accounts.account_id"]),
+        *columns.keys("operation_id", "account_id"),
+        *columns.texts("request"),
+        *columns.flags("done"),
+        *columns.texts("error"),
+        *columns.numbers("created_at", "worked_on_at"),
+        columns.of_an_account(),
     )
-
-
-def _partial_index(name: str, table: str, columns: list[str], where: str) -> None:
-    condition = sa.text(where)
-    op.create_index(name, table, columns, sqlite_where=condition, postgresql_where=condition)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from alembic import op
+
+from trainmaster.server.store.columns import keys, of_a_job, texts
 
 revision = "0005"
 down_revision = "0004"
@@ -11,12 +12,4 @@ down_revision = "0004"
 
 def upgrade() -> None:
     """Add a table; nothing that is there changes."""
-    op.create_table(
-        "launches",
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("account_id", sa.Text, nullable=False),
-        sa.Column("version", sa.Text, nullable=False),
-        sa.Column("launch", sa.Text, nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "account_id"),
-        sa.ForeignKeyConstraint(["job_id", "account_id"], ["jobs.job_id", "jobs.account_id"]),
-    )
+    op.create_table("launches", *keys("job_id", "account_id"), *texts("version", "launch"), of_a_job())
