@@ -59,8 +59,8 @@ def test_max_retries_of_a_command_without_training_config_comes_from_scheduling_
 
 def test_shared_fields_survive_the_store() -> None:
     request = parse_submit(custom(training_config__priority=8, scheduling_config__max_retries=2))
-    again = load_stored(1, dump(request))
-    assert (again.priority, again.max_retries) == (8, 2)
+    scheduling = load_stored(1, dump(request)).scheduling_config
+    assert (scheduling.priority, scheduling.max_retries) == (8, 2)
 
 
 @pytest.mark.parametrize("missing", ["training_config", "data_config"])
