@@ -37,7 +37,7 @@ def custom(**changes: Any) -> dict[str, Any]:
 def test_priority_said_once_or_twice_alike_is_one_value_everywhere(changes: dict[str, Any], priority: int) -> None:
     request = parse_submit(custom(**changes))
     shown = dump(request)
-    assert request.priority == priority
+    assert request.scheduling_config.priority == priority
     assert shown["scheduling_config"]["priority"] == shown["training_config"]["priority"] == priority
 
 
@@ -49,18 +49,18 @@ def test_shared_field_said_twice_differently_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["training_config", "scheduling_config"])
 def test_max_retries_in_either_place_is_the_effective_one(place: str) -> None:
-    assert parse_submit(custom(**{f"{place}__max_retries": 3})).max_retries == 3
+    assert parse_submit(custom(**{f"{place}__max_retries": 3})).scheduling_config.max_retries == 3
 
 
 def test_max_retries_of_a_command_without_training_config_comes_from_scheduling_config() -> None:
-    assert parse_submit(COMMAND).max_retries == 0
-    assert parse_submit(changed(COMMAND, "scheduling_config.max_retries", 4)).max_retries == 4
+    assert parse_submit(COMMAND).scheduling_config.max_retries == 0
+    assert parse_submit(changed(COMMAND, "scheduling_config.max_retries", 4)).scheduling_config.max_retries == 4
 
 
 def test_shared_fields_survive_the_store() -> None:
     request = parse_submit(custom(training_config__priority=8, scheduling_config__max_retries=2))
-    again = load_stored(1, dump(request))
-    assert (again.priority, again.max_retries) == (8, 2)
+    scheduling = load_stored(1, dump(request)).scheduling_config
+    assert (scheduling.priority, scheduling.max_retries) == (8, 2)
 
 
 @pytest.mark.parametrize("missing", ["training_config", "data_config"])

@@ -49,7 +49,7 @@ def queued(job_id: str, gpus: int = 0, *, at: float = NOW - 1, **more: Any) -> J
 
 
 def running(view: ClusterView, job: Job, *, since: float = NOW, **attempt: Any) -> ClusterView:
-    shares = fit(job.needs, list(view.nodes.values()), view.free())
+    shares = fit(job.needs, list(view.nodes.values()), view.occupancy.left)
     assert shares is not None
     live = Attempt(
         number=1, token="", backend="local", shares=tuple(shares), created_at=since, started_at=since, **attempt
@@ -286,7 +286,7 @@ def situations(draw: st.DrawFn) -> ClusterView:
             for share in other.live.shares
         )
         quota = view.queues[holder.queue].quota_gpus
-        fits = fit(holder.needs, list(view.nodes.values()), view.free()) is not None
+        fits = fit(holder.needs, list(view.nodes.values()), view.occupancy.left) is not None
         wanted = (holder.needs.gpus_per_node or 0) * holder.needs.node_count
         if fits and (quota is None or held + wanted <= quota):
             view = running(view, holder, since=NOW - draw(st.integers(0, 500)))
@@ -304,7 +304,7 @@ def test_whoever_does_what_the_explanation_says_sees_the_job_start(view: Cluster
             case PendingCode.STARTING:
                 assert starts(view, job)
             case PendingCode.IMPOSSIBLE:
-                assert fit(job.needs, list(view.nodes.values()), cluster(*view.nodes.values()).free()) is None
+                assert fit(job.needs, list(view.nodes.values()), cluster(*view.nodes.values()).occupancy.left) is None
             case PendingCode.UNAVAILABLE:
                 ready = view.with_nodes(replace(each, state=NodeState.READY) for each in view.nodes.values())
                 assert asked(ready, job).code not in (PendingCode.UNAVAILABLE, PendingCode.IMPOSSIBLE)

@@ -148,7 +148,7 @@ def test_index_finds_the_place_that_the_rules_say(found: list[dict[str, object]]
         demand = pool.demand("local", needs)
         shares = pool.find(demand)
         assert demand.gpus == gpus_wanted(needs, nodes)
-        assert shares == fit(needs, nodes, view.free())
+        assert shares == fit(needs, nodes, view.occupancy.left)
         plan = schedule(view.with_jobs([waiting(f"j{number}").evolve(needs=needs)]), now=NOW)
         view = carried_out(view, plan, now=NOW)
     assert over_allocated(view) == []

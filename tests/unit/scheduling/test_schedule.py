@@ -147,7 +147,7 @@ def test_what_is_placed_never_exceeds_a_node(wishes: list[tuple[int, int, int]])
 def test_free_and_taken_add_up() -> None:
     view = ClusterView().with_nodes([node("a", gpus=2)])
     job = running(queued("j", gpu_count=1, cpu_cores=3), view)
-    left = view.with_jobs([job]).free()["a"]
+    left = view.with_jobs([job]).occupancy.left["a"]
     everything = whole(view.nodes["a"])
     assert len(left.gpus) == len(everything.gpus) - 1
     assert left.cpu_cores == everything.cpu_cores - 3

@@ -248,7 +248,7 @@ def cluster(found: Iterable[tuple[int, int, int, int, bool, bool, int]]) -> tupl
     view = view_of(nodes)
     jobs: list[Job] = []
     for index, (at, gpus, cores, priority, preemptible, can_save, minutes) in enumerate(found):
-        free = view.with_jobs(jobs).free()[f"n{at}"]
+        free = view.with_jobs(jobs).occupancy.left[f"n{at}"]
         if len(free.gpus) >= gpus and free.cpu_cores >= cores and free.slots:
             where = {f"n{at}": sorted(free.gpus)[:gpus]}
             began = NOW - 60 * minutes
@@ -279,13 +279,13 @@ def test_set_is_the_cheapest_of_all_sets(found: Any, gpus: int, cores: int, prio
         chosen
         for count in range(len(able) + 1)
         for chosen in itertools.combinations(able, count)
-        if fit(urgent.needs, nodes, view.with_jobs(map(ended, chosen)).free()) is not None
+        if fit(urgent.needs, nodes, view.with_jobs(map(ended, chosen)).occupancy.left) is not None
     ]
     chosen = [each.victim for each in plan.preemptions]
     if not sets or any(not each for each in sets):
         assert not chosen
     else:
-        assert fit(urgent.needs, nodes, view.with_jobs(map(ended, chosen)).free()) is not None
+        assert fit(urgent.needs, nodes, view.with_jobs(map(ended, chosen)).occupancy.left) is not None
         assert cost(chosen) == min(map(cost, sets))
 
 
@@ -299,7 +299,7 @@ def test_gang_gets_room_and_nobody_is_stopped_in_vain(found: Any, gpus: int, cou
     able = [job for job in jobs if job.preemptible]
 
     def fits(gone: Iterable[Job]) -> bool:
-        return fit(gang.needs, nodes, view.with_jobs(map(ended, gone)).free()) is not None
+        return fit(gang.needs, nodes, view.with_jobs(map(ended, gone)).occupancy.left) is not None
 
     chosen = [each.victim for each in plan.preemptions]
     if fits([]) or not fits(able):

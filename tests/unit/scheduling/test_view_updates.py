@@ -45,8 +45,8 @@ def test_what_runs_on_a_node_that_came_back_is_not_free_again() -> None:
     view = view_of(NODES, waiting("j", 4))
     view = carried_out(view, schedule(view, now=NOW), now=NOW)
     gone = view.with_nodes(NODES[1:])
-    assert "a" not in gone.free()
-    assert gone.with_nodes(NODES).free()["a"].gpus == frozenset()
+    assert "a" not in gone.occupancy.left
+    assert gone.with_nodes(NODES).occupancy.left["a"].gpus == frozenset()
     assert gone.with_nodes(NODES) == view
 
 
@@ -129,7 +129,7 @@ class Changes(RuleBasedStateMachine):
             for job in self.view.holding.values():
                 for share in job.live.shares:
                     left = left.without(share) if share.node_id == name else left
-            assert self.view.free()[name] == left
+            assert self.view.occupancy.left[name] == left
 
 
 Changes.TestCase.settings = settings(max_examples=60, stateful_step_count=25)

@@ -217,7 +217,8 @@ def test_options_make_a_job_that_the_server_takes() -> None:
     for option in given:
         option(document, CustomTrainerContainer(image="localhost/x"), "container")
     request = SubmitJobRequest.model_validate(document)
-    assert (request.handle, request.priority, request.max_retries) == ("first", 9, 2)
+    scheduling = request.scheduling_config
+    assert (request.handle, scheduling.priority, scheduling.max_retries) == ("first", 9, 2)
 
 
 def set_of_a_train_job(job_spec: dict[str, Any], trainer: object, backend: object) -> None:

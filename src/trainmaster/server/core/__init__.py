@@ -1,5 +1,4 @@
-"""The pure core: jobs, states, resources and every decision about them.
+"""The pure core: jobs, states, resources and every decision about them, as functions of frozen values and `now`.
 
-Functions of frozen values and `now`; no database, no HTTP, no clock, no files. Imports the standard
-library, pydantic and `trainmaster.protocol` only.
+No database, no HTTP, no clock, no files. Imports the standard library, pydantic and `trainmaster.protocol` only.
 """

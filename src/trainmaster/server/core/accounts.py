@@ -13,8 +13,6 @@ ACCOUNT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MAX_UID = 2**31 - 1
 """The largest integer that every database accepts."""
 
-_ACCOUNT_ID = re.compile(ACCOUNT_ID_PATTERN.removeprefix("^").removesuffix("$"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
@@ -25,7 +23,7 @@ class Account:
 
 
 def is_account_id(text: str) -> bool:
-    return _ACCOUNT_ID.fullmatch(text) is not None
+    return re.fullmatch(ACCOUNT_ID_PATTERN, text) is not None
 
 
 DEFAULT_ACCOUNT = "default"

@@ -40,20 +40,12 @@ def cancel(job: Job, *, now: float, message: str = "") -> Change | None:
 
 
 def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
-    """Park a running job; it is PAUSED once it has stopped.
-
-    Raises:
-        InvalidTransitionError: the job does not run, or is being stopped already.
-        ConflictError: it cannot save, and `save` was asked for.
-    """
+    """Park a running job; it is PAUSED once it has stopped. ConflictError if it cannot, or cannot `save`."""
     check_allowed(job, Action.PAUSE)
     if job.desired is not Desired.RUN:
-        raise InvalidTransitionError(
-            action=Action.PAUSE,
-            status=job.status,
-            allowed_from=sorted(allowed_from(Action.PAUSE, service=job.is_service)),
-            message=f"the job is being stopped already (wanted: {job.desired})",
-        )
+        allowed = sorted(allowed_from(Action.PAUSE, service=job.is_service))
+        message = f"the job is being stopped already (wanted: {job.desired})"
+        raise InvalidTransitionError(action=Action.PAUSE, status=job.status, allowed_from=allowed, message=message)
     if save and not job.can_save:
         raise ConflictError(
             "this workload has not shown that it can save; pause it without saving (save_checkpoint=false, or "
@@ -84,11 +76,8 @@ def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Cha
         last_activity_at=None,
     )
     fresh = "starts again" if job.is_service else "has no checkpoint: starts again at step 0"
-    draft.move(
-        Trigger.RESUME,
-        message=f"resumes from checkpoint {chosen}" if chosen else fresh,
-        data={"checkpoint_id": chosen},
-    )
+    message = f"resumes from checkpoint {chosen}" if chosen else fresh
+    draft.move(Trigger.RESUME, message=message, data={"checkpoint_id": chosen})
     return draft.change()
 
 
@@ -109,8 +98,7 @@ def edit(
     spec = dict(job.spec)
     if "labels" in changes:
         spec["labels"] = dict(changes["labels"])
-    scheduling = {name: changes[name] for name in ("priority", "queue") if name in changes}
-    if scheduling:
+    if scheduling := {name: changes[name] for name in ("priority", "queue") if name in changes}:
         spec["scheduling_config"] = {**spec.get("scheduling_config", {}), **scheduling}
     if "priority" in changes and isinstance(spec.get("training_config"), dict):
         spec["training_config"] = {name: v for name, v in spec["training_config"].items() if name != "priority"}
@@ -128,9 +116,9 @@ def delete(job: Job, *, now: float, purge: bool = False) -> Change | None:
         if purge and not job.purge:
             draft.set(purge=True)
             draft.note("purge_requested", actor=Actor.API, message="the files of the deleted job are to be removed")
+    elif job.status in ACTIVE and job.desired is Desired.DELETE and job.purge >= purge:
+        return None
     elif job.status in ACTIVE:
-        if job.desired is Desired.DELETE and job.purge >= purge:
-            return None
         draft.set(desired=Desired.DELETE, purge=purge or job.purge)
         request_stop(draft, StopCause.DELETE, save=False)
         draft.note("delete_requested", actor=Actor.API, message="deletion requested", data={"purge": purge})
@@ -177,12 +165,8 @@ def make_room(job: Job, *, now: float, victims: Sequence[str]) -> Change | None:
     """Record that others are preempted for a waiting job: what they give back is kept for it."""
     draft = Draft(job, now)
     draft.set(room_at=now if job.room_at is None else job.room_at)
-    draft.note(
-        "making_room",
-        actor=Actor.SCHEDULER,
-        message=f"preempts {len(victims)} {'job' if len(victims) == 1 else 'jobs'} of lower priority",
-        data={"count": len(victims)},
-    )
+    message = f"preempts {len(victims)} {'job' if len(victims) == 1 else 'jobs'} of lower priority"
+    draft.note("making_room", actor=Actor.SCHEDULER, message=message, data={"count": len(victims)})
     return draft.change()
 
 
@@ -239,7 +223,7 @@ def submit(
 ) -> Change:
     """The record of a new job, PENDING."""
     request, workload, launch = compiled.request, compiled.workload, compiled.launch
-    checkpoint = request.output_config.checkpoint
+    checkpoint, scheduling = request.output_config.checkpoint, request.scheduling_config
     edge = TRANSITIONS[None, Trigger.SUBMIT]
     job = Job(
         account_id=account_id,
@@ -256,12 +240,12 @@ def submit(
         workload_kind=workload.kind,
         lifetime=launch.lifetime,
         backend=request.backend or default_backend,
-        queue=request.scheduling_config.queue,
-        priority=request.priority,
+        queue=scheduling.queue,
+        priority=scheduling.priority,
         needs=needs_of(request),
-        max_retries=request.max_retries,
-        preemptible=request.scheduling_config.preemptible,
-        max_runtime_s=request.scheduling_config.max_runtime_seconds,
+        max_retries=scheduling.max_retries,
+        preemptible=scheduling.preemptible,
+        max_runtime_s=scheduling.max_runtime_seconds,
         inactivity_timeout_s=workload.effective_inactivity_s if isinstance(workload, Serving) else None,
         best_metric=checkpoint.metric_for_best_model,
         best_is_greater=checkpoint.best_is_greater,
@@ -272,15 +256,9 @@ def submit(
         updated_at=now,
         status_at=now,
     )
+    message = f"created by a retry of {parent.job_id}" if parent else "the job was submitted"
     event = Event(
-        job_id=job_id,
-        seq=1,
-        at=now,
-        type="status",
-        actor=edge.actor,
-        attempt=0,
-        to_status=edge.to,
-        message=f"created by a retry of {parent.job_id}" if parent else "the job was submitted",
+        job_id=job_id, seq=1, at=now, type="status", actor=edge.actor, attempt=0, to_status=edge.to, message=message
     )
     return Change(job=job, events=(event,))
 
@@ -303,10 +281,11 @@ def needs_of(request: SubmitJobRequest) -> Needs:
 
 def check_retry(job: Job, *, modify_resources: bool, new_resource_config: Mapping[str, Any] | None) -> None:
     check_allowed(job, Action.RETRY)
-    if modify_resources and new_resource_config is None:
-        raise SpecError([Problem(field="new_resource_config", message="required when modify_resources is true")])
-    if new_resource_config is not None and not modify_resources:
-        raise SpecError([Problem(field="new_resource_config", message="set modify_resources to true to use it")])
+    if modify_resources != (new_resource_config is not None):
+        message = (
+            "required when modify_resources is true" if modify_resources else "set modify_resources to true to use it"
+        )
+        raise SpecError([Problem(field="new_resource_config", message=message)])
 
 
 def child_request(
@@ -325,9 +304,8 @@ def child_request(
 
 
 def in_queue(request: SubmitJobRequest, queue: str) -> SubmitJobRequest:
-    return request.model_copy(
-        update={"scheduling_config": request.scheduling_config.model_copy(update={"queue": queue})}
-    )
+    scheduling = request.scheduling_config.model_copy(update={"queue": queue})
+    return request.model_copy(update={"scheduling_config": scheduling})
 
 
 def _for_other_ranks(training: Mapping[str, Any] | None, resources: ResourceConfig) -> Mapping[str, Any] | None:

@@ -10,15 +10,7 @@ from trainmaster.server.core.commands import bury, request_stop
 from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
 from trainmaster.server.core.reports import Liveness, NodeSight, ending
 from trainmaster.server.core.state_machine import Draft
-from trainmaster.server.core.states import (
-    CONSEQUENCES,
-    RUNNING,
-    Actor,
-    AttemptOutcome,
-    Desired,
-    JobStatus,
-    Trigger,
-)
+from trainmaster.server.core.states import CONSEQUENCES, RUNNING, Actor, AttemptOutcome, Desired, JobStatus, Trigger
 from trainmaster.server.core.workloads.programs import DEFAULT_INACTIVITY_S
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER
 
@@ -42,8 +34,7 @@ def refuse_launch(
 ) -> Change | None:
     """Record that a backend could not launch an attempt, of which nothing ran.
 
-    The next launch waits longer the more launches were refused in a row (`before`), or as long as the backend says
-    (`again_in_s`).
+    The next launch waits as long as the backend says (`again_in_s`), or longer the more were refused before in a row.
     """
     if job.attempt is None or job.attempt.number != attempt:
         return None
@@ -79,27 +70,26 @@ def name_attempt(job: Job, *, now: float, handle: str) -> Change | None:
     return draft.change()
 
 
+_LOST: Mapping[Liveness, tuple[Reason, str]] = {
+    Liveness.GONE: (Reason.WORKER_LOST, "the worker of node {node} died without reporting an exit"),
+    Liveness.REBOOTED: (Reason.NODE_LOST, "the machine of node {node} was rebooted"),
+    Liveness.REVOKED: (Reason.NEVER_STARTED, "withdrawn before it began"),
+}
+
+
 def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
     """Record that a node has ended: by its exit document, or because its worker is known to be gone."""
     attempt = draft.job.live
-    if node in attempt.exits:
+    if node in attempt.exits or (seen.exit is None and seen.liveness not in _LOST):
         return
-    document: Mapping[str, Any] | None = seen.exit
+    document = seen.exit
     if document is None:
-        match seen.liveness:
-            case Liveness.GONE:
-                document = {
-                    "reason": Reason.WORKER_LOST,
-                    "message": f"the worker of node {node} died without reporting an exit",
-                }
-            case Liveness.REBOOTED:
-                document = {"reason": Reason.NODE_LOST, "message": f"the machine of node {node} was rebooted"}
-            case Liveness.REVOKED:
-                document = {"reason": Reason.NEVER_STARTED, "message": "withdrawn before it began"}
-            case _:
-                return
+        reason, message = _LOST[seen.liveness]
+        document = {"reason": reason, "message": message.format(node=node)}
     ended = ending(document, since=attempt.created_at, now=draft.now)
-    if ended["reason"] == Reason.WORKER_LOST and attempt.stop is not None and _missed_its_stop(attempt, draft.now):
+    # The grace period is over, or began by a clock that was set back since.
+    late = attempt.stop_at is not None and not attempt.stop_at <= draft.now <= attempt.stop_at + attempt.stop_grace_s
+    if ended["reason"] == Reason.WORKER_LOST and attempt.stop is not None and late:
         # It was killed because it did not stop: that is how it ended, and no loss.
         ended["reason"], ended["stop_cause"] = REASON_OF_STOP[attempt.stop], attempt.stop
         ended["message"] = f"stopped ({attempt.stop}): its worker did not react within the grace period and was killed"
@@ -110,26 +100,17 @@ def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
     )
 
 
-def _missed_its_stop(attempt: Attempt, now: float) -> bool:
-    """Whether the grace period is over, or began by a clock that was set back since."""
-    return attempt.stop_at is not None and not attempt.stop_at <= now <= attempt.stop_at + attempt.stop_grace_s
-
-
 def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
-    """End the attempt when every node has; when one failed, have the others stopped.
-
-    `unclaimed_launches` is how many launches of the job in a row no worker claimed in time.
-    """
+    """End the attempt when every node has; when one failed, have the others stopped."""
     attempt = draft.job.live
-    failed = [node for node, ended in attempt.exits.items() if ended["reason"] != Reason.SUCCEEDED]
     if len(attempt.exits) < len(attempt.shares):
+        failed = any(ended["reason"] != Reason.SUCCEEDED for ended in attempt.exits.values())
         if failed and attempt.stop is None:
             draft.set_attempt(stop=StopCause.PEER, stop_save=False, stop_grace_s=5.0, stop_at=draft.now)
         return
     cause = _cause(attempt)
-    evidence = {
-        name: cause[name] for name in ("exit_code", "signal", "rank", "step", "evidence") if cause.get(name) is not None
-    }
+    told = ("exit_code", "signal", "rank", "step", "evidence")
+    evidence = {name: cause[name] for name in told if cause.get(name) is not None}
     # The resources of the last node were not free before this.
     ended_at = max(float(ended["ended_at"]) for ended in attempt.exits.values())
     reason, message = Reason(cause["reason"]), str(cause["message"])
@@ -175,10 +156,7 @@ def _cause(attempt: Attempt) -> Mapping[str, Any]:
 def _finish(
     draft: Draft, reason: Reason, message: str, evidence: Mapping[str, Any], ended_at: float, *, gives_up: bool
 ) -> None:
-    """End the attempt and send the job where the reason, the user's wish and the budgets lead.
-
-    `gives_up`: an attempt that never started is the last one.
-    """
+    """End the attempt and send the job where the reason, the user's wish and the budgets lead."""
     job = draft.job
     unwanted = job.desired in (Desired.STOP, Desired.DELETE)
     if unwanted and reason is Reason.NEVER_STARTED:
@@ -206,17 +184,16 @@ def _finish(
         draft.set(not_before=draft.now + BACKOFF_S)
         again = Trigger.UNPLACE if draft.edge(Trigger.UNPLACE) is not None else Trigger.RETRY
         draft.move(again, reason=reason, message=message)
+    elif outcome is AttemptOutcome.PREEMPTED and may_requeue(job):
+        draft.set(preemptions_used=job.preemptions_used + 1)
+        draft.move(Trigger.RETRY, reason=reason, message=message or "preempted; queued again")
     elif outcome is AttemptOutcome.PREEMPTED:
-        _finish_preempted(draft, reason, message)
+        draft.move(Trigger.PREEMPT, reason=reason, message=message)
     elif outcome is AttemptOutcome.TRANSIENT and may_retry(job):
         wait_s = backoff_s(job.retries_used)
         draft.set(retries_used=job.retries_used + 1, not_before=draft.now + wait_s)
-        draft.move(
-            Trigger.RETRY,
-            reason=reason,
-            message=f"{message}; try {job.retries_used + 1} of {job.max_retries} in {wait_s:.0f} s",
-            data=evidence,
-        )
+        message = f"{message}; try {job.retries_used + 1} of {job.max_retries} in {wait_s:.0f} s"
+        draft.move(Trigger.RETRY, reason=reason, message=message, data=evidence)
     else:
         draft.move(Trigger.FAIL, reason=reason, message=message, data=evidence)
     if job.desired is Desired.DELETE:
@@ -232,14 +209,6 @@ def _park(draft: Draft, reason: Reason, message: str) -> None:
         # Exporting had begun before the pause took effect: nothing to park, so it resumes from its checkpoint.
         draft.set(desired=Desired.RUN)
         draft.move(Trigger.RETRY, reason=reason, message="was exporting; is queued again instead of being paused")
-
-
-def _finish_preempted(draft: Draft, reason: Reason, message: str) -> None:
-    if may_requeue(draft.job):
-        draft.set(preemptions_used=draft.job.preemptions_used + 1)
-        draft.move(Trigger.RETRY, reason=reason, message=message or "preempted; queued again")
-    else:
-        draft.move(Trigger.PREEMPT, reason=reason, message=message)
 
 
 def may_requeue(job: Job) -> bool:
@@ -280,10 +249,7 @@ def due(
     stalled_after_s: float = STALLED_AFTER_S,
     awake_since: float = 0.0,
 ) -> Change | None:
-    """The change that time makes to a job with an attempt; None for a job without one, or whose attempt is stopping.
-
-    This covers run time that is up, stalls, and services that nobody uses. The leader calls it for the jobs that have
-    an attempt (`view.holding`), and for no others.
+    """The change that time makes to an attempt that is not stopping: its run time is up, it stalls, or nobody uses it.
 
     Time before `awake_since` does not count for the last two: the machine slept then, or nobody led. Nor do times
     that lie in the future, because the clock was set back since. `heard_at` is the last heartbeat of the attempt's
@@ -292,7 +258,6 @@ def due(
     if job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
-    began_at = job.attempt.started_at
     if (problem := _overtime(job, now=now, heard_at=heard_at, awake_since=awake_since)) is not None:
         request_stop(draft, StopCause.TIMEOUT, save=True)
         draft.note("stopping", actor=Actor.COORDINATOR, reason=Reason.TIMEOUT, message=problem)
@@ -301,39 +266,29 @@ def due(
         return None
     step_at = job.progress.step_at
     if job.status is JobStatus.TRAINING and not job.is_service and step_at is not None:
-        quiet_s = now - max((at for at in (step_at, job.status_at, awake_since) if at <= now), default=now)
+        quiet_s = _since(now, step_at, job.status_at, awake_since)
         if job.stalled_at is None and quiet_s > stalled_after_s:
             draft.set(stalled_at=now)
             draft.set_attempt(stack_dump=True)
             quiet = f"{quiet_s / 60:.0f} min" if quiet_s >= 120 else f"{quiet_s:.0f} s"
-            draft.note(
-                "stalled",
-                actor=Actor.COORDINATOR,
-                reason=Reason.STALLED,
-                message=f"no step for {quiet}; requesting the stacks of its ranks",
-            )
+            message = f"no step for {quiet}; requesting the stacks of its ranks"
+            draft.note("stalled", actor=Actor.COORDINATOR, reason=Reason.STALLED, message=message)
         elif job.stalled_at is not None and now - job.stalled_at > DUMP_PATIENCE_S and may_retry(job):
             request_stop(draft, StopCause.STALL, save=False)
-            draft.note(
-                "stopping", actor=Actor.COORDINATOR, reason=Reason.STALLED, message="stalled: stopped for another try"
-            )
+            message = "stalled: stopped for another try"
+            draft.note("stopping", actor=Actor.COORDINATOR, reason=Reason.STALLED, message=message)
     if job.is_service and job.desired is Desired.RUN and job.inactivity_timeout_s is not None:
-        uses = (last_activity_at, job.last_activity_at, began_at, awake_since)
-        used_at = max((at for at in uses if at is not None and at <= now), default=now)
+        began_at = job.attempt.started_at
         # The job notes as its own activity when it could be used for the first time.
         unused = (last_activity_at or 0.0) < max(job.last_activity_at or 0.0, began_at or 0.0)
         limit_s = job.inactivity_timeout_s
         if unused and job.workload_kind == TRAINER and limit_s == DEFAULT_INACTIVITY_S:
             limit_s = FIRST_USE_WITHIN_S
-        if now - used_at > limit_s:
+        if _since(now, last_activity_at, job.last_activity_at, began_at, awake_since) > limit_s:
             draft.set(desired=Desired.PAUSE)
             request_stop(draft, StopCause.INACTIVE, save=True)
-            draft.note(
-                "inactive",
-                actor=Actor.COORDINATOR,
-                reason=Reason.INACTIVE,
-                message=f"not used for {limit_s:.0f} s: saved and parked",
-            )
+            message = f"not used for {limit_s:.0f} s: saved and parked"
+            draft.note("inactive", actor=Actor.COORDINATOR, reason=Reason.INACTIVE, message=message)
     return draft.change()
 
 
@@ -347,11 +302,14 @@ def _overtime(job: Job, *, now: float, heard_at: float | None, awake_since: floa
     if job.max_runtime_s is None:
         return None
     limit_s = job.max_runtime_s + RUNTIME_MARGIN_S
-    if began_at is not None:
-        if now - began_at > limit_s:
-            return f"runs for longer than {job.max_runtime_s:g} s, and its worker has not stopped it"
-    elif job.status is JobStatus.PREPARING:
-        signs = (heard_at, job.status_at, awake_since)
-        if now - max((at for at in signs if at is not None and at <= now), default=now) > limit_s:
-            return f"prepares, and its worker has been silent for longer than {job.max_runtime_s:g} s"
+    if began_at is not None and now - began_at > limit_s:
+        return f"runs for longer than {job.max_runtime_s:g} s, and its worker has not stopped it"
+    prepares = began_at is None and job.status is JobStatus.PREPARING
+    if prepares and _since(now, heard_at, job.status_at, awake_since) > limit_s:
+        return f"prepares, and its worker has been silent for longer than {job.max_runtime_s:g} s"
     return None
+
+
+def _since(now: float, *times: float | None) -> float:
+    """How long the latest of these is ago; what is unknown or lies in the future does not count."""
+    return now - max((at for at in times if at is not None and at <= now), default=now)

@@ -1,22 +1,7 @@
 """Every error that Trainmaster raises on purpose, and messages about unknown names.
 
-    TrainmasterError
-    ├── SpecError                    the request has a wrong shape or value
-    ├── RefusedError                 the request is well-formed, and we will not do it
-    ├── ForbiddenError               the server's policy does not allow it
-    ├── NotFoundError                no such thing, or not yours to see
-    │   └── JobNotFoundError
-    ├── ConflictError                not now
-    │   ├── InvalidTransitionError   not in the job's present state
-    │   ├── HandleTakenError         another job of the account has this handle
-    │   ├── IdempotencyMismatchError one idempotency key, two different requests
-    │   ├── StaleWriteError          somebody else changed the job first
-    │   └── DoubleBookedError        the resources are held by another attempt, or no node has them
-    ├── NotLeaderError               this server does not lead (any more)
-    ├── StoreUnavailableError        the database is locked, full, broken or out of reach; try again
-    └── NewerVersionError            written by a newer version of Trainmaster
-        ├── NewerSpecError
-        └── NewerDatabaseError
+A `SpecError` is about a wrong shape or value; a `RefusedError` about a well-formed request that we will not do; a
+`NotFoundError` about what does not exist or is not the caller's to see.
 
 The default message is the first problem, or else the first line of the class's docstring. `code` is what clients branch
 on; which HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`.
@@ -44,7 +29,10 @@ class TrainmasterError(Exception):
     code = "INTERNAL"
 
     def __init__(self, message: str | None = None, problems: Sequence[Problem] = ()) -> None:
-        default = _first_of(problems) if problems else (type(self).__doc__ or "").splitlines()[0]
+        default = (type(self).__doc__ or "").splitlines()[0]
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            default = f"{problems[0].field}: {problems[0].message}{more}"
         super().__init__(message or default)
         self.problems = tuple(problems)
         """The fields that are to blame, if any."""
@@ -158,12 +146,6 @@ class NewerSpecError(NewerVersionError):
 
 class NewerDatabaseError(NewerVersionError):
     """This database belongs to a newer version of Trainmaster; upgrade this server."""
-
-
-def _first_of(problems: Sequence[Problem]) -> str:
-    first = problems[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{first.field}: {first.message}{more}"
 
 
 LONGEST_ECHO = 64

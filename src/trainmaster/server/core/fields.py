@@ -172,6 +172,11 @@ class TaggedUnion:
         return model.model_validate(value, extra=extra, context=info.context)
 
 
+def optional(description: str) -> Any:
+    """A field that may be left out, or null."""
+    return Field(default=None, description=description)
+
+
 def null_means(default: Any, kind: Any) -> BeforeValidator:
     """A field that takes null for its default, and never holds null."""
     return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=kind | None)
@@ -250,8 +255,7 @@ EnvironmentName = Annotated[
 Environment = Annotated[dict[EnvironmentName, Scalar], Field(max_length=1024, json_schema_extra=NO_OTHER_KEYS)]
 
 JsonObject = Annotated[
-    dict[str, JsonValue],
-    must(_is_storable, f"must be proper Unicode, and not nested deeper than {MAX_JSON_DEPTH}"),
+    dict[str, JsonValue], must(_is_storable, f"must be proper Unicode, and not nested deeper than {MAX_JSON_DEPTH}")
 ]
 """Anything that JSON can hold, by names."""
 Image = Annotated[

@@ -232,10 +232,7 @@ class Job:
         return self.lifetime is Lifetime.SERVICE
 
     def in_backoff(self, now: float) -> bool:
-        """Whether it may not be placed yet.
-
-        A back-off that began in the future, because the clock was set back since, is over.
-        """
+        """Whether it may not be placed yet. A back-off that began in the future (the clock was set back) is over."""
         return self.not_before > now and self.status_at <= now
 
     @property
@@ -250,8 +247,11 @@ class Job:
 
     @property
     def resumes_from_best(self) -> bool:
-        wanted = (self.spec.get("output_config") or {}).get("checkpoint") or {}
-        return bool(wanted.get("resume_from_best"))
+        return bool(self.checkpoint_config.get("resume_from_best"))
+
+    @property
+    def checkpoint_config(self) -> Mapping[str, Any]:
+        return (self.spec.get("output_config") or {}).get("checkpoint") or {}
 
     @property
     def waits_for_nodes(self) -> bool:

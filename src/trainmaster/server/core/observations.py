@@ -1,7 +1,6 @@
-"""What happens to jobs from outside: admission, placement, workers' records. Pure.
+"""What happens to jobs from outside: admission, placement, workers' records. Pure, and safe to repeat.
 
-Everything here is level-triggered and safe to repeat: a record is taken in once because its stream's
-offset is committed with what it said, and what belongs to an older attempt is ignored.
+A record is taken in once because its stream's offset is committed with what it said.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
         created_at=now,
         resume_checkpoint_id=job.resume_checkpoint_id or job.own_checkpoint_id,
     )
-    draft.set(attempt=attempt, attempt_count=attempt.number, progress=_carried(job.progress), room_at=None)
+    # What a new attempt knows of the old one's progress: no step is recent.
+    carried = replace(job.progress, eta_s=None, step_at=None, first_step=None, first_at=None)
+    draft.set(attempt=attempt, attempt_count=attempt.number, progress=carried, room_at=None)
     draft.move(Trigger.PLACE, message=f"placed on {', '.join(dict.fromkeys(share.node_id for share in shares))}")
     return draft.change()
 
@@ -124,28 +125,23 @@ def _take_word(draft: Draft, node: int, record: Mapping[str, Any], at: float) ->
         case "doing":
             if draft.job.status is JobStatus.PREPARING:
                 draft.set(message=reports.text(record.get("message")))
-        case "note":
-            draft.note("note", actor=Actor.WORKER, message=reports.text(record.get("message")) or "")
-        case "reports_cut":
-            draft.note("reports_cut", actor=Actor.COORDINATOR, message=reports.text(record.get("message")) or "")
+        case "note" | "reports_cut" as said:
+            actor = Actor.WORKER if said == "note" else Actor.COORDINATOR
+            draft.note(said, actor=actor, message=reports.text(record.get("message")) or "")
         case "grace_missed":
             grace_s = reports.number(record.get("grace_s"))
-            draft.note(
-                "grace_missed",
-                actor=Actor.WORKER,
-                message=f"did not stop {'in time' if grace_s is None else f'within {grace_s:g} s'} and was killed; "
-                "it resumes from its last committed checkpoint",
-            )
+            late = "in time" if grace_s is None else f"within {grace_s:g} s"
+            message = f"did not stop {late} and was killed; it resumes from its last committed checkpoint"
+            draft.note("grace_missed", actor=Actor.WORKER, message=message)
         case "stacks":
             draft.set_attempt(stack_dump=False)
             stacks = reports.stacks(record.get("stacks"))
             draft.note("stacks", actor=Actor.WORKER, message="stacks of its ranks", data=stacks)
         case "strays_killed":
             count = reports.whole(record.get("count"))
-            said = "left-over processes" if count is None else f"{count} left-over processes"
-            draft.note("strays_killed", actor=Actor.WORKER, message=f"{said} were killed")
-        case _:
-            pass  # A newer worker may say more than this server understands.
+            many = "" if count is None else f"{count} "
+            draft.note("strays_killed", actor=Actor.WORKER, message=f"{many}left-over processes were killed")
+    # A newer worker may say more than this server understands.
     _advance(draft)
 
 
@@ -155,21 +151,13 @@ def _advance(draft: Draft) -> None:
     everyone = frozenset(range(len(attempt.shares)))
     if draft.job.status is JobStatus.SCHEDULING and attempt.claimed >= everyone:
         draft.move(Trigger.LAUNCH)
-        if attempt.number > 1 or attempt.resume_checkpoint_id:
-            _say_where_it_starts(draft)
+        chosen = attempt.resume_checkpoint_id
+        if attempt.number > 1 or chosen:
+            fresh = "starts anew" if draft.job.is_service else "starts at step 0: there is no checkpoint"
+            message = f"attempt {attempt.number} {f'resumes from checkpoint {chosen}' if chosen else fresh}"
+            draft.note("resumed", actor=Actor.COORDINATOR, message=message, data={"checkpoint_id": chosen})
     if draft.job.status is JobStatus.PREPARING and attempt.started >= everyone:
         draft.move(Trigger.TRAIN)
-
-
-def _say_where_it_starts(draft: Draft) -> None:
-    chosen = draft.job.live.resume_checkpoint_id
-    fresh = "starts anew" if draft.job.is_service else "starts at step 0: there is no checkpoint"
-    draft.note(
-        "resumed",
-        actor=Actor.COORDINATOR,
-        message=f"attempt {draft.job.live.number} {f'resumes from checkpoint {chosen}' if chosen else fresh}",
-        data={"checkpoint_id": chosen},
-    )
 
 
 def _take_phase(draft: Draft, name: str) -> None:
@@ -186,11 +174,8 @@ def _take_phase(draft: Draft, name: str) -> None:
     if draft.edge(trigger) is not None:
         draft.move(trigger)
     else:
-        draft.note(
-            "phase_ignored",
-            actor=Actor.WORKER,
-            message=f"reported {name} while {draft.job.status}; that is no legal move",
-        )
+        message = f"reported {name} while {draft.job.status}; that is no legal move"
+        draft.note("phase_ignored", actor=Actor.WORKER, message=message)
 
 
 def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None:
@@ -235,16 +220,12 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
     if value is not None:
         best = job.best_metric_value
         if best is None or (value > best if job.best_is_greater else value < best):
-            draft.set(best_checkpoint_id=checkpoint.checkpoint_id, best_metric_value=value)
+            draft.set(best_checkpoint_id=checkpoint_id, best_metric_value=value)
     elif says_best:
         # Nobody named a metric to go by: the job's own word counts.
-        draft.set(best_checkpoint_id=checkpoint.checkpoint_id)
-    draft.note(
-        "checkpoint",
-        actor=Actor.WORKER,
-        message=f"checkpoint {checkpoint.checkpoint_id} at step {checkpoint.step}",
-        data={"checkpoint_id": checkpoint.checkpoint_id, "step": checkpoint.step, "metrics": metrics},
-    )
+        draft.set(best_checkpoint_id=checkpoint_id)
+    data = {"checkpoint_id": checkpoint_id, "step": step, "metrics": metrics}
+    draft.note("checkpoint", actor=Actor.WORKER, message=f"checkpoint {checkpoint_id} at step {step}", data=data)
 
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
@@ -262,14 +243,3 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         draft.set_attempt(stack_dump=False)
         draft.note("moving_again", actor=Actor.WORKER, message=f"step {progress.step}: no longer stalled")
     draft.set(progress=progress)
-
-
-def _carried(progress: Progress) -> Progress:
-    """What a new attempt knows of the old one's progress: no step is recent."""
-    return Progress(
-        step=progress.step,
-        total_steps=progress.total_steps,
-        epoch=progress.epoch,
-        percent=progress.percent,
-        metrics=progress.metrics,
-    )

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -89,8 +90,6 @@ MAX_LAST_LINES = 20
 MAX_LAST_LINE = 500
 _MAX_WHOLE = 2**63 - 1
 """No database takes a greater one."""
-
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """In a path, they would end a line of a log or of a header."""
 
@@ -103,11 +102,7 @@ def text(value: object, longest: int = MAX_TEXT) -> str | None:
 
 
 def exact_text(value: object, longest: int = MAX_PATH) -> str:
-    """Text that is of use only if nothing of it is changed: an id or a path.
-
-    Raises:
-        ValueError: it cannot be kept as it is.
-    """
+    """Text that is of use only if nothing of it is changed: an id or a path; ValueError when it cannot be kept so."""
     if not isinstance(value, str) or not value or text(value, longest) != value or _CONTROL.search(value):
         raise ValueError(f"an id or a path is no text of 1 to {longest} plain characters")
     return value
@@ -137,14 +132,10 @@ def moment(value: object, *, since: float, now: float) -> float | None:
 
 def metrics(values: object) -> dict[str, float]:
     """The first named numbers, up to the limit."""
-    found: dict[str, float] = {}
-    for name, value in values.items() if isinstance(values, Mapping) else ():
-        key, told = text(name, MAX_NAME), number(value)
-        if key is not None and told is not None:
-            found[key] = told
-        if len(found) == MAX_METRICS:
-            break
-    return found
+    told = values.items() if isinstance(values, Mapping) else ()
+    found = ((text(name, MAX_NAME), number(value)) for name, value in told)
+    known = ((name, value) for name, value in found if name is not None and value is not None)
+    return dict(islice(known, MAX_METRICS))
 
 
 def attributes(value: object) -> dict[str, Any]:
@@ -182,10 +173,7 @@ def stacks(value: object) -> dict[str, str]:
 
 
 def ending(document: Mapping[str, Any], *, since: float, now: float) -> dict[str, Any]:
-    """An exit document with what can be understood of it, field by field; it always has a reason and a time.
-
-    `since` is when the attempt was made: nothing of it can have happened earlier.
-    """
+    """An exit document with what can be understood of it, field by field; it always has a reason and a time."""
     told = text(document.get("reason"), MAX_NAME)
     try:
         reason, message = Reason(told or ""), text(document.get("message")) or ""
@@ -199,19 +187,12 @@ def ending(document: Mapping[str, Any], *, since: float, now: float) -> dict[str
         "signal": text(document.get("signal"), MAX_NAME),
         "rank": whole(document.get("rank")),
         "step": text(document.get("step"), MAX_NAME),
-        "stop_cause": _stop_cause(document.get("stop_cause")),
+        "stop_cause": next((cause for cause in StopCause if cause == document.get("stop_cause")), None),
         "started_at": moment(document.get("started_at"), since=since, now=now),
         "ended_at": now if ended_at is None else ended_at,
         "evidence": _evidence(document.get("evidence")),
     }
     return {name: value for name, value in understood.items() if value is not None}
-
-
-def _stop_cause(value: object) -> StopCause | None:
-    try:
-        return StopCause(text(value, MAX_NAME) or "")
-    except ValueError:
-        return None
 
 
 def _evidence(value: object) -> dict[str, Any] | None:

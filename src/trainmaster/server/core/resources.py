@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,7 +29,6 @@ def quantity(text: str) -> float:
 REGION = "region="
 """A node's label `region=NAME` says where it is."""
 
-
 _node_owners: dict[str, str] = {}
 
 
@@ -39,10 +38,7 @@ def share_nodes(backend: str, *, owner: str) -> None:
 
 
 def host_backend(backend: str) -> str:
-    """The backend on whose nodes the jobs of a backend run: itself, unless `share_nodes` named another.
-
-    Nodes are reported, and their resources booked, under this name alone.
-    """
+    """The backend on whose nodes a backend's jobs run, and under whose name alone nodes are reported and booked."""
     return _node_owners.get(backend, backend)
 
 
@@ -172,8 +168,6 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """What is free of a node."""
-
     gpus: frozenset[int] = field(default_factory=frozenset)
     cpu_cores: int = 0
     ram_mb: int = 0
@@ -181,12 +175,15 @@ class Free:
     slots: int = 0
 
     def without(self, share: Share) -> Free:
+        return self.less(share.gpus, share.cpu_cores, share.ram_mb, share.storage_mb, 1)
+
+    def less(self, gpus: Iterable[int], cpu_cores: int, ram_mb: int, storage_mb: int, slots: int) -> Free:
         return Free(
-            gpus=self.gpus - frozenset(share.gpus),
-            cpu_cores=max(0, self.cpu_cores - share.cpu_cores),
-            ram_mb=max(0, self.ram_mb - share.ram_mb),
-            storage_mb=max(0, self.storage_mb - share.storage_mb),
-            slots=max(0, self.slots - 1),
+            gpus=self.gpus.difference(gpus),
+            cpu_cores=max(0, self.cpu_cores - cpu_cores),
+            ram_mb=max(0, self.ram_mb - ram_mb),
+            storage_mb=max(0, self.storage_mb - storage_mb),
+            slots=max(0, self.slots - slots),
         )
 
 
@@ -209,23 +206,14 @@ def same_gpu_type(wanted: str, present: str) -> bool:
     >>> same_gpu_type("A100-80GB", "A100-40GB"), same_gpu_type("L4", "L40S")
     (False, False)
     """
-    have = _words(present)
-    want = _words(wanted)
-    return bool(want) and all(word in have for word in want)
-
-
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9.]+", name.lower())
+    have, want = (set(re.findall(r"[a-z0-9.]+", name.lower())) for name in (present, wanted))
+    return bool(want) and want <= have
 
 
 def needs_to_json(needs: Needs) -> dict[str, Any]:
     """Without what is at its default."""
-    defaults = Needs()
-    return {
-        name: getattr(needs, name)
-        for name in Needs.__dataclass_fields__
-        if getattr(needs, name) != getattr(defaults, name)
-    }
+    fields = Needs.__dataclass_fields__.items()
+    return {name: value for name, known in fields if (value := getattr(needs, name)) != known.default}
 
 
 def needs_from_json(document: Mapping[str, Any]) -> Needs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Checkpoint, Job
@@ -36,66 +37,47 @@ class Keep:
 
 
 def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change | None:
-    """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already.
-
-    Raises:
-        ConflictError: it is to be kept, and its job was deleted.
-    """
+    """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already."""
     if pinned and job.deleted_at is not None:
         raise ConflictError(f"job {job.job_id} was deleted; pins do not keep what it left")
-    return None if checkpoint.pinned == pinned else _noted(job, checkpoint, "pinned" if pinned else "unpinned", now)
+    word = "pinned" if pinned else "unpinned"
+    return None if checkpoint.pinned == pinned else _noted(job, checkpoint, word, f"was {word}", now)
 
 
 def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float) -> Change | None:
     """Have a checkpoint go by itself at a time, or never; None when it is so already."""
     if checkpoint.expires_at == at:
         return None
-    draft = Draft(job, now)
     said = "no longer expires" if at is None else f"expires in {max(0.0, at - now):.0f} s"
-    draft.note(
-        "checkpoint_expiry",
-        actor=Actor.API,
-        message=f"checkpoint {checkpoint.checkpoint_id} {said}",
-        data={"checkpoint_id": checkpoint.checkpoint_id, "expires_at": at},
-    )
-    return draft.change()
+    return _noted(job, checkpoint, "expiry", said, now, expires_at=at)
 
 
 def publish(job: Job, checkpoint: Checkpoint, *, public: bool, now: float) -> Change | None:
     """Let others load a checkpoint, or no more; None when it is so already."""
-    return (
-        None if checkpoint.public == public else _noted(job, checkpoint, "published" if public else "unpublished", now)
-    )
+    word = "published" if public else "unpublished"
+    return None if checkpoint.public == public else _noted(job, checkpoint, word, f"was {word}", now)
 
 
-def _noted(job: Job, checkpoint: Checkpoint, word: str, now: float) -> Change | None:
+def _noted(job: Job, checkpoint: Checkpoint, kind: str, said: str, now: float, **data: Any) -> Change | None:
     draft = Draft(job, now)
-    draft.note(
-        f"checkpoint_{word}",
-        actor=Actor.API,
-        message=f"checkpoint {checkpoint.checkpoint_id} was {word}",
-        data={"checkpoint_id": checkpoint.checkpoint_id},
-    )
+    name = checkpoint.checkpoint_id
+    message = f"checkpoint {name} {said}"
+    draft.note(f"checkpoint_{kind}", actor=Actor.API, message=message, data={"checkpoint_id": name, **data})
     return draft.change()
 
 
 def delete_checkpoint(
     job: Job, checkpoint: Checkpoint, *, others: Sequence[Checkpoint], users: Collection[str], now: float
 ) -> Change | None:
-    """Remove a checkpoint on request; `latest` and `best` move to what is left.
+    """Remove a checkpoint on request, unless it is pinned or needed; `latest` and `best` move to what is left.
 
     `others` are the job's other checkpoints, oldest first; `users` are unfinished jobs that resume from this one.
-
-    Raises:
-        ConflictError: it is pinned, or needed.
     """
     name = checkpoint.checkpoint_id
     if checkpoint.pinned:
         raise ConflictError(f"checkpoint {name} is pinned; unpin it first")
     if users:
-        raise ConflictError(
-            f"job {sorted(users)[0]} needs checkpoint {name} to resume; delete it when that job has ended"
-        )
+        raise ConflictError(f"job {min(users)} needs checkpoint {name} to resume; delete it when that job has ended")
     if job.status not in TERMINAL and not others and not checkpoint.kind:
         raise ConflictError(f"checkpoint {name} is the last one of a job that has not ended; without it all is lost")
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
@@ -103,19 +85,16 @@ def delete_checkpoint(
 
 def prune(job: Job, doomed: Sequence[Checkpoint], *, now: float) -> Change | None:
     """Remove checkpoints beyond the job's limit; neither the latest nor the best is among them."""
-    return _without(
-        job, doomed, (), actor=Actor.COORDINATOR, now=now, why=f": save_total_limit is {checkpoint_limit(job)}"
-    )
+    why = f": save_total_limit is {checkpoint_limit(job)}"
+    return _without(job, doomed, (), actor=Actor.COORDINATOR, now=now, why=why)
 
 
 def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """The best of some checkpoints by the metric that a job names; None when it names none, or none has it."""
     measured = [c for c in checkpoints if job.best_metric is not None and job.best_metric in c.metrics]
-    if not measured:
-        return None
     # Of equals the first, as when they were registered one after the other.
     sign = -1.0 if job.best_is_greater else 1.0
-    return min(measured, key=lambda checkpoint: sign * checkpoint.metrics[job.best_metric or ""])
+    return min(measured, key=lambda checkpoint: sign * checkpoint.metrics[job.best_metric or ""], default=None)
 
 
 def expired_checkpoints(
@@ -178,13 +157,8 @@ def ended_before(job: Job, moment: float) -> bool:
 def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, homes: Sequence[str] = ()) -> bool:
     """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's.
 
-    Code inside the job says where a checkpoint lies, and may say anything.
-
-    Args:
-        checkpoint: whose files they are.
-        others: checkpoints that may lie at the same place.
-        root: of files that can be removed; what lies anywhere else is not ours.
-        homes: the directories of that root in which the job saves; by default the one with the job's id.
+    Code inside the job says where a checkpoint lies, and may say anything; what lies outside of `root` is not ours.
+    `homes` are the directories of that root in which the job saves, by default the one with the job's id.
     """
     path = PurePosixPath(checkpoint.path)
     if checkpoint.root != root or not any(PurePosixPath(home) in path.parents for home in homes or [checkpoint.job_id]):
@@ -225,6 +199,5 @@ def checkpoint_limit(job: Job) -> int | None:
     # A service saves what its users ask it to. Jobs that were stored before had the field without an effect.
     if job.is_service or job.spec_version < _PRUNED_SINCE:
         return None
-    config = (job.spec.get("output_config") or {}).get("checkpoint") or {}
-    limit = config.get("save_total_limit")
+    limit = job.checkpoint_config.get("save_total_limit")
     return limit if isinstance(limit, int) and limit >= 1 else None

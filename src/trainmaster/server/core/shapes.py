@@ -11,7 +11,19 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, choice_message
-from trainmaster.server.core.fields import DNS_LABEL, Broken, Count, Flag, Model, Name, Names, RuledModel, Scalar, Text
+from trainmaster.server.core.fields import (
+    DNS_LABEL,
+    Broken,
+    Count,
+    Flag,
+    Model,
+    Name,
+    Names,
+    RuledModel,
+    Scalar,
+    Text,
+    optional,
+)
 
 ANYBODYS = "fireworks"
 """Shapes are the operator's, and found in every account; clients also ask for them in this one."""
@@ -45,35 +57,32 @@ class ShapeVersion(Model):
     validated: Flag = Field(default=True, description="Whether it may be launched without asking for it by name.")
     trainer_mode: TrainerMode = Field(default=TrainerMode.LORA, description="What its trainers are for.")
     base_models: Names = Field(default=(), description="The models that it is for; empty: any.")
-    region: Name | None = Field(default=None, description="The label `region=...` of the nodes that it runs on.")
-    accelerator_type: Name | None = Field(default=None, description="Such as NVIDIA_H100_80GB, or H100.")
+    region: Name | None = optional("The label `region=...` of the nodes that it runs on.")
+    accelerator_type: Name | None = optional("Such as NVIDIA_H100_80GB, or H100.")
     accelerator_count: Annotated[int, Strict(), Field(ge=0, le=1024)] = Field(
         default=0, description="GPUs of each node; 0: the CPU."
     )
     node_count: Count = Field(default=1, description="Nodes of the gang.")
-    cpu_cores: Count | None = Field(default=None, description="Least cores of each node.")
-    image_tag: Name | None = Field(default=None, description="For clients that ask for it; trainers do not run in it.")
+    cpu_cores: Count | None = optional("Least cores of each node.")
+    image_tag: Name | None = optional("For clients that ask for it; trainers do not run in it.")
     max_context_length: Count = Field(description="The longest sequence in tokens.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="Of the base model.")
     sharding: Sharding = Field(default_factory=Sharding, description="How a model is spread over the GPUs.")
-    deployment_shape: Text | None = Field(default=None, description="The deployment shape that belongs to it.")
-    deployment_image_tag: Name | None = Field(default=None, description="The image of that deployment.")
+    deployment_shape: Text | None = optional("The deployment shape that belongs to it.")
+    deployment_image_tag: Name | None = optional("The image of that deployment.")
 
     @property
     def unusable(self) -> str | None:
         """Why no trainer can run on it; None when one can."""
-        split = {name: count for name, count in self.sharding if count > 1}
-        if split:
-            said = ", ".join(f"{name} {count}" for name, count in split.items())
-            return f"it wants {said}, and this version only runs replicas beside each other; use 1"
-        return None
+        split = ", ".join(f"{name} {count}" for name, count in self.sharding if count > 1)
+        return f"it wants {split}, and this version only runs replicas beside each other; use 1" if split else None
 
 
 class Shape(RuledModel):
     """A shape with its versions, the latest last."""
 
     name: Annotated[str, DNS_LABEL] = Field(description="In its address.")
-    description: Text | None = Field(default=None, description="For people.")
+    description: Text | None = optional("For people.")
     versions: Annotated[tuple[ShapeVersion, ...], Field(min_length=1, max_length=1024)] = Field(
         description="The latest last."
     )
@@ -100,13 +109,8 @@ class Reference:
 
     @staticmethod
     def read(text: str) -> Reference:
-        """The reference of a text.
-
-        Raises:
-            SpecError: it is none.
-        """
-        found = _REFERENCE.fullmatch(text)
-        if found is None:
+        """The reference of a text; SpecError when it is none."""
+        if (found := _REFERENCE.fullmatch(text)) is None:
             message = "is not accounts/ACCOUNT/trainingShapes/SHAPE, with or without /versions/VERSION"
             raise SpecError([Problem(field="trainingShape", message=message)])
         return Reference(account_id=found[1], shape=found[2], version=found[3])
@@ -144,22 +148,13 @@ class Shapes:
         return iter(sorted(self._shapes.values(), key=lambda shape: shape.name))
 
     def get(self, name: str) -> Shape:
-        """A shape by its name.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        found = self._shapes.get(name)
-        if found is None:
+        """NotFoundError when there is none of that name."""
+        if name not in self._shapes:
             raise NotFoundError(choice_message("training shape", name, sorted(self._shapes)))
-        return found
+        return self._shapes[name]
 
     def version(self, name: str, version: str) -> ShapeVersion:
-        """A version of a shape; `latest` stands for the latest validated one.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """A version of a shape, `latest` being the latest validated one; NotFoundError when there is none."""
         shape = self.get(name)
         named = (each for each in shape.versions if each.version == version)
         found = shape.latest if version == LATEST else next(named, None)
@@ -168,10 +163,6 @@ class Shapes:
         return found
 
     def named(self, reference: Reference) -> ChosenShape:
-        """What a reference stands for; without a version, the latest validated one.
-
-        Raises:
-            NotFoundError: there is no such shape or version.
-        """
+        """What a reference stands for, without a version the latest validated one; NotFoundError when there is none."""
         version = self.version(reference.shape, reference.version or LATEST)
         return ChosenShape(shape=reference.shape, version=version)

@@ -12,10 +12,7 @@ from trainmaster.server.core.states import TERMINAL, TRANSITIONS, Actor, Edge, J
 
 
 class Draft:
-    """A change in the making: a job, the edges taken so far and the events that tell of them.
-
-    Lives only inside one decision; what leaves it is the frozen `Change`.
-    """
+    """A change in the making: a job, the edges taken so far and the events that tell of them."""
 
     def __init__(self, job: Job, now: float) -> None:
         self.job = job
@@ -29,9 +26,7 @@ class Draft:
     def edge(self, trigger: Trigger) -> Edge | None:
         """The edge that a trigger would take from here; None when there is none."""
         edge = TRANSITIONS.get((self.job.status, trigger))
-        if edge is None or (edge.service_only and not self.job.is_service):
-            return None
-        return edge
+        return None if edge is None or (edge.service_only and not self.job.is_service) else edge
 
     def move(
         self,
@@ -41,13 +36,8 @@ class Draft:
         message: str = "",
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take an edge and record it.
-
-        Raises:
-            InvalidTransitionError: the table has no such edge.
-        """
-        edge = self.edge(trigger)
-        if edge is None:
+        """Take an edge and record it; InvalidTransitionError when the table has no such edge."""
+        if (edge := self.edge(trigger)) is None:
             allowed = sources(trigger, service=self.job.is_service)
             raise InvalidTransitionError(action=trigger, status=self.job.status, allowed_from=sorted(allowed))
         before = self.job.status
@@ -79,7 +69,6 @@ class Draft:
         reason: Reason | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record an event."""
         self._events.append(
             Event(
                 job_id=self.job.job_id,
@@ -104,17 +93,9 @@ class Draft:
             self.set(latest_checkpoint_id=checkpoint.checkpoint_id)
 
     def end_attempt(
-        self,
-        *,
-        reason: Reason,
-        message: str,
-        evidence: Mapping[str, Any] | None = None,
-        ended_at: float | None = None,
+        self, *, reason: Reason, message: str, evidence: Mapping[str, Any] | None = None, ended_at: float | None = None
     ) -> None:
-        """End the current attempt; its resources are free once the change is committed.
-
-        `ended_at` is when that happened, where it is known better than by when it was noticed.
-        """
+        """End the current attempt, now or when it is known to have ended; the commit frees its resources."""
         attempt = self.job.live
         ended_at = self.now if ended_at is None else ended_at
         ran_s = 0.0

@@ -22,6 +22,11 @@ PURPOSE = "purpose"
 MANAGED_BY = "managed_by"
 """Labels of the job that hold what the client says of it."""
 
+_PASSED_ON = (
+    "base_model", "lora_rank", "learning_rate", "gradient_accumulation_steps", "forward_only", "extra_args",
+    "inactivity_timeout_s", "disable_inactivity_cleanup",
+)  # fmt: skip
+"""Fields that a trainer's workload has by the same names."""
 _ACCELERATOR = re.compile(r"(?:NVIDIA|AMD)_([A-Z0-9]+)(?:_([0-9]+)GB)?", re.IGNORECASE)
 
 
@@ -52,51 +57,33 @@ class WantedTrainer:
 
 
 def by_hand(wanted: WantedTrainer) -> SubmitJobRequest:
-    """The job of a trainer whose client says itself where it runs.
-
-    Raises:
-        RefusedError: it names an image, which shapes alone may have.
-    """
+    """The job of a trainer whose client says itself where it runs; RefusedError if it names an image."""
     if wanted.custom_image_tag is not None:
         message = "trainers run with the packages of this server, and in no image of their own; leave it out"
         raise RefusedError.because([Problem(field="trainingConfig.customImageTag", message=message)])
-    node_count = wanted.node_count or 1
-    count = wanted.accelerator_count
-    if count is None and wanted.accelerator_type is not None:
+    kind, count = wanted.accelerator_type, wanted.accelerator_count
+    if count is None and kind is not None:
         count = 1
     return _request(
         wanted,
-        _resources(wanted, accelerator_type=wanted.accelerator_type, count=count, node_count=node_count),
+        _resources(wanted, accelerator_type=kind, count=count, node_count=wanted.node_count or 1),
         region=wanted.region,
-        workload={
-            "max_context_length": wanted.max_context_length,
-            "accelerator_type": wanted.accelerator_type,
-        },
+        workload={"max_context_length": wanted.max_context_length, "accelerator_type": kind},
     )
 
 
 def on_shape(
     wanted: WantedTrainer, chosen: ChosenShape, *, account_id: str, chosen_by_us: bool = False
 ) -> SubmitJobRequest:
-    """The job of a trainer on a training shape.
+    """The job of a trainer on a training shape; RefusedError if it overrides the shape, or the shape is not for it.
 
     With `chosen_by_us` the client left the choice to the server, so that its placement fields were the criteria.
-
-    Raises:
-        RefusedError: the request overrides the shape, or the shape is not for such a trainer.
     """
     version = chosen.version
-    problems = list(_not_for(wanted, version))
-    if not chosen_by_us:
-        problems += _overriding(wanted, version)
-    if problems:
+    if problems := [*_not_for(wanted, version), *(() if chosen_by_us else _overriding(wanted, version))]:
         raise RefusedError.because(problems)
-    resources = _resources(
-        wanted,
-        accelerator_type=version.accelerator_type,
-        count=version.accelerator_count,
-        node_count=version.node_count,
-    )
+    kind, count = version.accelerator_type, version.accelerator_count
+    resources = _resources(wanted, accelerator_type=kind, count=count, node_count=version.node_count)
     if version.cpu_cores is not None:
         resources["cpu_cores"] = version.cpu_cores
     return _request(
@@ -105,7 +92,7 @@ def on_shape(
         region=version.region or wanted.region,
         workload={
             "max_context_length": wanted.max_context_length or version.max_context_length,
-            "accelerator_type": version.accelerator_type,
+            "accelerator_type": kind,
             "precision": version.precision,
             "training_shape": chosen.name_for(account_id),
         },
@@ -131,13 +118,9 @@ def choose_shape(wanted: WantedTrainer, shapes: Shapes, *, gpus: bool) -> Chosen
 
 def _size(chosen: ChosenShape) -> tuple[int, int, bool, str]:
     version = chosen.version
+    accelerators = version.accelerator_count * version.node_count
     # Of equals, one that is for this very model, and then any order that is always the same.
-    return (
-        version.accelerator_count * version.node_count,
-        version.max_context_length,
-        not version.base_models,
-        chosen.shape,
-    )
+    return accelerators, version.max_context_length, not version.base_models, chosen.shape
 
 
 def accelerator(name: str) -> tuple[str, int | None]:
@@ -146,8 +129,7 @@ def accelerator(name: str) -> tuple[str, int | None]:
     >>> accelerator("NVIDIA_H100_80GB"), accelerator("H200")
     (('H100', 76293), ('H200', None))
     """
-    found = _ACCELERATOR.fullmatch(name)
-    if found is None:
+    if (found := _ACCELERATOR.fullmatch(name)) is None:
         return name, None
     # A maker's GB are 10^9 bytes, and drivers keep some for themselves.
     return found[1], int(found[2]) * 10**9 >> 20 if found[2] else None
@@ -175,14 +157,7 @@ def _request(
             "labels": {name: value for name, value in labels.items() if value},
             "workload": {
                 "kind": KIND,
-                "base_model": wanted.base_model,
-                "lora_rank": wanted.lora_rank,
-                "learning_rate": wanted.learning_rate,
-                "gradient_accumulation_steps": wanted.gradient_accumulation_steps,
-                "forward_only": wanted.forward_only,
-                "extra_args": wanted.extra_args,
-                "inactivity_timeout_s": wanted.inactivity_timeout_s,
-                "disable_inactivity_cleanup": wanted.disable_inactivity_cleanup,
+                **{name: getattr(wanted, name) for name in _PASSED_ON},
                 **workload,
             },
             "resource_config": resources,

@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from typing import NamedTuple
 
 from trainmaster.server.core.job import AGEING_S_PER_PRIORITY, Attempt, Job
 from trainmaster.server.core.resources import Node, NodeState, Share
@@ -35,14 +35,12 @@ class BrokenPromiseError(AssertionError):
     """The scheduler broke one of its guarantees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Promise:
+class _Promise(NamedTuple):
     """The latest start that a head was promised."""
 
     key: Key
     queue: str
     start: float
-    """At the latest."""
 
 
 class Audit(Watcher):
@@ -79,9 +77,8 @@ class Audit(Watcher):
         _require(len({job.job_id for job in placed}) == len(placed), "a plan places a job twice", now)
         for job in placed:
             _require(view.jobs.get(job.job_id) is job, "is placed and is not in the view", now, job)
-            _require(
-                job.status is JobStatus.QUEUED and job.attempt is None, "places a job that does not wait", now, job
-            )
+            waits = job.status is JobStatus.QUEUED and job.attempt is None
+            _require(waits, "places a job that does not wait", now, job)
         victims = [preemption.victim.job_id for preemption in plan.preemptions]
         _require(len(set(victims)) == len(victims), "a plan preempts a job twice", now)
         starting = {job.job_id for job in placed}
@@ -117,12 +114,10 @@ class Audit(Watcher):
         self._promised.pop(job.job_id, None)
         self._waits.setdefault(job.job_id, (job, now - (job.queued_at or 0.0)))
         self._used[job.queue] += _gpus(job.live)
-        quota = self._quotas.get(job.queue)
-        if quota is not None:
+        if (quota := self._quotas.get(job.queue)) is not None:
             _require(self._used[job.queue] <= quota, f"brings queue {job.queue} above its quota of {quota}", now, job)
 
     def left(self, held: Job, after: Job, now: float) -> None:
-        """Record that an attempt gave back what it held."""
         attempt = self._held.pop(held.job_id, None)
         _require(attempt is not None, "gives back what it does not hold", now, held)
         assert attempt is not None
@@ -201,12 +196,9 @@ class Audit(Watcher):
         _require(node.backend == job.host_backend, f"is placed on {node.node_id} of another backend", now, job)
         _require(node.tags.issuperset(needs.capabilities), f"is placed on {node.node_id} without its tags", now, job)
         _require(len(share.gpus) == (needs.gpus_per_node or 0), f"gets {len(share.gpus)} GPUs of a node", now, job)
-        _require(
-            (share.cpu_cores, share.ram_mb, share.storage_mb) == (needs.cpu_cores, needs.ram_mb, needs.storage_mb),
-            "gets other amounts than it asked for",
-            now,
-            job,
-        )
+        amounts = (needs.cpu_cores, needs.ram_mb, needs.storage_mb)
+        same = (share.cpu_cores, share.ram_mb, share.storage_mb) == amounts
+        _require(same, "gets other amounts than it asked for", now, job)
         units = {gpu.index: gpu for gpu in node.gpus}
         for index in share.gpus:
             gpu = units.get(index)

@@ -6,16 +6,17 @@ when those that are named are gone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.scheduling.obstacles import Obstacles, Patience, Situation, expected_end, gpus_of
-from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.shortage import (
     BestNode,
     best_node,
@@ -72,25 +73,18 @@ def explain(
     thorough: bool = True,
     patience: Patience = lambda: True,
 ) -> Explanation | None:
-    """Why a job waits; None when it does not.
+    """Why a job waits; None when it does not. `visible` says whether the jobs of an account may be named.
 
-    Args:
-        situation: the cluster, with the jobs that hold something and at least those that come before this one.
-        job: the job, as it is in the view of it.
-        visible: whether the jobs of an account may be named.
-        thorough: find what is in the way too; that takes several runs of the scheduler.
-        patience: whether there is time for another one; without, more may be named as being in the way than is.
+    The situation has the jobs that hold something and at least those that come before this one. With `thorough`, what
+    is in the way is found, too, by several runs of the scheduler; without patience more may be named than is.
     """
     if job.status is JobStatus.QUEUED:
         return _Case(situation, job, visible, patience).explain(thorough)
     if job.status is not JobStatus.PENDING:
         return None
-    return Explanation(
-        code=PendingCode.ADMITTING,
-        message="is being admitted",
-        needs=needs_in_words(job.needs, situation.view.inventory.gpus_wanted(job.needs, job.host_backend)),
-        would_start_if="its checks were done",
-    )
+    needs = needs_in_words(job.needs, situation.view.inventory.gpus_wanted(job.needs, job.host_backend))
+    done = "its checks were done"
+    return Explanation(code=PendingCode.ADMITTING, message="is being admitted", needs=needs, would_start_if=done)
 
 
 def about(seconds: float) -> str:
@@ -148,67 +142,36 @@ class _Case:
             preempted += [each.victim for each in plan.preemptions if each.victim not in preempted]
             holders, ahead = preempted, way.ahead(preempted)
         blockers = [self._blocker(other, preempted=other in preempted) for other in (*holders, *ahead)]
-        remedy = _remedy(blockers)
+        told = functools.partial(self._told, best_node=best, blockers=tuple(blockers))
+        remedy, others = _remedy(blockers), list(_in_words(blockers))
         if preempted or (job.room_at is not None and not way.over_quota):
-            parts = [f"needs {self._needs}; room is being made for it", *_in_words(blockers)]
-            return self._told(PendingCode.PREEMPTING, "; ".join(parts), remedy, best, blockers)
+            parts = [f"needs {self._needs}; room is being made for it", *others]
+            return told(PendingCode.PREEMPTING, "; ".join(parts), remedy)
         if way.over_quota:
             holds = f"may hold {way.quota} GPUs and holds {way.gpus_held}"
             asks = f"asks for {_gpus(way.demand.total_gpus)} in queue {job.queue}"
-            parts = [f"{asks}, which {holds}", *_in_words(blockers)]
             if way.fits and way.starts_without_quota():
                 remedy = f"{remedy}, or the quota were {way.gpus_held + way.demand.total_gpus} GPUs"
-            return self._told(PendingCode.QUOTA, "; ".join(parts), remedy, best, blockers)
+            return told(PendingCode.QUOTA, "; ".join([f"{asks}, which {holds}", *others]), remedy)
         if not way.fits:
             have = free_in_words(way.demand, way.pool, best) if best else "no node takes work"
-            parts = [f"needs {self._needs}; {have}", *_in_words(blockers)]
-            return self._told(PendingCode.ROOM, "; ".join(parts), remedy, best, blockers)
-        return self._behind(plan, ahead, blockers, best, remedy, thorough)
-
-    def _behind(
-        self,
-        plan: Plan,
-        ahead: Sequence[Job],
-        blockers: Sequence[Blocker],
-        best: BestNode | None,
-        remedy: str,
-        thorough: bool,
-    ) -> Explanation:
-        """It fits into what is free, but others come first."""
-        job = self._job
+            return told(PendingCode.ROOM, "; ".join([f"needs {self._needs}; {have}", *others]), remedy)
         if any(other.queue != job.queue and key_of(other) > key_of(job) for other in ahead):
-            held = f" ({_gpus(self._way.gpus_held)})" if self._way.gpus_held else ""
+            held = f" ({_gpus(way.gpus_held)})" if way.gpus_held else ""
             message = f"is in queue {job.queue}, which has had its share{held} of the cluster"
-            parts = [message, *_in_words(blockers)]
-            return self._told(PendingCode.FAIR_SHARE, "; ".join(parts), remedy, best, blockers)
-        parts = ["would fit into what is free, which goes to others", *_in_words(blockers)]
+            return told(PendingCode.FAIR_SHARE, "; ".join([message, *others]), remedy)
+        parts = ["would fit into what is free, which goes to others", *others]
         starts = [plan.heads[other.job_id][1] for other in ahead if other.job_id in plan.heads]
         if starts and max(starts) < math.inf:
             parts[-1] += f", in about {about(max(starts) - self._now)} at the latest"
-        runtime_s = self._way.runtime_s(plan, ahead) if thorough else None
+        runtime_s = way.runtime_s(plan, ahead) if thorough else None
         if runtime_s is not None:
             parts.append(f"with a max_runtime_seconds of {about(runtime_s)} or less it would start now")
             remedy = f"{remedy}, or its max_runtime_seconds were {runtime_s} or less"
-        return self._told(PendingCode.BEHIND, "; ".join(parts), remedy, best, blockers, runtime_s)
+        return told(PendingCode.BEHIND, "; ".join(parts), remedy, runtime_s=runtime_s)
 
-    def _told(
-        self,
-        code: PendingCode,
-        message: str,
-        would_start_if: str,
-        best: BestNode | None = None,
-        blockers: Sequence[Blocker] = (),
-        runtime_s: int | None = None,
-    ) -> Explanation:
-        return Explanation(
-            code=code,
-            message=message,
-            needs=self._needs,
-            best_node=best,
-            blockers=tuple(blockers),
-            would_start_if=would_start_if,
-            runtime_s=runtime_s,
-        )
+    def _told(self, code: PendingCode, message: str, would_start_if: str, **more: Any) -> Explanation:
+        return Explanation(code=code, message=message, needs=self._needs, would_start_if=would_start_if, **more)
 
     def _blocker(self, other: Job, *, preempted: bool) -> Blocker:
         named = self._visible(other.account_id)
@@ -246,8 +209,7 @@ def _remedy(blockers: Sequence[Blocker]) -> str:
 
 
 def _names(blockers: Sequence[Blocker]) -> str:
-    named = [_name(blocker) for blocker in blockers if blocker.name][:NAMED]
-    if named:
+    if named := [_name(blocker) for blocker in blockers if blocker.name][:NAMED]:
         return _listed(named, len(blockers) - len(named))
     return ANOTHERS if len(blockers) == 1 else f"{len(blockers)} jobs"
 

@@ -18,7 +18,7 @@ from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.placement import free_amounts, given_amounts, members, plus
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan, schedule
-from trainmaster.server.scheduling.view import ClusterView, Stay, key_of
+from trainmaster.server.scheduling.view import ClusterView, key_of
 from trainmaster.server.scheduling.virtual_time import starts_ahead
 
 MOST_PASSES = 400
@@ -26,11 +26,7 @@ MOST_PASSES = 400
 
 
 def expected_end(job: Job) -> float | None:
-    """When a job will release its resources; None when that is not known.
-
-    By the end of its grace period if it is being stopped, else by what it says of its progress or by its
-    `max_runtime_seconds`, whichever comes first.
-    """
+    """When a job will release its resources, by its grace period, its progress or its limit; None when unknown."""
     attempt = job.live
     if attempt.stop is not None and attempt.stop_at is not None:
         return attempt.stop_at + attempt.stop_grace_s
@@ -48,10 +44,7 @@ def expected_end(job: Job) -> float | None:
 def estimated_waits(
     view: ClusterView, wanted: Collection[str], *, now: float, patience: Callable[[], bool] = lambda: True
 ) -> dict[str, float]:
-    """How long jobs will still wait if nothing new comes, in seconds, by running the scheduler forward.
-
-    A job is missing where the ends of those before it are not known, or where it would take too long to find out.
-    """
+    """How long jobs will still wait if nothing new comes, in seconds, as far as that is known or found out in time."""
     starts = starts_ahead(view, now=now, ends_at=expected_end, wanted=wanted, max_passes=MOST_PASSES, patience=patience)
     return {job_id: max(0.0, start - now) for job_id, start in starts.items() if job_id in wanted}
 
@@ -101,34 +94,22 @@ class Obstacles:
         self.fits = self.pool.find(self.demand) is not None
         """Into what is free, if nobody came first."""
 
-    @property
-    def over_quota(self) -> bool:
-        return self._over_quota(())
+        self.over_quota = self._over_quota(())
 
     def holders(self) -> list[Job]:
         """Jobs without which it would fit: those that end first, and none that is not needed for it."""
         if self.fits and not self.over_quota:
             return []
         near = self._nearest()
-        here = {node.node_id for node in near}
-        candidates = [
-            other
-            for other in self._view.holding.values()
-            if any(share.node_id in here for share in other.live.shares) or self._counts(other)
-        ]
-        candidates.sort(key=self._leaves)
+        candidates = sorted(
+            self._in_the_way(self._view.holding.values(), {node.node_id for node in near}), key=self._leaves
+        )
         # The jobs that hold something on these nodes, alone with them: quick to ask.
         small = ClusterView().with_nodes(near).with_jobs(candidates)
         count = _first(len(candidates), lambda some: self._fit(small, candidates[:some]) is not None)
-        shares = self._fit(small, candidates[:count])
-        if shares is None:
+        if (shares := self._fit(small, candidates[:count])) is None:
             return []
-        chosen = {share.node_id for share in shares}
-        needed = [
-            other
-            for other in candidates[:count]
-            if any(share.node_id in chosen for share in other.live.shares) or self._counts(other)
-        ]
+        needed = self._in_the_way(candidates[:count], {share.node_id for share in shares})
         for other in reversed(needed.copy()):
             without = [each for each in needed if each is not other]
             if self._fit(small, without) is not None:
@@ -144,9 +125,7 @@ class Obstacles:
         others = [other for other in every if key_of(other) < mine]
         if self._patience() and not self.starts_without([*holders, *others]):
             others = every
-        count = _first(
-            len(others), lambda some: self.starts_without([*holders, *others[:some]]), patience=self._patience
-        )
+        count = _first(len(others), lambda some: self.starts_without([*holders, *others[:some]]), self._patience)
         needed = others[:count]
         if count <= PRUNED:
             for other in others[:count]:
@@ -186,9 +165,14 @@ class Obstacles:
         pool = Pool(_without(view, gone))
         return pool.find(pool.demand(self._job.host_backend, replace(self._job.needs, gpus_per_node=self.demand.gpus)))
 
-    def _counts(self, other: Job) -> bool:
-        """Whether what another job holds counts against the quota that keeps this job out."""
-        return self.over_quota and other.queue == self._job.queue
+    def _in_the_way(self, jobs: Iterable[Job], node_ids: Collection[str]) -> list[Job]:
+        """Those that hold something of these nodes, or of the quota that keeps this job out."""
+        return [
+            other
+            for other in jobs
+            if any(share.node_id in node_ids for share in other.live.shares)
+            or (self.over_quota and other.queue == self._job.queue)
+        ]
 
     def _over_quota(self, gone: Iterable[Job]) -> bool:
         if self.quota is None:
@@ -209,7 +193,8 @@ class Obstacles:
         """When a node has room for one node of the gang, and how many jobs have to end until then."""
         demand, have = self.demand, free_amounts(self.pool.left(node_id), good)
         at, gone = self._now, 0
-        leaving = sorted(((self._end(stay), stay.share) for stay in self.pool.stays(node_id)), key=itemgetter(0))
+        ends = ((_end(self._view.holding[stay.job_id]), stay.share) for stay in self.pool.stays(node_id))
+        leaving = sorted(ends, key=itemgetter(0))
         for end, share in leaving:
             if members(demand.needs, demand.gpus, *have):
                 break
@@ -217,15 +202,15 @@ class Obstacles:
             at, gone = end, gone + 1
         return at, gone
 
-    def _end(self, stay: Stay) -> float:
-        end = expected_end(self._view.holding[stay.job_id])
-        return math.inf if end is None else end
-
     def _leaves(self, other: Job) -> tuple[float, int, str, str]:
         """By the end, where one is known; else by the node that has the fewest jobs."""
-        end = expected_end(other)
         node_id = other.live.shares[0].node_id if other.live.shares else ""
-        return (math.inf if end is None else end, len(self.pool.stays(node_id)), node_id, other.job_id)
+        return _end(other), len(self.pool.stays(node_id)), node_id, other.job_id
+
+
+def _end(job: Job) -> float:
+    end = expected_end(job)
+    return math.inf if end is None else end
 
 
 def gpus_of(job: Job) -> int:

@@ -1,10 +1,8 @@
-"""Which nodes and GPUs a gang can use, and the nodes grouped by kind, so that nodes that are alike are checked once.
-
-`scheduling.pool` finds the places of a gang.
-"""
+"""Which nodes and GPUs a gang can use, and the nodes grouped by kind, so that nodes that are alike are checked once."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -52,9 +50,7 @@ class Amounts(NamedTuple):
 
     def plus(self, other: Amounts, times: int = 1) -> Amounts:
         return Amounts(
-            self.gpus + times * other.gpus,
-            self.cpu_cores + times * other.cpu_cores,
-            self.slots + times * other.slots,
+            self.gpus + times * other.gpus, self.cpu_cores + times * other.cpu_cores, self.slots + times * other.slots
         )
 
     def share_of(self, total: Amounts) -> float:
@@ -121,25 +117,25 @@ class Inventory:
 
 
 def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
-    kinds: dict[NodeKind, list[str]] = {}
+    kinds: defaultdict[NodeKind, list[str]] = defaultdict(list)
     kind_of: dict[str, NodeKind] = {}
-    totals: dict[str, Amounts] = {}
+    totals: defaultdict[str, Amounts] = defaultdict(Amounts)
     with_whole = set()
     known: dict[NodeKind, NodeKind] = {}
     for node in nodes:
-        found = _kind(node)
+        units = tuple(sorted(Unit(gpu.memory_mb, gpu.index, gpu.type) for gpu in node.gpus if gpu.healthy))
+        found = NodeKind(node.backend, node.cpu_cores, node.ram_mb, node.storage_mb, node.slots, units, node.tags)
         kind = known.setdefault(found, found)
-        has = Amounts(len(kind.units), node.cpu_cores, node.slots)
-        totals[node.backend] = totals.get(node.backend, Amounts()).plus(has)
+        totals[node.backend] = totals[node.backend].plus(Amounts(len(kind.units), node.cpu_cores, node.slots))
         if node.backend not in with_whole and not all(is_slice(gpu.type) for gpu in node.gpus):
             with_whole.add(node.backend)
         if node.state is NodeState.READY:
-            kinds.setdefault(kind, []).append(node.node_id)
+            kinds[kind].append(node.node_id)
             kind_of[node.node_id] = kind
     return Inventory(
         kinds={kind: tuple(sorted(ids)) for kind, ids in kinds.items()},
         kind_of=kind_of,
-        totals=totals,
+        totals=dict(totals),
         with_whole_gpus=frozenset(with_whole),
     )
 
@@ -177,18 +173,6 @@ def plus(first: FreeAmounts, second: FreeAmounts) -> FreeAmounts:
     return a + f, b + g, c + h, d + i, e + j
 
 
-def _kind(node: Node) -> NodeKind:
-    return NodeKind(
-        node.backend,
-        node.cpu_cores,
-        node.ram_mb,
-        node.storage_mb,
-        node.slots,
-        tuple(sorted(Unit(gpu.memory_mb, gpu.index, gpu.type) for gpu in node.gpus if gpu.healthy)),
-        node.tags,
-    )
-
-
 TOLERATED_MB = 1024
 """What a driver, a display or a monitoring tool may hold on a GPU that is free."""
 
@@ -196,8 +180,7 @@ TOLERATED_MB = 1024
 def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
     """The nodes as they were reported, without the GPUs that are in use by something other than these jobs.
 
-    That is memory which a job left behind, or a process that was started beside Trainmaster: the next job would not
-    find what it was promised.
+    Memory that a job left behind, or a process beside Trainmaster holds, would be missed by the next job.
     """
     held = {(share.node_id, gpu) for job in jobs for share in job.live.shares for gpu in share.gpus}
     return [

@@ -21,15 +21,12 @@ class Keeper(Protocol):
 
     def room(self, node_id: str, free: Free) -> Free:
         """What others may take of what is free on a node."""
-        ...
 
     def kept(self, kind: NodeKind) -> tuple[int, int] | None:
         """GPUs and cores that are kept on every node of a kind at least; None when all of it is."""
-        ...
 
     def limits(self, node_id: str, free: Free) -> Iterator[tuple[Free, float]]:
         """What others may have of a node: each with the time after which what is given back adds to it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -59,9 +56,8 @@ class Demand:
     def size(self) -> tuple[int, ...]:
         """The total that it asks for, to compare two: GPUs count first."""
         needs = self.needs
-        return tuple(
-            each * needs.node_count for each in (self.gpus, needs.cpu_cores, needs.ram_mb, needs.storage_mb, 1)
-        )
+        amounts = (self.gpus, needs.cpu_cores, needs.ram_mb, needs.storage_mb, 1)
+        return tuple(each * needs.node_count for each in amounts)
 
 
 _Used = Mapping[str, tuple[Free, list[Share]]]
@@ -133,8 +129,7 @@ class Pool:
         used: dict[str, tuple[Free, list[Share]]] = {}
         shares: list[Share] = []
         for _ in range(demand.count):
-            share = self._pick(demand, keepers, used)
-            if share is None:
+            if (share := self._pick(demand, keepers, used)) is None:
                 break
             shares.append(share)
             if demand.count > 1:
@@ -160,27 +155,21 @@ class Pool:
     def place(self, job_id: str, shares: Iterable[Share], *, end: float, lasting: bool) -> None:
         for rank, share in enumerate(shares):
             self._put(share.node_id, self._left[share.node_id].without(share))
-            self._settle(share.node_id, [*self.stays(share.node_id), Stay(end, lasting, job_id, rank, share)])
+            stay = Stay(end, lasting, job_id, rank, share)
+            self._stays[share.node_id] = sorted([*self.stays(share.node_id), stay])
 
     def stop(self, job_id: str, node_ids: Iterable[str], *, end: float) -> None:
         """Record that a job will be gone from these nodes at `end`."""
         for node_id in node_ids:
-            here = self.stays(node_id)
-            self._settle(
-                node_id,
-                [stay._replace(end=end, lasting=False) if stay.job_id == job_id else stay for stay in here],
+            self._stays[node_id] = sorted(
+                stay._replace(end=end, lasting=False) if stay.job_id == job_id else stay for stay in self.stays(node_id)
             )
-
-    def _settle(self, node_id: str, stays: list[Stay]) -> None:
-        stays.sort()
-        self._stays[node_id] = stays
 
     def _put(self, node_id: str, free: Free) -> None:
         """Record what is free of a node, and move the node to its row."""
         old = self._left[node_id]
         self._left[node_id] = free
-        kind = self._inventory.kind_of.get(node_id)
-        if kind is None:
+        if (kind := self._inventory.kind_of.get(node_id)) is None:
             return
         rows = self._shelves[kind]
         if old.slots:
@@ -225,8 +214,7 @@ class Pool:
         needs = demand.needs
         open_kinds = []
         for kind, matching in demand.kinds:
-            kept = _kept(keepers, kind)
-            if kept is not None:
+            if (kept := _kept(keepers, kind)) is not None:
                 level = demand.gpus + (kept[0] if demand.gpus else 0)
                 cores = needs.cpu_cores + (kept[1] if needs.cpu_cores else 0)
                 open_kinds.append((self._shelves[kind], matching, level, cores))
@@ -242,8 +230,7 @@ class Pool:
                         break
                     if place[1] in apart:
                         continue
-                    share = self._share(demand, matching, place[1], keepers, used)
-                    if share is not None:
+                    if (share := self._share(demand, matching, place[1], keepers, used)) is not None:
                         best = (place, share)
                         break
             if best is not None:
@@ -258,8 +245,7 @@ class Pool:
             kind = self._inventory.kind_of.get(node_id)
             if found != degree or kind not in matching:
                 continue
-            share = self._share(demand, matching[kind], node_id, keepers, used)
-            if share is not None:
+            if (share := self._share(demand, matching[kind], node_id, keepers, used)) is not None:
                 free = self._left[node_id]
                 score = (node_id in used, len(free.gpus), free.cpu_cores, node_id)
                 if best is None or score < best[0]:
@@ -269,6 +255,7 @@ class Pool:
     def _share(
         self, demand: Demand, matching: tuple[int, ...], node_id: str, keepers: Sequence[Keeper], used: _Used
     ) -> Share | None:
+        """What one node of a gang would take of what is free; None when it does not fit."""
         free = self._left[node_id]
         needs = demand.needs
         if free.ram_mb < needs.ram_mb or free.storage_mb < needs.storage_mb or len(free.gpus) < demand.gpus:
@@ -280,7 +267,12 @@ class Pool:
                 free = keeper.room(node_id, free)
             for share in own:
                 free = free.without(share)
-        return _share_in(demand, matching, node_id, free)
+        if free.slots < 1 or free.cpu_cores < needs.cpu_cores:
+            return None
+        if free.ram_mb < needs.ram_mb or free.storage_mb < needs.storage_mb:
+            return None
+        gpus = [index for index in matching if index in free.gpus][: demand.gpus] if demand.gpus else []
+        return share_of(needs, node_id, gpus) if len(gpus) == demand.gpus else None
 
     def _preferences(self, needs: Needs) -> dict[str, int]:
         if not needs.affinity and not needs.anti_affinity:
@@ -295,25 +287,10 @@ class Pool:
         return {node_id: degree for node_id, degree in found.items() if degree}
 
 
-def _share_in(demand: Demand, matching: Sequence[int], node_id: str, free: Free) -> Share | None:
-    """What one node of a gang would take of what is free; None when it does not fit."""
-    needs = demand.needs
-    if (
-        free.slots < 1
-        or free.cpu_cores < needs.cpu_cores
-        or free.ram_mb < needs.ram_mb
-        or free.storage_mb < needs.storage_mb
-    ):
-        return None
-    gpus = [index for index in matching if index in free.gpus][: demand.gpus] if demand.gpus else []
-    return share_of(needs, node_id, gpus) if len(gpus) == demand.gpus else None
-
-
 def _kept(keepers: Sequence[Keeper], kind: NodeKind) -> tuple[int, int] | None:
     gpus = cores = 0
     for keeper in keepers:
-        kept = keeper.kept(kind)
-        if kept is None:
+        if (kept := keeper.kept(kind)) is None:
             return None
         gpus, cores = max(gpus, kept[0]), max(cores, kept[1])
     return gpus, cores

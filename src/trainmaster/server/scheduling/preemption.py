@@ -4,8 +4,6 @@ Only preemptible jobs of a lower priority, as it was given and not as it aged. C
 highest priority among them is as low as can be; they lose the least work; they are the fewest, with the fewest
 GPUs. For a job on one node the set is the cheapest there is, unless more than `EXACT` jobs could be stopped on a
 node. For a gang, nodes are added one by one, the cheapest next, and whoever is not needed in the end is spared.
-
-`drain` has the jobs to stop because their node is drained.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class VictimSearch:
         self._lowest: dict[str, int | None] = {}
         self._victims: dict[str, Victim] = {}
         self._by_node: dict[str, list[Victim]] = {}
-        self._by_queue: dict[str, dict[str, Job]] | None = None
+        self._by_queue: defaultdict[str, dict[str, Job]] | None = None
         self._weighed: dict[tuple[Demand, int], dict[str, Cost | None]] = {}
         self._sorted = False
         self._preemptors = 0
@@ -81,12 +79,12 @@ class VictimSearch:
         """GPUs that jobs of a queue will give back because they are being stopped."""
         return sum(held_by(job).gpus for job in self._stopping.values() if job.queue == queue)
 
-    def given_back(self) -> dict[str, int]:
+    def given_back(self) -> Counter[str]:
         """GPUs that will be given back, by node."""
-        gpus: dict[str, int] = {}
+        gpus: Counter[str] = Counter()
         for job in self._stopping.values():
             for share in job.live.shares:
-                gpus[share.node_id] = gpus.get(share.node_id, 0) + len(share.gpus)
+                gpus[share.node_id] += len(share.gpus)
         return gpus
 
     def near(self) -> Near:
@@ -129,13 +127,9 @@ class VictimSearch:
     def _sort_out(self) -> None:
         """A job that ends by itself before it could be stopped counts as stopped."""
         self._sorted = True
-        ending = [
-            job
-            for job in self._running.values()
-            if job.max_runtime_s is not None and known_end(job) <= self._now + grace_s(job, StopCause.PREEMPT)
-        ]
-        for job in ending:
-            self._stopping[job.job_id] = self._running.pop(job.job_id)
+        for job in list(self._running.values()):
+            if job.max_runtime_s is not None and known_end(job) <= self._now + grace_s(job, StopCause.PREEMPT):
+                self._stopping[job.job_id] = self._running.pop(job.job_id)
         self._priorities = None
         self._lowest.clear()
 
@@ -168,10 +162,7 @@ class VictimSearch:
     def _places(
         self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, own_queue: bool = False
     ) -> Collection[Victim] | None:
-        """Room for the nodes of a gang, one after the other, each where it costs the least.
-
-        A node is looked at closely only when no other could be cheaper.
-        """
+        """Room for a gang where it costs the least; a node is looked at closely only when no other can be cheaper."""
         near = {*self.given_back(), *(self._pool.roomy(demand) if demand.count > 1 else ())}
         sites = {site.node_id: site for site in self._sites(near, job, demand, keepers, own_queue=own_queue)}
         have = {node_id: site.members(()) for node_id, site in sites.items()}
@@ -204,14 +195,13 @@ class VictimSearch:
         given_back, kinds = self.given_back(), dict(demand.kinds)
         for node_id, here in self._victims_by_node().items():
             if node_id not in weighed and self._pool.kind_of(node_id) in kinds:
-                short = demand.gpus - len(self._pool.left(node_id).gpus) - given_back.get(node_id, 0)
+                short = demand.gpus - len(self._pool.left(node_id).gpus) - given_back[node_id]
                 weighed[node_id] = least_cost(here, job.priority, short)
                 self._looks += 1 / GLANCES
         return [(cost, node_id) for node_id, cost in weighed.items() if cost is not None]
 
     def _victim(self, job: Job) -> Victim:
-        known = self._victims.get(job.job_id)
-        if known is None:
+        if (known := self._victims.get(job.job_id)) is None:
             shares = job.live.shares
             gpus = len(shares[0].gpus) if len(shares) == 1 else held_by(job).gpus
             began = job.live.created_at if job.live.started_at is None else job.live.started_at
@@ -222,10 +212,10 @@ class VictimSearch:
 
     def _of_queue(self, queue: str) -> list[Job]:
         if self._by_queue is None:
-            self._by_queue = {}
+            self._by_queue = defaultdict(dict)
             for job in self._running.values():
-                self._by_queue.setdefault(job.queue, {})[job.job_id] = job
-        return list(self._by_queue.get(queue, {}).values())
+                self._by_queue[job.queue][job.job_id] = job
+        return list(self._by_queue[queue].values())
 
     def _victims_by_node(self) -> dict[str, list[Victim]]:
         """The preemptible jobs of each node, cheapest first."""
@@ -240,7 +230,7 @@ class VictimSearch:
     def _sites(
         self, nodes: Iterable[str], job: Job, demand: Demand, keepers: Sequence[Keeper], *, own_queue: bool
     ) -> list[Site]:
-        sites = [self._site(node_id, job, demand, keepers, own_queue=own_queue) for node_id in sorted(nodes)]
+        sites = (self._site(node_id, job, demand, keepers, own_queue=own_queue) for node_id in sorted(nodes))
         return [site for site in sites if site is not None]
 
     def _site(
@@ -315,10 +305,8 @@ def drain(view: ClusterView) -> Drainage:
             holders[node_id].append(job)
     evicted: dict[str, Eviction] = {}
     for node_id, jobs in holders.items():
-        if draining[node_id].drain_force:
-            for job in jobs:
-                if job.live.stop is None:
-                    evicted.setdefault(job.job_id, Eviction(job=job, node=draining[node_id]))
-    return Drainage(
-        evictions=tuple(evicted.values()), empty=tuple(node_id for node_id in draining if node_id not in holders)
-    )
+        for job in jobs if draining[node_id].drain_force else ():
+            if job.live.stop is None:
+                evicted.setdefault(job.job_id, Eviction(job=job, node=draining[node_id]))
+    empty = tuple(node_id for node_id in draining if node_id not in holders)
+    return Drainage(evictions=tuple(evicted.values()), empty=empty)

@@ -99,15 +99,12 @@ class GroupState:
     def next(self) -> Entry | None:
         """The next job that may run now; jobs in back-off are skipped."""
         entries, now = self._entries, self._now
-        at = self._at
-        while at < len(entries):
-            entry = entries[at]
-            job = entry[3]
+        for at in range(self._at, len(entries)):
+            job = entries[at][3]
             if not job.in_backoff(now) and job.desired is Desired.RUN and at not in self._done:
                 self._at = at
-                return entry
-            at += 1
-        self._at = at
+                return entries[at]
+        self._at = len(entries)
         return None
 
     def first(self) -> Entry | None:
@@ -147,15 +144,6 @@ class LineState:
         self._order: list[tuple[Key, int]] = []
         self._groups: list[GroupState] = []
 
-    def add(self, group: GroupState) -> None:
-        entry = group.next()
-        if entry is not None:
-            self._order.append((entry[:3], len(self._groups)))
-            self._groups.append(group)
-
-    def start(self) -> None:
-        heapify(self._order)
-
     def place(self) -> tuple[float, Key] | None:
         """The place of its next job among all queues: the lowest share first, then the earliest job."""
         if not self._order:
@@ -166,8 +154,7 @@ class LineState:
         return self._groups[heappop(self._order)[1]]
 
     def push(self, group: GroupState) -> None:
-        entry = group.next()
-        if entry is not None:
+        if (entry := group.next()) is not None:
             heappush(self._order, (entry[:3], len(self._groups)))
             self._groups.append(group)
 
@@ -184,14 +171,13 @@ class Lines:
         known: dict[tuple[str, object], Asked] = {}
         for (name, _), used in view.occupancy.usage.items():
             self._queue(view, name).held_gpus += used.gpus
-        for line, groups in view.waiting.lines.items():
+        for line, groups in view.waiting.items():
             name, backend = line
             queue = self._queue(view, name)
             total = view.inventory.totals.get(backend, Amounts())
             state = self.lines[line] = LineState(queue, view.occupancy.usage.get(line, Amounts()), total)
             for group, entries in groups.items():
-                asked = known.get((backend, group.needs))
-                if asked is None:
+                if (asked := known.get((backend, group.needs))) is None:
                     asked = Asked(pool.demand(backend, group.needs), len(self.asked))
                     known[backend, group.needs] = asked
                     self.asked.append(asked)
@@ -202,10 +188,9 @@ class Lines:
                 each = GroupState(list(entries) if not isinstance(entries, list) else entries, asked, queue, now)
                 if asked.demand.possible and queue.admits(asked.demand.total_gpus):
                     asked.groups.append(each)
-                    state.add(each)
+                    state.push(each)
                     if queue.over(asked.demand.total_gpus) and (first := each.next()) is not None:
                         queue.close(first[:3])
-            state.start()
         for asked in self.asked:
             asked.order()
         self.room.sort(key=lambda each: each[0][:3])

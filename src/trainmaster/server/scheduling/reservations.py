@@ -41,7 +41,7 @@ class Near(NamedTuple):
 
 
 class Head:
-    """A job that is first in line, and what is kept for it."""
+    """A job that is first in line, and what is kept for it; a `Keeper`."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class Head:
         return sum(map(len, self._openings.values())) >= self.demand.count
 
     def room(self, node_id: str, free: Free) -> Free:
-        """What jobs behind the head may take of what is free on a node."""
         if not self._backfill:
             return _NOTHING if node_id in self._openings else free
         if math.isfinite(self.start):
@@ -97,26 +96,18 @@ class Head:
         demand, needs, most = self.demand, self.demand.needs, len(self._openings.get(node_id, ()))
         if not most:
             return free
-        gpus = free.gpus
-        if demand.gpus and gpus:
+        gpus: list[int] = []
+        if demand.gpus and free.gpus:
             matching = self._matching[self._kind(node_id)]
-            gpus = gpus.difference([index for index in matching if index in gpus][: most * demand.gpus])
-        return Free(
-            gpus=gpus,
-            cpu_cores=max(0, free.cpu_cores - most * needs.cpu_cores),
-            ram_mb=max(0, free.ram_mb - most * needs.ram_mb),
-            storage_mb=max(0, free.storage_mb - most * needs.storage_mb),
-            slots=max(0, free.slots - most),
-        )
+            gpus = [index for index in matching if index in free.gpus][: most * demand.gpus]
+        return free.less(gpus, most * needs.cpu_cores, most * needs.ram_mb, most * needs.storage_mb, most)
 
     def kept(self, kind: NodeKind) -> tuple[int, int] | None:
-        """GPUs and cores that are kept on every node of a kind at least; None when all of it is."""
         if math.isfinite(self.start) and self._backfill:
             return 0, 0
         return self._kept.get(kind, (0, 0))
 
     def limits(self, node_id: str, free: Free) -> Iterator[tuple[Free, float]]:
-        """What those behind may have of a node: each with the time after which what is given back adds to it."""
         beside = self._beside.get(node_id)
         if beside is not None and self._backfill:
             yield free, -math.inf
@@ -149,27 +140,17 @@ class Head:
 
     def _survey(self, kind: NodeKind) -> None:
         fewest = self.demand.count
-        node_ids = self._pool.nodes_of(kind)
-        for node_id in node_ids:
-            found = self._node_openings(kind, node_id)
-            if found:
+        for node_id in self._pool.nodes_of(kind):
+            if found := self._node_openings(kind, node_id):
                 self._openings[node_id] = found
             fewest = min(fewest, len(found))
-        matching = self._matching[kind]
-        gpus = fewest * self.demand.gpus if len(matching) == len(kind.units) else 0
-        self._kept[kind] = (gpus, fewest * self.demand.needs.cpu_cores)
-        if fewest and not self._backfill:
-            self._kept[kind] = None
+        gpus = fewest * self.demand.gpus if len(self._matching[kind]) == len(kind.units) else 0
+        kept = (gpus, fewest * self.demand.needs.cpu_cores)
+        self._kept[kind] = None if fewest and not self._backfill else kept
 
     def _node_openings(self, kind: NodeKind, node_id: str) -> list[float]:
-        return openings(
-            self.demand,
-            kind,
-            self._matching[kind],
-            stays=self._pool.stays(node_id),
-            claims=self._claims(node_id),
-            now=self._now,
-        )
+        stays, claims = self._pool.stays(node_id), self._claims(node_id)
+        return openings(self.demand, kind, self._matching[kind], stays=stays, claims=claims, now=self._now)
 
     def _reserve(self) -> None:
         """Find the earliest start that is certain, and the places."""
@@ -181,8 +162,10 @@ class Head:
         self.start = first[-1][0]
         for node_id, most in Counter(node_id for _, node_id in first).items():
             beside, shares = self._free_then(node_id), []
+            matching = self._matching[self._kind(node_id)]
             for _ in range(most):
-                share = self._member(node_id, beside)
+                gpus = [index for index in matching if index in beside.gpus][: self.demand.gpus]
+                share = share_of(self.demand.needs, node_id, gpus)
                 beside = beside.without(share)
                 shares.append(share)
             self.reserved[node_id], self._beside[node_id] = shares, beside
@@ -202,11 +185,6 @@ class Head:
         for share in self._claims(node_id):
             free = free.without(share)
         return free
-
-    def _member(self, node_id: str, free: Free) -> Share:
-        matching = self._matching[self._kind(node_id)]
-        gpus = [index for index in matching if index in free.gpus][: self.demand.gpus]
-        return share_of(self.demand.needs, node_id, gpus)
 
 
 def openings(
@@ -264,8 +242,7 @@ class Heads:
         """Make a job a head, unless one before it waits for the same kind of node."""
         if job.job_id in self._all or any(self._covered.get(kind, key) < key for kind, _ in demand.kinds):
             return None
-        head = self.add(job, key, demand)
-        if head is not None:
+        if (head := self.add(job, key, demand)) is not None:
             for kind, _ in demand.kinds:
                 self._covered[kind] = min(key, self._covered.get(kind, key))
         return head

@@ -19,7 +19,7 @@ so that two jobs never take turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -110,8 +110,7 @@ class _Pass:
         """Demands that fit, by the nodes where they do."""
 
     def run(self) -> Plan:
-        self._unsure = [(entry[:3], each.number) for each in self._lines.asked if (entry := each.first()) is not None]
-        heapify(self._unsure)
+        self._unsure = _by_first(self._lines.asked)
         for (*_, job), asked in self._lines.room:
             if len(self._placements) >= self._limit:
                 break
@@ -152,8 +151,7 @@ class _Pass:
             group = line.pop()
             if self._look_at(group, line):
                 line.push(group)
-            place = line.place()
-            if place is not None:
+            if (place := line.place()) is not None:
                 heappush(waiting, (place, index, line))
 
     def _look_at(self, group: GroupState, line: LineState) -> bool:
@@ -230,8 +228,7 @@ class _Pass:
             self._check_quotas(line.queue)
         for node_id in nodes:
             for number in self._relied_on.pop(node_id, ()):
-                entry = self._lines.asked[number].first()
-                if entry is not None:
+                if (entry := self._lines.asked[number].first()) is not None:
                     heappush(self._unsure, (entry[:3], number))
 
     def _check_quotas(self, queue: QueueState) -> None:
@@ -256,8 +253,7 @@ class _Pass:
             if entry[:3] > at:
                 heappush(self._unsure, (entry[:3], number))
                 continue
-            shares = self._pool.find(asked.demand)
-            if shares is None:
+            if (shares := self._pool.find(asked.demand)) is None:
                 self._block(asked)
             for share in shares or ():
                 self._relied_on.setdefault(share.node_id, set()).add(number)
@@ -292,19 +288,13 @@ class _Pass:
         """It does not fit into what is free, and what is free only shrinks during a pass."""
         asked.blocked = True
         asked.failed = [frozenset()]
-        entry = asked.first()
-        if entry is not None:
+        if (entry := asked.first()) is not None:
             heappush(self._unelected, (entry[:3], asked.number))
 
     def _remove(self, head: Head) -> None:
         """It is a head no longer; another job may be one now."""
         self._heads.remove(head)
-        self._unelected = [
-            (entry[:3], each.number)
-            for each in self._lines.asked
-            if each.blocked and (entry := each.first()) is not None
-        ]
-        heapify(self._unelected)
+        self._unelected = _by_first(each for each in self._lines.asked if each.blocked)
 
     # -- preemption --
 
@@ -333,8 +323,7 @@ class _Pass:
             key = (self._now, key[1], key[2])
         if group is not None:
             group.advance()
-        known = self._heads.get(job.job_id)
-        if known is not None:
+        if (known := self._heads.get(job.job_id)) is not None:
             self._remove(known)
         self._heads.add(job, key, demand, near=preempting.near())
         return True
@@ -355,6 +344,13 @@ class _Pass:
             return Blocked(behind=(frozenset(),), hopeless=_ANY_PRIORITY)
         tried = (priority for priority, heads in asked.hopeless if not heads)
         return Blocked(behind=tuple(asked.failed), hopeless=max(self._spared(asked), *tried, -1))
+
+
+def _by_first(demands: Iterable[Asked]) -> list[tuple[Key, int]]:
+    """A heap of demands, by who waits first for each."""
+    heap = [(entry[:3], each.number) for each in demands if (entry := each.first()) is not None]
+    heapify(heap)
+    return heap
 
 
 def _names(heads: Sequence[Head]) -> frozenset[str]:

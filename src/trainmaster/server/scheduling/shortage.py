@@ -43,25 +43,27 @@ def needs_in_words(needs: Needs, gpus: int) -> str:
 
 def best_node(demand: Demand, pool: Pool) -> BestNode | None:
     """Where the least is missing, among the nodes that could hold a node of the gang; None when there are none."""
-    best: tuple[tuple[int, int, int, str], BestNode] | None = None
+    wanted = (1, *(amount for amount, _ in _plain(demand.needs)))
+    best: tuple[int, int, int, str, int] | None = None
     for kind, matching in demand.kinds:
         good = frozenset(matching)
         for node_id in pool.nodes_of(kind):
             left = pool.left(node_id)
             gpus = len(good & left.gpus)
-            lacking = sum(wanted > have for wanted, have in zip(_amounts(demand.needs), _left(left), strict=True))
-            score = (max(0, demand.gpus - gpus), lacking, -left.cpu_cores, node_id)
-            if best is None or score < best[0]:
-                found = BestNode(
-                    node_id=node_id,
-                    gpus_free=gpus,
-                    cpu_cores_free=left.cpu_cores,
-                    ram_mb_free=left.ram_mb,
-                    storage_mb_free=left.storage_mb,
-                    slots_free=left.slots,
-                )
-                best = (score, found)
-    return best[1] if best else None
+            lacking = sum(least > have for least, have in zip(wanted, _left(left), strict=True))
+            score = (max(0, demand.gpus - gpus), lacking, -left.cpu_cores, node_id, gpus)
+            best = score if best is None else min(best, score)
+    if best is None:
+        return None
+    left = pool.left(best[3])
+    return BestNode(
+        node_id=best[3],
+        gpus_free=best[4],
+        cpu_cores_free=left.cpu_cores,
+        ram_mb_free=left.ram_mb,
+        storage_mb_free=left.storage_mb,
+        slots_free=left.slots,
+    )
 
 
 def free_in_words(demand: Demand, pool: Pool, best: BestNode) -> str:
@@ -81,37 +83,29 @@ def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, s
     if not nodes:
         return f"backend {backend!r} has no nodes", f"a node of backend {backend!r} came up"
     tags = frozenset().union(*(node.tags for node in nodes))
-    missing = ", ".join(sorted(set(needs.capabilities) - tags))
-    if missing:
-        known = _some(sorted(tags)) or "none"
-        return (
-            f"no node has the capability {missing}; there are: {known}",
-            f"a node were given the capability {missing}",
-        )
+    if missing := ", ".join(sorted(set(needs.capabilities) - tags)):
+        why = f"no node has the capability {missing}; there are: {_some(sorted(tags)) or 'none'}"
+        return why, f"a node were given the capability {missing}"
     gpus = inventory_from_nodes(nodes).gpus_wanted(needs, backend)
     types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     if gpus and not types:
         return "no node has a GPU", "it asked for no GPU"
     if gpus and needs.gpu_type and not any(_matching(replace(needs, gpu_memory_min_mb=0), node) for node in nodes):
         return f"no node has a GPU of type {needs.gpu_type}; there are: {_some(types)}", "it asked for one of those"
-    largest = _largest(needs, nodes, gpus)
-    if largest is not None:
+    if (largest := _largest(needs, nodes, gpus)) is not None:
         return largest
-    most = _members(backend, needs, Pool(ClusterView().with_nodes(nodes)))
-    if most:
+    if most := _members(backend, needs, Pool(ClusterView().with_nodes(nodes))):
         return f"at most {most} of its {needs.node_count} nodes fit at once", f"it asked for at most {most} nodes"
     return "no node has all of that at once", "it asked for less of it"
 
 
 def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, str] | None:
     """Which nodes that take no work, or GPUs that are out of the pool, a job waits for; None when those do not help."""
-    shares = _find(backend, needs, restored_pool(nodes))
-    if shares is None:
+    if (shares := _find(backend, needs, restored_pool(nodes))) is None:
         return None
     by_id = {node.node_id: node for node in nodes}
     chosen = [by_id[node_id] for node_id in dict.fromkeys(share.node_id for share in shares)]
-    away = [node for node in chosen if node.state is not NodeState.READY]
-    if away:
+    if away := [node for node in chosen if node.state is not NodeState.READY]:
         told = _some([f"{node.node_id} ({': '.join(filter(None, (node.state, node.drain_reason)))})" for node in away])
         names = _some([node.node_id for node in away])
         again = "came back" if all(node.state is NodeState.OFFLINE for node in away) else "were enabled"
@@ -173,10 +167,6 @@ def _find(backend: str, needs: Needs, pool: Pool) -> list[Share] | None:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def _amounts(needs: Needs) -> tuple[int, int, int, int]:
-    return 1, needs.cpu_cores, needs.ram_mb, needs.storage_mb
 
 
 def _left(free: Free) -> tuple[int, int, int, int]:

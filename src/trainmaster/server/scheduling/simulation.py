@@ -16,7 +16,7 @@ from trainmaster.server.scheduling.audit import Audit
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.schedule import Plan
 from trainmaster.server.scheduling.traces import BACKEND, Trace, TraceJob
-from trainmaster.server.scheduling.view import ClusterView
+from trainmaster.server.scheduling.view import ClusterView, held_by
 from trainmaster.server.scheduling.virtual_time import Rules, VirtualCluster, Watcher
 
 
@@ -79,8 +79,6 @@ class Figures:
 
 
 class MetricsCollector(Watcher):
-    """Collects the metrics of a simulation."""
-
     def __init__(self, trace: Trace, jobs: Mapping[str, TraceJob]) -> None:
         self._trace = trace
         self._jobs = jobs
@@ -101,7 +99,7 @@ class MetricsCollector(Watcher):
     def placed(self, job: Job, now: float) -> None:
         self._started.setdefault(job.job_id, now)
         self._placements += 1
-        self._competition.change(job.queue, now, waiting=-1, gpus=_gpus(job))
+        self._competition.change(job.queue, now, waiting=-1, gpus=held_by(job).gpus)
 
     def stopping(self, victim: Job, by: Job | None, now: float) -> None:  # noqa: ARG002 - as the base has it
         self._preemptions += 1
@@ -109,9 +107,9 @@ class MetricsCollector(Watcher):
     def left(self, held: Job, after: Job, now: float) -> None:
         attempt = held.live
         began_s = attempt.started_at or 0.0
-        gpus = _gpus(held)
+        gpus, cores, _ = held_by(held)
         self._held_gpu_s += gpus * (now - began_s)
-        self._held_core_s += (now - began_s) * sum(share.cpu_cores for share in attempt.shares)
+        self._held_core_s += cores * (now - began_s)
         if attempt.stop_at is not None:
             saved = self._jobs[held.job_id].save_s <= attempt.stop_grace_s
             self._lost_gpu_s += gpus * (now - (attempt.stop_at if saved else began_s))
@@ -235,7 +233,7 @@ def makespan_bound(trace: Trace) -> float:
         return 0.0
     gpus = [gpu for node in trace.nodes for gpu in node.gpus]
     bounds = [
-        max(job.arrival_s + _runs_s(job) for job in jobs),
+        max(job.arrival_s + min(job.duration_s, _limit_s(job)) for job in jobs),
         _work_bound(jobs, lambda job: job.gpus, len(gpus)),
         _work_bound(jobs, lambda job: job.cpu_cores, sum(node.cpu_cores for node in trace.nodes)),
     ]
@@ -243,10 +241,10 @@ def makespan_bound(trace: Trace) -> float:
         of_type = [job for job in jobs if job.needs.gpu_type == wanted]
         there = sum(same_gpu_type(wanted, gpu.type) for gpu in gpus)
         bounds.append(_work_bound(of_type, lambda job: job.gpus, there))
-    quotas = {queue.name: queue.quota_gpus for queue in trace.queues if queue.quota_gpus is not None}
     by_queue: defaultdict[str, list[TraceJob]] = defaultdict(list)
     for job in jobs:
         by_queue[job.queue].append(job)
+    quotas = {queue.name: queue.quota_gpus for queue in trace.queues if queue.quota_gpus is not None}
     bounds += [_work_bound(by_queue[name], lambda job: job.gpus, quota) for name, quota in quotas.items()]
     return max(bounds) - jobs[0].arrival_s
 
@@ -263,14 +261,14 @@ def _work_bound(jobs: Sequence[TraceJob], width: Callable[[TraceJob], int], capa
     """When all work can be done at the earliest, if it could be cut as one likes; jobs are in order of arrival."""
     bound, work = 0.0, 0.0
     for job in reversed(jobs):
-        work += width(job) * _runs_s(job)
+        work += width(job) * min(job.duration_s, _limit_s(job))
         if work and capacity:
             bound = max(bound, job.arrival_s + work / capacity)
     return bound
 
 
-def _runs_s(job: TraceJob) -> float:
-    return job.duration_s if job.max_runtime_s is None else min(job.duration_s, job.max_runtime_s)
+def _limit_s(job: Job | TraceJob) -> float:
+    return inf if job.max_runtime_s is None else job.max_runtime_s
 
 
 def _possible(nodes: Sequence[Node]) -> Callable[[Needs], bool]:
@@ -279,18 +277,10 @@ def _possible(nodes: Sequence[Node]) -> Callable[[Needs], bool]:
     return functools.cache(lambda needs: empty.demand(BACKEND, needs).possible)
 
 
-def _gpus(job: Job) -> int:
-    return sum(len(share.gpus) for share in job.live.shares)
-
-
 def simulate(
     trace: Trace, *, rules: Rules | None = None, check: bool = False, watchers: Iterable[Watcher] = ()
 ) -> Figures:
-    """Run a trace to its end. With `check`, hold every step against the scheduler's promises.
-
-    Raises:
-        BrokenPromiseError: with `check`, as soon as one does not hold.
-    """
+    """Run a trace to its end; with `check`, a BrokenPromiseError tells of the first promise that does not hold."""
     rules = rules or Rules()
     arrivals = {job.job_id: job for job in map(arriving, range(len(trace.jobs)), trace.jobs)}
     work = TrueWork(dict(zip(arrivals, trace.jobs, strict=True)))
@@ -342,10 +332,6 @@ class TrueWork(Watcher):
 
     def _left_s(self, job: Job) -> float:
         return self.jobs[job.job_id].duration_s - self.done_s[job.job_id]
-
-
-def _limit_s(job: Job) -> float:
-    return inf if job.max_runtime_s is None else job.max_runtime_s
 
 
 def arriving(index: int, job: TraceJob) -> Job:

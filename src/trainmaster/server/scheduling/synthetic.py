@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import ceil, log
 from typing import Any
 
 from trainmaster.server.core.resources import Needs, Node, Queue
@@ -50,18 +49,8 @@ TEAM: Sequence[JobClass] = (
 """Few large jobs hold most of the GPUs; many small ones come in between."""
 
 
-def synthetic(
-    *,
-    jobs: int,
-    seed: int,
-    nodes: Sequence[Node],
-    queues: Sequence[Queue] = (),
-    load: float = 0.9,
-) -> Trace:
-    """Jobs that come at random and ask, in the long run, for `load` of the cluster's GPUs (cores, where it has none).
-
-    Each queue gets jobs in proportion to its weight.
-    """
+def synthetic(*, jobs: int, seed: int, nodes: Sequence[Node], queues: Sequence[Queue] = (), load: float = 0.9) -> Trace:
+    """Jobs that come at random and ask for `load` of the GPUs (or cores), in each queue in proportion to its weight."""
     chance = random.Random(seed)
     largest = max((len(node.gpus) for node in nodes), default=0)
     drawn = chance.choices(TEAM, [each.share for each in TEAM], k=jobs)
@@ -119,9 +108,6 @@ def kueue_trace(document: object, *, name: str) -> Trace:
     - Priorities keep their order and are spread over 0 to 10.
     - Nothing is preemptible: Kueue takes lent quota back by eviction, here the weights decide who is next.
     - No job has a limit on its runtime. Kueue has none, so the scheduler gets none.
-
-    Raises:
-        TraceError: the document has another shape; the message says where.
     """
     cohorts = document.get("cohorts") if isinstance(document, Mapping) else document
     try:
@@ -148,9 +134,8 @@ def _trace(cohorts: Sequence[Any], name: str) -> Trace:
                     quota += int(queue_class["nominalQuota"])
                     for workload_set in _sequence(queue_class["workloadsSets"], "workloadsSets"):
                         jobs += _jobs(workload_set, queue.name, cohort, priorities)
-            nodes += uniform_nodes(
-                math.ceil(quota / GPUS_PER_NODE), gpus=GPUS_PER_NODE, capabilities=(cohort,), prefix=cohort
-            )
+            count = ceil(quota / GPUS_PER_NODE)
+            nodes += uniform_nodes(count, gpus=GPUS_PER_NODE, capabilities=(cohort,), prefix=cohort)
     jobs.sort(key=lambda job: job.arrival_s)
     return Trace(name=name, jobs=jobs, nodes=nodes, queues=queues)
 
@@ -179,7 +164,7 @@ def _jobs(
     for index in range(int(workload_set["count"]) * len(templates)):
         workload = templates[index % len(templates)]
         request, runtime_s = int(workload["request"]), float(workload["runtimeMs"]) / 1000
-        node_count = math.ceil(request / GPUS_PER_NODE)
+        node_count = ceil(request / GPUS_PER_NODE)
         if request % node_count:
             raise TraceError(f"a request of {request} cannot be split over nodes of {GPUS_PER_NODE} GPUs")
         yield TraceJob(
@@ -211,10 +196,7 @@ def _sequence(value: object, name: str) -> Sequence[Any]:
 
 
 def _mix(cohorts: int, queues: int, sets: Sequence[tuple[str, int, int, int, int, int]]) -> list[dict[str, Any]]:
-    """Cohorts of queues with a quota of 20 that borrow up to 100.
-
-    A set is: class name, count, ms between two, runtime in ms, priority, request.
-    """
+    """Cohorts of queues; a set is: class name, count, ms between two, runtime in ms, priority, request."""
     workloads = [
         {
             "count": count,
@@ -223,13 +205,7 @@ def _mix(cohorts: int, queues: int, sets: Sequence[tuple[str, int, int, int, int
         }
         for name, count, interval, runtime, priority, request in sets
     ]
-    queue = {
-        "className": "cq",
-        "count": queues,
-        "nominalQuota": 20,
-        "borrowingLimit": 100,
-        "workloadsSets": workloads,
-    }
+    queue = {"className": "cq", "count": queues, "nominalQuota": 20, "borrowingLimit": 100, "workloadsSets": workloads}
     return [{"className": "cohort", "count": cohorts, "queuesSets": [queue]}]
 
 

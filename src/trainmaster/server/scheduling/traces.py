@@ -1,7 +1,4 @@
-"""Traces, the input of a simulation: jobs with their arrival and true duration, and the cluster that runs them.
-
-A recorded trace is a file of JSON lines, one job a line; `to_line` and `from_line` are its format.
-"""
+"""Traces, the input of a simulation: a cluster, and jobs with arrival and true duration; in files, a JSON line each."""
 
 from __future__ import annotations
 
@@ -111,10 +108,8 @@ def uniform_nodes(
 def to_line(job: TraceJob) -> str:
     """The job as a line of a recorded trace, without what is at its default."""
     needs = needs_to_json(job.needs)
-    document: dict[str, Any] = {"name": job.name, "arrival_s": job.arrival_s, "duration_s": job.duration_s}
-    document["gpus"] = needs.pop("gpus_per_node", 0)
-    document["nodes"] = needs.pop("node_count", 1)
-    document |= needs
+    size = {"gpus": needs.pop("gpus_per_node", 0), "nodes": needs.pop("node_count", 1)}
+    document = {"name": job.name, "arrival_s": job.arrival_s, "duration_s": job.duration_s, **size, **needs}
     for name in ("priority", "queue", "preemptible", "max_retries", "max_runtime_s", "save_s"):
         if getattr(job, name) != TraceJob.__dataclass_fields__[name].default:
             document[name] = getattr(job, name)
@@ -124,13 +119,10 @@ def to_line(job: TraceJob) -> str:
 
 
 def from_line(line: str) -> TraceJob:
-    """The job of a line of a recorded trace; `gpus` are those of each of its `nodes`.
+    """The job of a line of a recorded trace; `gpus` are those of each of its `nodes`. TraceError says what is wrong.
 
     >>> from_line('{"arrival_s": 0, "duration_s": 60, "gpus": 8, "nodes": 2}').gpus
     16
-
-    Raises:
-        TraceError: the line is not a job; the message says which field is wrong.
     """
     try:
         document = json.loads(line)
@@ -156,11 +148,7 @@ def from_line(line: str) -> TraceJob:
 
 
 def from_lines(lines: Iterable[str]) -> list[TraceJob]:
-    """All jobs of a recorded trace; empty lines are passed over.
-
-    Raises:
-        TraceError: a line is wrong; the message has its number.
-    """
+    """All jobs of a recorded trace; empty lines are passed over. A TraceError has the number of the line."""
     jobs = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -197,15 +185,11 @@ def _texts(name: str, value: object) -> list[str]:
     return value
 
 
-def _flag(_: str, value: object) -> bool:
-    return bool(value)
-
-
 _READERS: Mapping[str, Callable[[str, object], Any]] = {
     **dict.fromkeys(("arrival_s", "duration_s", "max_runtime_s", "save_s"), _seconds),
     **dict.fromkeys(("gpus", "nodes", "cpu_cores", "ram_mb", "storage_mb", "gpu_memory_min_mb"), _natural),
     **dict.fromkeys(("priority", "max_retries"), _natural),
     **dict.fromkeys(("name", "class", "gpu_type", "queue"), _text),
     **dict.fromkeys(("capabilities", "affinity", "anti_affinity"), _texts),
-    "preemptible": _flag,
+    "preemptible": lambda _, value: bool(value),
 }

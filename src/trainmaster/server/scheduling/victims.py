@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from trainmaster.server.core.job import Job
 from trainmaster.server.scheduling.placement import FreeAmounts, members, plus
@@ -37,10 +38,7 @@ def cost_of(victims: Collection[Victim]) -> Cost:
 
 
 def least_cost(victims: Sequence[Victim], priority: int, gpus: int) -> Cost | None:
-    """What it costs at least to get so many GPUs from those of a lower priority; None when they do not have them.
-
-    The cheapest come first.
-    """
+    """What so many GPUs of those with a lower priority cost at least, the cheapest first; None if they have too few."""
     able = [each for each in victims if each.job.priority < priority]
     for highest in sorted({each.job.priority for each in able}):
         allowed = [each for each in able if each.job.priority <= highest]
@@ -59,8 +57,7 @@ def cheapest(
 ) -> list[Victim] | None:
     """The cheapest set that is enough, where a larger set is never less than enough; None when all are not.
 
-    `missing` says how many more are needed at least, of a set that is not enough. What counts first, the highest
-    priority, is for the caller to see to: all that are given are equal in that.
+    `missing` says how many more a set needs at least. All that are given count as equal in priority.
     """
     order = sorted(victims, key=lambda each: (each.loss, each.gpus, each.job.job_id))
     if len(order) > EXACT:
@@ -154,9 +151,4 @@ class Site:
 
 
 def have_room(sites: Iterable[Site], count: int, gone: Collection[Victim]) -> bool:
-    have = 0
-    for site in sites:
-        have += site.members(gone)
-        if have >= count:
-            return True
-    return False
+    return any(have >= count for have in accumulate(site.members(gone) for site in sites))

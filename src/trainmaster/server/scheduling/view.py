@@ -41,38 +41,30 @@ def key_of(job: Job) -> Key:
     return (math.inf if job.room_at is None else job.room_at, job.order_key, job.job_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJobs:
-    """The queued jobs; each group is sorted by key."""
+WaitingJobs = Mapping[Line, Mapping[JobGroup, Sequence[Entry]]]
+"""The queued jobs; each group is sorted by key."""
 
-    lines: Mapping[Line, Mapping[JobGroup, Sequence[Entry]]] = field(default_factory=dict)
 
-    def changed(self, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
-        changes: dict[tuple[Line, JobGroup], tuple[list[Key], list[Entry]]] = {}
-        for job in gone:
-            changes.setdefault(_home(job), ([], []))[0].append(key_of(job))
-        for job in come:
-            changes.setdefault(_home(job), ([], []))[1].append((*key_of(job), job))
-        if not changes:
-            return self
-        lines: dict[Line, Mapping[JobGroup, Sequence[Entry]]] = dict(self.lines)
-        fresh: dict[Line, dict[JobGroup, Sequence[Entry]]] = {}
-        for (line, group), (removed, added) in changes.items():
-            groups = fresh.get(line)
-            if groups is None:
-                groups = fresh[line] = dict(lines.get(line, {}))
-                lines[line] = groups
-            entries = _edited(groups.get(group, ()), removed, added)
-            if entries:
-                groups[group] = entries
-            else:
-                groups.pop(group, None)
-                if not groups:
-                    del lines[line], fresh[line]
-        return WaitingJobs(lines=lines)
-
-    def in_order(self) -> list[Job]:
-        return [entry[3] for entry in merge(*(group for groups in self.lines.values() for group in groups.values()))]
+def _requeued(waiting: WaitingJobs, gone: Iterable[Job], come: Iterable[Job]) -> WaitingJobs:
+    changes: dict[tuple[Line, JobGroup], tuple[list[Key], list[Entry]]] = {}
+    for job in gone:
+        changes.setdefault(_home(job), ([], []))[0].append(key_of(job))
+    for job in come:
+        changes.setdefault(_home(job), ([], []))[1].append((*key_of(job), job))
+    if not changes:
+        return waiting
+    lines: dict[Line, Mapping[JobGroup, Sequence[Entry]]] = dict(waiting)
+    fresh: dict[Line, dict[JobGroup, Sequence[Entry]]] = {}
+    for (line, group), (removed, added) in changes.items():
+        if (groups := fresh.get(line)) is None:
+            groups = lines[line] = fresh[line] = dict(lines.get(line, {}))
+        if entries := _edited(groups.get(group, ()), removed, added):
+            groups[group] = entries
+        else:
+            groups.pop(group, None)
+            if not groups:
+                del lines[line], fresh[line]
+    return lines
 
 
 def _home(job: Job) -> tuple[Line, JobGroup]:
@@ -122,7 +114,9 @@ class Occupancy:
 
     def changed(self, earlier: Mapping[str, Job], changed: Mapping[str, Job], nodes: Mapping[str, Node]) -> Occupancy:
         """After some jobs changed; `earlier` are all jobs before."""
+        moved: set[str] = set()
         touched: dict[str, list[Stay]] = {}
+        """The new stays of each node where a job that moved is or was."""
         usage = dict(self.usage)
         for job_id, job in changed.items():
             before, after = _holder(earlier.get(job_id)), _holder(job)
@@ -132,13 +126,16 @@ class Occupancy:
                 _count(usage, before, -1)
                 _count(usage, after, 1)
             if _stays_differ(before, after):
-                self._leave(touched, before)
+                moved.add(job_id)
+                for share in before.live.shares if before else ():
+                    touched.setdefault(share.node_id, [])
                 for stay in stays_of(after) if after else ():
-                    touched.setdefault(stay.share.node_id, self._here(stay.share.node_id)).append(stay)
+                    touched.setdefault(stay.share.node_id, []).append(stay)
         stays, left = self.stays, self.left
         if touched:
             stays, left = dict(self.stays), dict(self.left)
-            for node_id, here in touched.items():
+            for node_id, come in touched.items():
+                here = [*(stay for stay in self.stays.get(node_id, ()) if stay.job_id not in moved), *come]
                 if here:
                     stays[node_id] = tuple(sorted(here))
                 else:
@@ -149,7 +146,7 @@ class Occupancy:
             stays=stays,
             left=left,
             usage=usage,
-            preemptible=_filed(self.preemptible, changed, lambda job: job.status in ACTIVE and may_be_preempted(job)),
+            preemptible=_filed(self.preemptible, changed, _may_be_preempted),
             stopping=_filed(self.stopping, changed, lambda job: job.status in ACTIVE and job.live.stop is not None),
         )
 
@@ -162,15 +159,6 @@ class Occupancy:
             for node_id, node in nodes.items()
         }
         return replace(self, left=left)
-
-    def _here(self, node_id: str) -> list[Stay]:
-        return list(self.stays.get(node_id, ()))
-
-    def _leave(self, touched: dict[str, list[Stay]], job: Job | None) -> None:
-        for node_id in {share.node_id for share in job.live.shares} if job else ():
-            here = touched.get(node_id)
-            here = self._here(node_id) if here is None else here
-            touched[node_id] = [stay for stay in here if job is None or stay.job_id != job.job_id]
 
 
 def known_end(job: Job) -> float:
@@ -189,8 +177,8 @@ def stays_of(job: Job) -> list[Stay]:
     return [Stay(end, lasting, job.job_id, rank, share) for rank, share in enumerate(job.live.shares)]
 
 
-def may_be_preempted(job: Job) -> bool:
-    return job.preemptible and job.live.stop is None
+def _may_be_preempted(job: Job) -> bool:
+    return job.status in ACTIVE and job.preemptible and job.live.stop is None
 
 
 def _holder(job: Job | None) -> Job | None:
@@ -204,23 +192,15 @@ def held_by(job: Job) -> Amounts:
 
 
 def left_of(node: Node, stays: Sequence[Stay]) -> Free:
-    everything = whole(node)
-    if not stays:
-        return everything
-    gpus, cpu_cores, ram_mb, storage_mb = everything.gpus, 0, 0, 0
+    gpus: list[int] = []
+    cpu_cores = ram_mb = storage_mb = 0
     for stay in stays:
         share = stay.share
-        gpus = gpus.difference(share.gpus)
+        gpus += share.gpus
         cpu_cores += share.cpu_cores
         ram_mb += share.ram_mb
         storage_mb += share.storage_mb
-    return Free(
-        gpus=gpus,
-        cpu_cores=max(0, everything.cpu_cores - cpu_cores),
-        ram_mb=max(0, everything.ram_mb - ram_mb),
-        storage_mb=max(0, everything.storage_mb - storage_mb),
-        slots=max(0, everything.slots - len(stays)),
-    )
+    return whole(node).less(gpus, cpu_cores, ram_mb, storage_mb, len(stays))
 
 
 def _count(usage: dict[Line, Amounts], job: Job | None, times: int) -> None:
@@ -266,13 +246,12 @@ class ClusterView:
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
     inventory: Inventory = field(default_factory=Inventory)
-    waiting: WaitingJobs = field(default_factory=WaitingJobs)
+    waiting: WaitingJobs = field(default_factory=dict)
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def with_jobs(self, changed: Iterable[Job]) -> ClusterView:
         """The view after these jobs were committed as they are."""
-        latest = {job.job_id: job for job in changed}
-        if not latest:
+        if not (latest := {job.job_id: job for job in changed}):
             return self
         known = [before for job_id in latest if (before := self.jobs.get(job_id)) is not None]
         return replace(
@@ -280,7 +259,7 @@ class ClusterView:
             jobs=_filed(self.jobs, latest, lambda job: job.status not in TERMINAL),
             pending=_filed(self.pending, latest, lambda job: job.status is JobStatus.PENDING),
             holding=_filed(self.holding, latest, lambda job: job.status in ACTIVE),
-            waiting=self.waiting.changed(filter(_is_queued, known), filter(_is_queued, latest.values())),
+            waiting=_requeued(self.waiting, filter(_is_queued, known), filter(_is_queued, latest.values())),
             occupancy=self.occupancy.changed(self.jobs, latest, self.nodes),
         )
 
@@ -297,10 +276,9 @@ class ClusterView:
         return replace(self, queues={queue.name: queue for queue in queues})
 
     def queued(self) -> list[Job]:
-        return self.waiting.in_order()
-
-    def free(self) -> dict[str, Free]:
-        return dict(self.occupancy.left)
+        """In the order of their keys."""
+        groups = (group for line in self.waiting.values() for group in line.values())
+        return [entry[3] for entry in merge(*groups)]
 
 
 def _is_queued(job: Job) -> bool:

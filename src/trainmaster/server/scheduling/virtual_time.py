@@ -1,8 +1,4 @@
-"""A cluster in virtual time: simulates what the coordinator, the workers and the clock do to jobs.
-
-The scheduler and the view are the real ones. Only what is around them is made up: jobs arrive, hold what they were
-given until their work is done or they have saved, and leave.
-"""
+"""A cluster in virtual time: simulates what coordinator, workers and clock do, around the real scheduler and view."""
 
 from __future__ import annotations
 
@@ -105,8 +101,7 @@ class VirtualCluster:
     def step(self) -> bool:
         """Process what is due by now, or else the next event, and schedule; False when nothing more will happen."""
         if not self._again:
-            upcoming = self._next_at()
-            if upcoming is None:
+            if (upcoming := self._next_at()) is None:
                 return False
             self.now = max(self.now, upcoming)
         if self._take_in():
@@ -117,12 +112,9 @@ class VirtualCluster:
         while self._leaves and self._leaving.get(self._leaves[0][1]) != self._leaves[0][0]:
             heappop(self._leaves)
         times = [self._leaves[0][0]] if self._leaves else []
-        if self._arrivals:
-            times.append(self._arrivals[-1].queued_at or 0.0)
-        if self._changes:
-            times.append(self._changes[-1].at_s)
-        if self._backoffs:
-            times.append(self._backoffs[-1])
+        times += [job.queued_at or 0.0 for job in self._arrivals[-1:]]
+        times += [change.at_s for change in self._changes[-1:]]
+        times += self._backoffs[-1:]
         return min(times, default=None)
 
     def _take_in(self) -> bool:
@@ -162,12 +154,8 @@ class VirtualCluster:
         self.view = self.view.with_nodes(nodes.values())
         for watcher in self._watchers:
             watcher.nodes_changed(self.view, self.now)
-        evicted = []
-        for eviction in drain(self.view).evictions:
-            stopped = self._stop(eviction.job, None, grace_s=eviction.node.drain_grace_s)
-            if stopped is not None:
-                evicted.append(stopped)
-        self.view = self.view.with_jobs(evicted)
+        stops = [self._stop(each.job, None, grace_s=each.node.drain_grace_s) for each in drain(self.view).evictions]
+        self.view = self.view.with_jobs(stopped for stopped in stops if stopped is not None)
         return True
 
     def _pass(self) -> None:
@@ -201,8 +189,7 @@ class VirtualCluster:
         """Tell an attempt to stop; None when it is stopping already, or over."""
         if (end := self._leaving.get(victim.job_id)) is not None and end <= self.now:
             return None
-        change = preempt(victim, now=self.now, message="", grace_s=grace_s)
-        if change is None:
+        if (change := preempt(victim, now=self.now, message="", grace_s=grace_s)) is None:
             return None
         stopped = change.job
         for watcher in self._watchers:
@@ -225,19 +212,11 @@ class VirtualCluster:
     def _after(self, job: Job, now: float) -> Job:
         """The job after its attempt: over, or queued again."""
         reason = Reason.PREEMPTED if job.live.stop is StopCause.PREEMPT else self._work.ended(job)
-        if reason is Reason.PREEMPTED:
-            if may_requeue(job):
-                return job.evolve(
-                    status=JobStatus.QUEUED,
-                    status_at=now,
-                    reason=reason,
-                    attempt=None,
-                    preemptions_used=job.preemptions_used + 1,
-                )
-            status = JobStatus.PREEMPTED
-        else:
-            status = JobStatus.COMPLETED if reason is Reason.SUCCEEDED else JobStatus.FAILED
-        return job.evolve(status=status, status_at=now, finished_at=now, reason=reason, attempt=None)
+        after = job.evolve(status_at=now, reason=reason, attempt=None)
+        if reason is Reason.PREEMPTED and may_requeue(job):
+            return after.evolve(status=JobStatus.QUEUED, preemptions_used=job.preemptions_used + 1)
+        known = {Reason.PREEMPTED: JobStatus.PREEMPTED, Reason.SUCCEEDED: JobStatus.COMPLETED}
+        return after.evolve(status=known.get(reason, JobStatus.FAILED), finished_at=now)
 
 
 def starts_ahead(
@@ -252,10 +231,8 @@ def starts_ahead(
 ) -> dict[str, float]:
     """When queued jobs would start, if nothing new came: the view run forward with the scheduler.
 
-    `ends_at` is asked once for each job that holds resources, now or on the way, and says when it will let go;
-    None means that nobody knows, and that it does not. An attempt that is being stopped lets go at the end of its
-    grace period. Jobs that are not in the answer did not start within `max_passes`, before the last known end, or
-    before the patience of whoever asks was over.
+    `ends_at` says of a job that holds resources when it will let go; with None it does not. Jobs that are not in the
+    answer did not start within `max_passes`, before the last known end, or before the patience was over.
     """
     starts: dict[str, float] = {}
     missing = set(wanted) if wanted is not None else {job.job_id for job in view.queued()}
@@ -292,19 +269,15 @@ class _Starts(Watcher):
 
 def _placed(job: Job, shares: Iterable[Share], now: float) -> Job:
     """The job at work: in virtual time nothing happens between placing a job and running it."""
+    number = job.attempt_count + 1
     attempt = Attempt(
-        number=job.attempt_count + 1,
-        token="",
-        backend=job.backend,
-        shares=tuple(shares),
-        created_at=now,
-        started_at=now,
+        number=number, token="", backend=job.backend, shares=tuple(shares), created_at=now, started_at=now
     )
     return job.evolve(
         status=JobStatus.TRAINING,
         status_at=now,
         started_at=now if job.started_at is None else job.started_at,
         attempt=attempt,
-        attempt_count=attempt.number,
+        attempt_count=number,
         room_at=None,
     )

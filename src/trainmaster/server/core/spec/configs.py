@@ -26,6 +26,7 @@ from trainmaster.server.core.fields import (
     StringMap,
     Text,
     null_means,
+    optional,
     refuse,
 )
 from trainmaster.server.core.training.sources import ModelSource
@@ -62,12 +63,8 @@ class CheckpointConfig(Model):
         description="Number of newest checkpoints to keep; at most 1000. The best one, pinned ones and those in "
         "use are kept in addition.",
     )
-    metric_for_best_model: Text | None = Field(
-        default=None, description="The metric that determines the best checkpoint."
-    )
-    greater_is_better: Flag | None = Field(
-        default=None, description="Null: false for a metric with 'loss' in its name, else true."
-    )
+    metric_for_best_model: Text | None = optional("The metric that determines the best checkpoint.")
+    greater_is_better: Flag | None = optional("Null: false for a metric with 'loss' in its name, else true.")
     save_on_each_node: Flag = Field(default=False, description="Every node saves, not only the first.")
     resume_from_best: Flag = Field(
         default=False, description="Continue from the best checkpoint instead of the latest."
@@ -95,17 +92,15 @@ class CheckpointConfig(Model):
 class OutputConfig(RuledModel):
     """Where results go, how checkpoints are kept, and what is exported."""
 
-    output_model_name: Text | None = Field(
-        default=None, description="The result's name below output_path; null: the result goes to output_path itself."
+    output_model_name: Text | None = optional(
+        "The result's name below output_path; null: the result goes to output_path itself."
     )
-    output_path: Text | None = Field(
-        default=None, description="Where the result goes; the server's own directory when null."
-    )
+    output_path: Text | None = optional("Where the result goes; the server's own directory when null.")
     checkpoint: CheckpointConfig = Field(
         default_factory=CheckpointConfig, description="When checkpoints are saved, and which are kept."
     )
     push_to_hub: Flag = Field(default=False, description="Not available yet: upload the result to the Hub.")
-    hub_repo_id: Text | None = Field(default=None, description="The repository for `push_to_hub`.")
+    hub_repo_id: Text | None = optional("The repository for `push_to_hub`.")
     hub_token: Annotated[SecretStr, Field(max_length=4096)] | None = Field(
         default=None, exclude=True, description="For private models and data of the Hub. Encrypted, never shown."
     )
@@ -126,18 +121,15 @@ NodeLabels = Annotated[tuple[NodeLabel, ...], Field(max_length=1024)]
 class ResourceConfig(RuledModel):
     """What the job needs of its machines. Minima are requirements; affinities are preferences."""
 
-    gpu_count: Annotated[int, Strict(), Field(ge=0, le=MAX_GPUS)] | None = Field(
-        default=None,
-        description="GPUs over all nodes. Null: one per node if gpu_type or gpu_memory_min_mb is set or the backend "
-        "has GPUs, else none. 0: runs on the CPU.",
+    gpu_count: Annotated[int, Strict(), Field(ge=0, le=MAX_GPUS)] | None = optional(
+        "GPUs over all nodes. Null: one per node if gpu_type or gpu_memory_min_mb is set or the backend "
+        "has GPUs, else none. 0: runs on the CPU."
     )
-    gpu_type: Name | None = Field(default=None, description="Such as H100 or A100-80GB; any when null.")
-    gpu_memory_min_mb: Natural | None = Field(default=None, description="Minimum memory of each GPU.")
-    cpu_cores: Count | None = Field(default=None, description="Cores to reserve on each node; also the limit there.")
-    ram_min_mb: Natural | None = Field(
-        default=None, description="Memory to reserve on each node; also the limit there."
-    )
-    storage_min_mb: Natural | None = Field(default=None, description="Disk space to reserve on each node.")
+    gpu_type: Name | None = optional("Such as H100 or A100-80GB; any when null.")
+    gpu_memory_min_mb: Natural | None = optional("Minimum memory of each GPU.")
+    cpu_cores: Count | None = optional("Cores to reserve on each node; also the limit there.")
+    ram_min_mb: Natural | None = optional("Memory to reserve on each node; also the limit there.")
+    storage_min_mb: Natural | None = optional("Disk space to reserve on each node.")
     node_affinity: NodeLabels = Field(default=(), description="Labels of nodes to prefer.")
     node_anti_affinity: NodeLabels = Field(default=(), description="Labels of nodes to avoid.")
     node_count: Annotated[int, Strict(), Field(ge=1, le=MAX_NODES)] = Field(
@@ -170,8 +162,8 @@ class SchedulingConfig(Model):
     queue: Name = Field(default="default", description="The queue that the job waits in.")
     priority: Priority = Field(default=DEFAULT_PRIORITY, description="0 to 10; jobs of higher priority start first.")
     preemptible: Flag = Field(default=False, description="May be preempted by a job of higher priority.")
-    max_runtime_seconds: Count | None = Field(
-        default=None, description="Maximum running time of one attempt; time spent paused does not count."
+    max_runtime_seconds: Count | None = optional(
+        "Maximum running time of one attempt; time spent paused does not count."
     )
     required_capabilities: Names = Field(default=(), description="Tags that every node of the job must have.")
     allow_waiting_for_nodes: Flag = Field(
@@ -205,9 +197,9 @@ class BaseModelConfig(Model):
     model_id: Text = Field(
         description="A Hugging Face name, a path, a URI (hf, s3, http, https, scaiatlas) or artifacts:JOB/output/model."
     )
-    revision: Text | None = Field(default=None, description="Branch, tag or commit of the model.")
-    source: ModelSource | None = Field(default=None, description="Where the model is; null: inferred from model_id.")
-    tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the model's own when null.")
+    revision: Text | None = optional("Branch, tag or commit of the model.")
+    source: ModelSource | None = optional("Where the model is; null: inferred from model_id.")
+    tokenizer_id: Text | None = optional("The tokenizer; the model's own when null.")
     dtype: Annotated[Dtype, null_means(Dtype.AUTO, Dtype)] = Field(
         default=Dtype.AUTO, description="Number format of the weights."
     )
@@ -218,13 +210,13 @@ class BaseModelConfig(Model):
 class DistributedConfig(Model):
     """How the training is spread over ranks."""
 
-    world_size: Annotated[int, Strict(), Field(ge=1, le=MAX_GPUS)] | None = Field(
-        default=None, description="Ranks over all nodes; must equal gpu_count if GPUs are used."
+    world_size: Annotated[int, Strict(), Field(ge=1, le=MAX_GPUS)] | None = optional(
+        "Ranks over all nodes; must equal gpu_count if GPUs are used."
     )
     backend: CollectiveBackend = Field(
         default=CollectiveBackend.NCCL, description="How ranks communicate; gloo is used without a GPU."
     )
-    strategy: Text | None = Field(default=None, description="Such as ddp, fsdp, zero1, zero2 or zero3.")
+    strategy: Text | None = optional("Such as ddp, fsdp, zero1, zero2 or zero3.")
     config: StringMap = Field(default_factory=dict, description="Options of the strategy.")
 
 
@@ -236,7 +228,7 @@ class FrameworkConfig(RuledModel):
     distributed: DistributedConfig = Field(
         default_factory=DistributedConfig, description="How the training is spread over ranks."
     )
-    custom_script_path: PathText | None = Field(default=None, description="The script of a CUSTOM framework.")
+    custom_script_path: PathText | None = optional("The script of a CUSTOM framework.")
 
     def broken_rules(self) -> Iterator[Broken]:
         custom = self.type is FrameworkType.CUSTOM
@@ -262,8 +254,6 @@ class TrainingConfig(Model):
         repr=False,
         description="Variables for the training process. Values are encrypted and never shown.",
     )
-    resume_from_checkpoint: Text | None = Field(
-        default=None, description="Id of a committed checkpoint to continue from."
-    )
+    resume_from_checkpoint: Text | None = optional("Id of a committed checkpoint to continue from.")
     max_retries: Retries = Field(default=0, description="The same as scheduling_config.max_retries.")
     priority: Priority = Field(default=DEFAULT_PRIORITY, description="The same as scheduling_config.priority.")

@@ -28,6 +28,7 @@ from trainmaster.server.core.fields import (
     Verbatim,
     is_unicode,
     null_means,
+    optional,
 )
 from trainmaster.server.core.training.sources import read_split, scheme_of
 
@@ -56,14 +57,9 @@ class FilterOp(StrEnum):
 
 
 SYMBOLS = {
-    "==": FilterOp.EQ,
-    "=": FilterOp.EQ,
-    "!=": FilterOp.NE,
-    "<": FilterOp.LT,
-    "<=": FilterOp.LE,
-    ">": FilterOp.GT,
-    ">=": FilterOp.GE,
-}
+    "==": FilterOp.EQ, "=": FilterOp.EQ, "!=": FilterOp.NE,
+    "<": FilterOp.LT, "<=": FilterOp.LE, ">": FilterOp.GT, ">=": FilterOp.GE,
+}  # fmt: skip
 """What may be written for an op; it is kept by its name."""
 _read_pattern = import_module("re._parser").parse
 """The half of `re.compile` that finds what is wrong. The other half takes seconds for some patterns of a few hundred
@@ -103,9 +99,8 @@ class Filter(RuledModel):
             json_schema_input_type=FilterOp | Annotated[str, Field(pattern=r"^(?:[=!<>]=|[=<>])$")],
         ),
     ] = Field(description="The comparison; `==`, `!=`, `<`, `<=`, `>` and `>=` are accepted, too.")
-    value: Annotated[object, AfterValidator(_plain), _VALUE_SCHEMA] | None = Field(
-        default=None,
-        description="The value to compare with: a list for in and not_in, a pattern for matches, none for is_null.",
+    value: Annotated[object, AfterValidator(_plain), _VALUE_SCHEMA] | None = optional(
+        "The value to compare with: a list for in and not_in, a pattern for matches, none for is_null."
     )
 
     def broken_rules(self) -> Iterator[Broken]:
@@ -198,19 +193,15 @@ def _readable_split(split: str, info: ValidationInfo) -> str:
 
 def _padding_of_flag(value: object) -> object:
     # Tokenizers take a truth value here, and mean this by it.
-    if isinstance(value, bool):
-        return Padding.LONGEST if value else Padding.NONE
-    return value
+    return (Padding.LONGEST if value else Padding.NONE) if isinstance(value, bool) else value
 
 
 class Sampling(Model):
     """Which part of a source is used."""
 
-    weight: Positive | None = Field(default=None, description="Share of this source among all, relative to the others.")
-    ratio: Annotated[float, Strict(), Field(gt=0, le=1)] | None = Field(
-        default=None, description="Fraction of the rows to use."
-    )
-    max_samples: Count | None = Field(default=None, description="Maximum number of rows to use.")
+    weight: Positive | None = optional("Share of this source among all, relative to the others.")
+    ratio: Annotated[float, Strict(), Field(gt=0, le=1)] | None = optional("Fraction of the rows to use.")
+    max_samples: Count | None = optional("Maximum number of rows to use.")
 
 
 class DataSource(Model):
@@ -219,38 +210,34 @@ class DataSource(Model):
     path: Annotated[Text, AfterValidator(_known_scheme)] = Field(
         description="A file, or a URI: file, hf, s3, http, https, scaidrive or scaiatlas."
     )
-    type: Text | None = Field(default=None, description="The type of the source; inferred when null.")
-    split: Annotated[Text, AfterValidator(_readable_split)] | None = Field(
-        default=None,
-        description="Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train if file names "
-        "contain splits, else all.",
+    type: Text | None = optional("The type of the source; inferred when null.")
+    split: Annotated[Text, AfterValidator(_readable_split)] | None = optional(
+        "Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train if file names "
+        "contain splits, else all."
     )
-    format: DataFormat | None = Field(default=None, description="The file format; inferred when null.")
-    columns: Names | None = Field(default=None, description="The columns to read; all when null.")
-    filters: Filters | None = Field(default=None, description="Only rows that meet all of these conditions are used.")
-    sampling: Sampling | None = Field(default=None, description="The part of the source to use; all when null.")
+    format: DataFormat | None = optional("The file format; inferred when null.")
+    columns: Names | None = optional("The columns to read; all when null.")
+    filters: Filters | None = optional("Only rows that meet all of these conditions are used.")
+    sampling: Sampling | None = optional("The part of the source to use; all when null.")
 
 
 class PreprocessConfig(Model):
     """How rows become token sequences. Null leaves an option to the tokenizer."""
 
-    tokenizer_id: Text | None = Field(default=None, description="The tokenizer; the base model's when null.")
+    tokenizer_id: Text | None = optional("The tokenizer; the base model's when null.")
     tokenizer_config: StringMap = Field(default_factory=dict, description="Options of the tokenizer.")
-    add_bos: Flag | None = Field(default=None, description="Begin each sample with the tokenizer's BOS token.")
-    add_eos: Flag | None = Field(default=None, description="End each sample with the tokenizer's EOS token.")
+    add_bos: Flag | None = optional("Begin each sample with the tokenizer's BOS token.")
+    add_eos: Flag | None = optional("End each sample with the tokenizer's EOS token.")
     padding: Annotated[Padding, BeforeValidator(_padding_of_flag, json_schema_input_type=Padding | bool)] | None = (
-        Field(default=None, description="The length to pad samples to; true means longest.")
+        optional("The length to pad samples to; true means longest.")
     )
-    truncation: Flag | None = Field(default=None, description="Cut samples at max_seq_length.")
-    chat_template: Verbatim | None = Field(
-        default=None, description="The Jinja template that turns messages into text."
-    )
+    truncation: Flag | None = optional("Cut samples at max_seq_length.")
+    chat_template: Verbatim | None = optional("The Jinja template that turns messages into text.")
     field_mapping: StringMap = Field(
         default_factory=dict, description="Maps our field names to the columns of the rows."
     )
-    packing: Flag | None = Field(
-        default=None,
-        description="Fill sequences of max_seq_length with several samples. Null: only with CONTINUED_PRETRAIN.",
+    packing: Flag | None = optional(
+        "Fill sequences of max_seq_length with several samples. Null: only with CONTINUED_PRETRAIN."
     )
 
 
@@ -264,20 +251,18 @@ class DataConfig(RuledModel):
     preprocess: PreprocessConfig = Field(
         default_factory=PreprocessConfig, description="How rows become token sequences."
     )
-    max_seq_length: Count | None = Field(
-        default=None, description="Maximum number of tokens of a sample; the model's own limit when null."
-    )
+    max_seq_length: Count | None = optional("Maximum number of tokens of a sample; the model's own limit when null.")
     batch_size: Annotated[Count, null_means(1, Count)] = Field(
         default=1, description="Samples per rank and micro-step."
     )
     gradient_accumulation_steps: Count = Field(default=1, description="Micro-steps per optimizer step.")
     num_workers: Natural = Field(default=0, description="Data-loading processes per rank.")
-    pin_memory: Flag | None = Field(default=None, description="Use page-locked host memory; null: only with a GPU.")
+    pin_memory: Flag | None = optional("Use page-locked host memory; null: only with a GPU.")
     validation_split: Annotated[float, Strict(), Field(ge=0, lt=1)] = Field(
         default=0.0, description="Fraction of the rows to use for validation; below 1."
     )
-    seed: Annotated[int, Strict(), Field(ge=0, le=MAX_SEED)] | None = Field(
-        default=None, description="The random seed; null: the server chooses and records one."
+    seed: Annotated[int, Strict(), Field(ge=0, le=MAX_SEED)] | None = optional(
+        "The random seed; null: the server chooses and records one."
     )
 
     def broken_rules(self) -> Iterator[Broken]:

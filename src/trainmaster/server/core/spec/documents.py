@@ -22,24 +22,23 @@ from trainmaster.server.core.workloads.initializers import secret_values as init
 from trainmaster.server.core.workloads.programs import Serving
 from trainmaster.server.core.workloads.trainer import configs_of, is_training
 
-# Parsing: from an untrusted document to a request that can be run, or to every problem with it. A submission that sets
-# a field without effect on its workload is refused. Stored specs are not checked for that: what an earlier version
-# accepted can still be read.
+# Parsing: from an untrusted document to a request that can be run, or to every problem with it. Stored specs may have
+# fields without effect: what an earlier version accepted can still be read.
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parse_submit(document: object, *, seed: int | None = None) -> SubmitJobRequest:
-    """The request of a document. What comes back can be compiled into a launch.
-
-    `seed` is the one of a training that names none.
+    """The request of a document; it can be compiled into a launch. `seed` is the one of a training that names none.
 
     Raises:
-        SpecError: the document has a wrong shape or value; it names every problem.
+        SpecError: the document has a wrong shape or value, or sets what would change nothing; it names every problem.
         RefusedError: it is well-formed, and asks for something that is not available.
     """
     request = parse(SubmitJobRequest, document)
-    refuse_unused(request)
+    found = _unused_in_training(request) if is_training(request.workload) else _unused_beside(request)
+    if problems := (*found, *_unused_anywhere(request)):
+        raise SpecError(problems)
     data = request.data_config
     if seed is not None and data is not None and data.seed is None:
         request = request.model_copy(update={"data_config": data.model_copy(update={"seed": seed})})
@@ -48,11 +47,7 @@ def parse_submit(document: object, *, seed: int | None = None) -> SubmitJobReque
 
 
 def parse(model: type[ModelT], document: object) -> ModelT:
-    """A document as any model, with the same errors; for the bodies of other requests.
-
-    Raises:
-        SpecError: the document has a wrong shape or value; it names every problem.
-    """
+    """A document as any model, with the same errors; for the bodies of other requests."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -81,25 +76,12 @@ _RESULT_OF_TRAINERS = {
 """What a built-in trainer does with its result, and what to do where a program of the user's own makes it."""
 
 
-def refuse_unused(request: SubmitJobRequest) -> None:
-    """Refuse what is set and would change nothing.
-
-    Raises:
-        SpecError: names every such field, and what to do instead.
-    """
-    found = _unused_in_training(request) if is_training(request.workload) else _unused_beside(request)
-    if problems := (*found, *_unused_anywhere(request)):
-        raise SpecError(problems)
-
-
 def _unused_in_training(request: SubmitJobRequest) -> Iterator[Problem]:
     training, data = configs_of(request)
     base, output = training.base_model, request.output_config
     if request.workload is not None and request.workload.resume_from_checkpoint is not None:
-        yield Problem(
-            field="workload.resume_from_checkpoint",
-            message="a training starts from training_config.resume_from_checkpoint; set it there",
-        )
+        message = "a training starts from training_config.resume_from_checkpoint; set it there"
+        yield Problem(field="workload.resume_from_checkpoint", message=message)
     if training.framework.type is FrameworkType.CUSTOM:
         yield from _unused_result(request, "a CUSTOM script")
     else:
@@ -128,10 +110,8 @@ def _unused_beside(request: SubmitJobRequest) -> Iterator[Problem]:
     checkpoint = request.output_config.checkpoint
     for name in _SAVED_BY_TRAINERS:
         if getattr(checkpoint, name) != CheckpointConfig.model_fields[name].default:
-            yield Problem(
-                field=f"output_config.checkpoint.{name}",
-                message=f"has no effect on a workload of kind {kind}: the program decides when it saves; leave it out",
-            )
+            message = f"has no effect on a workload of kind {kind}: the program decides when it saves; leave it out"
+            yield Problem(field=f"output_config.checkpoint.{name}", message=message)
     if isinstance(request.workload, Serving) and checkpoint.save_total_limit != _KEPT:
         message = f"has no effect on a workload of kind {kind}: what its clients save stays until they delete it"
         yield Problem(field="output_config.checkpoint.save_total_limit", message=message)
@@ -184,11 +164,7 @@ def redacted(request: SubmitJobRequest) -> dict[str, Any]:
 
 
 def with_secrets_of(document: Any, earlier: SubmitJobRequest, values: Mapping[str, str]) -> Any:
-    """A new document, with a secret of the earlier request wherever it has the `***` that `redacted` shows there.
-
-    Raises:
-        SpecError: the document has `***` where the earlier request has no secret.
-    """
+    """A new document, with a secret of the earlier request wherever it has the `***` that `redacted` shows there."""
     problems: list[Problem] = []
     found = _filled(document, redacted(earlier), _document(earlier, lambda name: values.get(name, "")), "", problems)
     if problems:
@@ -202,18 +178,14 @@ def _filled(document: Any, shown: Any, values: Any, path: str, problems: list[Pr
             message = f"the earlier job has no secret here, so '{HIDDEN}' stands for nothing; give the value"
             problems.append(Problem(field=path, message=message))
         return values
+
+    def filled(each: Any, part: int | str, where: str) -> Any:
+        return _filled(each, item_at(shown, part), item_at(values, part), where, problems)
+
     if isinstance(document, dict):
-        return {
-            name: _filled(
-                each, item_at(shown, name), item_at(values, name), f"{path}.{name}" if path else name, problems
-            )
-            for name, each in document.items()
-        }
+        return {name: filled(each, name, f"{path}.{name}" if path else name) for name, each in document.items()}
     if isinstance(document, list):
-        return [
-            _filled(each, item_at(shown, index), item_at(values, index), f"{path}[{index}]", problems)
-            for index, each in enumerate(document)
-        ]
+        return [filled(each, index, f"{path}[{index}]") for index, each in enumerate(document)]
     return document
 
 
@@ -286,16 +258,10 @@ UPCASTERS: Mapping[int, Upcaster] = {1: lambda document: document, 2: _from_2}
 
 
 def load_stored(version: int, document: Mapping[str, Any]) -> SubmitJobRequest:
-    """The request of a stored document. Fields that are not known any more are ignored.
-
-    Raises:
-        NewerSpecError: a newer version of Trainmaster wrote it.
-        SpecError: it cannot be read, because its workload kind is not known any more, for one.
-    """
+    """The request of a stored document of any version; fields that are not known any more are ignored."""
     if version > SPEC_VERSION:
-        raise NewerSpecError(
-            f"stored job spec has version {version}, and this server reads up to {SPEC_VERSION}; upgrade"
-        )
+        message = f"stored job spec has version {version}, and this server reads up to {SPEC_VERSION}; upgrade"
+        raise NewerSpecError(message)
     for older in range(version, SPEC_VERSION):
         document = UPCASTERS[older](document)
     try:

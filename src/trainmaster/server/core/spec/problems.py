@@ -1,7 +1,4 @@
-"""Problems with a document, as messages: the field's path, what to do, the nearest known name.
-
-All of it runs only after a validation has failed.
-"""
+"""Problems with a document that failed validation: the field's path, what to do, the nearest known name."""
 
 from __future__ import annotations
 
@@ -29,7 +26,12 @@ Location = Sequence[int | str]
 
 
 def problems_from(error: ValidationError, model: type[BaseModel], document: object) -> tuple[Problem, ...]:
-    details = [detail for detail in error.errors(include_url=False) if not _follows(detail)]
+    # A list whose entries were refused counts as too short as well; the entries are the problem.
+    details = [
+        detail
+        for detail in error.errors(include_url=False)
+        if detail["type"] != "too_short" or len(detail["input"]) < detail["ctx"]["min_length"]
+    ]
     problems = [_problem(detail, model, document) for detail in details[:MAX_PROBLEMS]]
     if len(details) > MAX_PROBLEMS:
         problems.append(Problem(field="request", message=f"has {len(details) - MAX_PROBLEMS} more problems"))
@@ -49,11 +51,6 @@ def field_path(location: Location) -> str:
         elif part != "[key]":  # the key of a mapping is to blame, which the path names already
             path += f".{shown(part)}" if path else shown(part)
     return path or "request"
-
-
-def _follows(detail: ErrorDetails) -> bool:
-    # A list whose entries were refused counts as too short as well; the entries are the problem.
-    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel], document: object) -> Problem:
@@ -110,8 +107,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        inner = _model_in(field.annotation)
-        if inner is not None:
+        if (inner := _model_in(field.annotation)) is not None:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
@@ -153,9 +149,8 @@ def _text(detail: ErrorDetails) -> str:
     if isinstance(given, int | float):
         return f"must be text, not {_noun(given)}; put it in quotes"
     if isinstance(given, list) and given and all(isinstance(each, str | int | float) for each in given):
-        return "must be text, not a list; write one value" + (
-            ", or several with commas between them" if HYPERPARAMETERS in detail["loc"] else ""
-        )
+        several = ", or several with commas between them" if HYPERPARAMETERS in detail["loc"] else ""
+        return f"must be text, not a list; write one value{several}"
     return f"must be text, not {_noun(given)}"
 
 
@@ -200,19 +195,13 @@ def _says(message: str) -> Callable[[ErrorDetails], str]:
     return lambda _: message
 
 
-_EMPTY = _says("must not be empty")
-_NUMBER = _must_be("a number")
-_INTEGER = _must_be("a whole number")
-
 _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "missing": _says("required"),
     "invalid_key": _says("names of fields must be text; put it in quotes"),
     "dict_type": _must_be("an object"),
-    "list_type": _list,
-    "tuple_type": _list,
-    "int_type": _INTEGER,
-    "int_from_float": _INTEGER,
-    "float_type": _NUMBER,
+    **dict.fromkeys(("list_type", "tuple_type"), _list),
+    **dict.fromkeys(("int_type", "int_from_float"), _must_be("a whole number")),
+    "float_type": _must_be("a number"),
     "finite_number": _says("must be a finite number"),
     "string_type": _text,
     "bool_type": _must_be("true or false"),
@@ -220,9 +209,7 @@ _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "greater_than_equal": _bound("at least", "ge"),
     "less_than": _bound("less than", "lt"),
     "less_than_equal": _bound("at most", "le"),
-    "string_too_short": _EMPTY,
-    "too_short": _EMPTY,
-    "string_too_long": _too_long,
-    "too_long": _too_long,
+    **dict.fromkeys(("string_too_short", "too_short"), _says("must not be empty")),
+    **dict.fromkeys(("string_too_long", "too_long"), _too_long),
     "string_unicode": _says("holds half of a character (a lone surrogate); send proper Unicode"),
 }

@@ -21,6 +21,7 @@ from trainmaster.server.core.fields import (
     RuledModel,
     Scalar,
     must,
+    optional,
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
@@ -45,7 +46,6 @@ RESERVED_LABELS = ("system/", "type")
 SHARED_FIELDS = frozenset({"priority", "max_retries"})
 """In training_config and in scheduling_config alike; a job has one value of each."""
 
-
 LabelKey = Annotated[
     str,
     StringConstraints(min_length=1, max_length=63),
@@ -65,14 +65,12 @@ class SubmitJobRequest(RuledModel):
     """A job: its name, what runs, and what it needs."""
 
     name: Name = Field(description="For people; need not be unique.")
-    handle: Handle | None = Field(default=None, description="A name of your choice that is unique in your account.")
+    handle: Handle | None = optional("A name of your choice that is unique in your account.")
     labels: Labels = Field(default_factory=dict, description="Labels to filter jobs by.")
-    workload: AnyWorkload | None = Field(
-        default=None, description="What runs; null: the training that training_config and data_config describe."
+    workload: AnyWorkload | None = optional(
+        "What runs; null: the training that training_config and data_config describe."
     )
-    backend: Name | None = Field(
-        default=None, description="The backend that runs the job; the server's default when null."
-    )
+    backend: Name | None = optional("The backend that runs the job; the server's default when null.")
     training_config: TrainingConfig | None = Field(
         default=None, validate_default=True, description="Which model is trained, and how. Required without a workload."
     )
@@ -88,14 +86,6 @@ class SubmitJobRequest(RuledModel):
     scheduling_config: SchedulingConfig = Field(
         default_factory=SchedulingConfig, description="How the queue treats the job."
     )
-
-    @property
-    def priority(self) -> int:
-        return self.scheduling_config.priority
-
-    @property
-    def max_retries(self) -> int:
-        return self.scheduling_config.max_retries
 
     @property
     def resume_from_checkpoint(self) -> str | None:
@@ -116,11 +106,7 @@ class SubmitJobRequest(RuledModel):
 
     @cached_property
     def training_document(self) -> Mapping[str, Any]:
-        """The configuration for a training's processes: computed once, and used to check, admit and launch the job.
-
-        Raises:
-            RefusedError: a hyperparameter is not known, or cannot be read.
-        """
+        """The configuration for a training's processes: computed once, and used to check, admit and launch the job."""
         return training_document(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -136,8 +122,7 @@ class SubmitJobRequest(RuledModel):
             return named
         shared = {name: getattr(named, name) for name in _SHARED} if named is not None else {}
         shared["ranks_per_node"] = self.ranks_per_node
-        script = configs_of(self)[0].framework.custom_script_path
-        if script is not None:
+        if (script := configs_of(self)[0].framework.custom_script_path) is not None:
             return ScriptSpec(kind="script", path=script).model_copy(update=shared)
         return TrainerSpec(kind="trainer").model_copy(update=shared)
 
@@ -147,12 +132,7 @@ class SubmitJobRequest(RuledModel):
         return is_training(self.workload) and training is not None and training.framework.type is FrameworkType.CUSTOM
 
     def check_workload(self) -> None:
-        """Check what the kind of the workload knows and its fields do not say.
-
-        Raises:
-            SpecError: something is wrong with it.
-            RefusedError: it asks for something that is not available.
-        """
+        """Check what the kind of the workload knows and its fields do not say; see `WorkloadSpec.check`."""
         workload = self.effective_workload
         if self.runs_custom_script:
             check_shipped(workload, self)
@@ -173,17 +153,15 @@ class SubmitJobRequest(RuledModel):
             return  # the workload's kind refuses it for that, beside which nothing else matters
         if self.output_config.merge_lora and (training is None or training.training_type not in LORA_TYPES):
             yield Broken(("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out")
-        if training is not None:
-            yield from self._broken_twice(training)
-            yield from self._broken_ranks(training)
-
-    def _broken_twice(self, training: TrainingConfig) -> Iterator[Broken]:
+        if training is None:
+            return
         scheduling = self.scheduling_config
         for name in sorted(scheduling.model_fields_set & training.model_fields_set & SHARED_FIELDS):
             canonical, alias = getattr(scheduling, name), getattr(training, name)
             if canonical != alias:
                 message = f"is {alias}, but scheduling_config.{name} is {canonical}; set one of them"
                 yield Broken(("training_config", name), message)
+        yield from self._broken_ranks(training)
 
     def _broken_ranks(self, training: TrainingConfig) -> Iterator[Broken]:
         world_size = training.framework.distributed.world_size

@@ -1,5 +1,4 @@
-"""What is known of training before anything trains: types and frameworks, hyperparameters, what runs with what.
+"""What is known of training before anything trains: tables and pure functions, below `core.spec` and `core.workloads`.
 
-Tables and pure functions. The trainers themselves are in `trainmaster.training`; nothing of them is imported here.
-Stands below `core.spec` and `core.workloads`, which both read these tables.
+The trainers themselves are in `trainmaster.training`; nothing of them is imported here.
 """

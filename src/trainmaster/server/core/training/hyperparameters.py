@@ -1,17 +1,15 @@
-"""The hyperparameters of the built-in trainers: one table, read for each training type.
+"""The hyperparameters of the built-in trainers: one table, from which the documentation is made, too.
 
-Requests have them as text. Here each has a kind, bounds, a default and a meaning; what is not in the table is refused,
-with the nearest name that is. The documentation is made from the same table.
+Requests have them as text; what is not in the table is refused, with the nearest name that is.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from trainmaster.server.core.errors import Problem, RefusedError, choice_message, nearest, shown
 from trainmaster.server.core.training.types import BUILT_IN, FIELD, LORA_TYPES, TrainingType
@@ -59,75 +57,52 @@ class Hyperparameter:
         return self.defaults.get(training_type, self.default)
 
     def read(self, text: str) -> Value:
-        """The value that a text stands for.
-
-        Raises:
-            ValueError: it stands for none; the message says what to write.
-        """
-        value = _READERS[self.kind](self, text.strip())
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self._check_bounds(value)
-        return value
-
-    def _check_bounds(self, value: float) -> None:
+        """The value that a text stands for; ValueError, with what to write, when it stands for none."""
+        value = _value(self, text.strip())
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"must be at least {self.minimum:g}")
         if self.above is not None and value <= self.above:
             raise ValueError(f"must be more than {self.above:g}")
         if self.below is not None and value >= self.below:
             raise ValueError(f"must be less than {self.below:g}")
+        return value
 
 
-def _integer(_: Hyperparameter, text: str) -> int:
-    number = _finite(text)
-    if number is None or not number.is_integer() or abs(number) > _MAX_INTEGER:
-        raise ValueError(f"must be a whole number, not '{shown(text)}'")
-    return int(number)
-
-
-def _number(_: Hyperparameter, text: str) -> float:
-    number = _finite(text)
-    if number is None:
-        raise ValueError(f"must be a number, not '{shown(text)}'")
-    return number
-
-
-def _steps_or_share(_: Hyperparameter, text: str) -> int | float:
-    number = _finite(text)
-    if number is None or number > _MAX_INTEGER or (number >= 1 and not number.is_integer()):
-        raise ValueError(f"must be a whole number of steps, or a share of all steps below 1, not '{shown(text)}'")
-    return number if 0 < number < 1 else int(number)
-
-
-def _flag(_: Hyperparameter, text: str) -> bool:
-    value = _FLAGS.get(text.casefold())
-    if value is None:
-        raise ValueError(f"must be true or false, not '{shown(text)}'")
-    return value
-
-
-def _choice(known: Hyperparameter, text: str) -> str:
-    if text not in known.choices:
-        raise ValueError(choice_message("value", text, known.choices))
-    return text
-
-
-def _flag_or_choice(known: Hyperparameter, text: str) -> bool | str:
-    value = _FLAGS.get(text.casefold())
-    return _choice(known, text) if value is None else value
-
-
-def _text(_: Hyperparameter, text: str) -> str:
-    if not text:
-        raise ValueError("must not be empty")
-    return text
-
-
-def _names(_: Hyperparameter, text: str) -> str:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(names) > _MAX_NAMES:
-        raise ValueError(f"must be 1 to {_MAX_NAMES} names with commas between")
-    return ",".join(names)
+def _value(known: Hyperparameter, text: str) -> Value:
+    number, flag = _finite(text), _FLAGS.get(text.casefold())
+    match known.kind:
+        case ValueKind.INTEGER:
+            if number is None or not number.is_integer() or abs(number) > _MAX_INTEGER:
+                raise ValueError(f"must be a whole number, not '{shown(text)}'")
+            return int(number)
+        case ValueKind.NUMBER:
+            if number is None:
+                raise ValueError(f"must be a number, not '{shown(text)}'")
+            return number
+        case ValueKind.STEPS_OR_SHARE:
+            if number is None or number > _MAX_INTEGER or (number >= 1 and not number.is_integer()):
+                says = "must be a whole number of steps, or a share of all steps below 1"
+                raise ValueError(f"{says}, not '{shown(text)}'")
+            return number if 0 < number < 1 else int(number)
+        case ValueKind.FLAG | ValueKind.FLAG_OR_CHOICE if flag is not None:
+            return flag
+        case ValueKind.FLAG:
+            raise ValueError(f"must be true or false, not '{shown(text)}'")
+        case ValueKind.CHOICE | ValueKind.FLAG_OR_CHOICE:
+            if text not in known.choices:
+                raise ValueError(choice_message("value", text, known.choices))
+            return text
+        case ValueKind.TEXT:
+            if not text:
+                raise ValueError("must not be empty")
+            return text
+        case ValueKind.NAMES:
+            names = [name.strip() for name in text.split(",")]
+            if not all(names) or len(names) > _MAX_NAMES:
+                raise ValueError(f"must be 1 to {_MAX_NAMES} names with commas between")
+            return ",".join(names)
 
 
 def _finite(text: str) -> float | None:
@@ -139,19 +114,6 @@ def _finite(text: str) -> float | None:
 
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-
-_READERS: Mapping[ValueKind, Callable[[Hyperparameter, str], Value]] = {
-    ValueKind.INTEGER: _integer,
-    ValueKind.NUMBER: _number,
-    ValueKind.STEPS_OR_SHARE: _steps_or_share,
-    ValueKind.FLAG: _flag,
-    ValueKind.CHOICE: _choice,
-    ValueKind.TEXT: _text,
-    ValueKind.NAMES: _names,
-    ValueKind.FLAG_OR_CHOICE: _flag_or_choice,
-}
-
-
 ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
 _COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE})
@@ -233,46 +195,40 @@ _ROWS = (
         choices=("gaussian", "orthogonal"), types=LORA_TYPES),
 )
 # fmt: on
-HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType({row.name: row for row in _ROWS})
+HYPERPARAMETERS: Mapping[str, Hyperparameter] = {row.name: row for row in _ROWS}
 
-ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        "lr": "learning_rate",
-        "epochs": "num_train_epochs",
-        "num_epochs": "num_train_epochs",
-        "warmup_ratio": "warmup_steps, which takes a share below 1",
-        "lr_scheduler": "lr_scheduler_type",
-        "optimizer": "optim",
-        "bf16": "mixed_precision",
-        "fp16": "mixed_precision",
-        "r": "lora_r",
-        "rank": "lora_r",
-        "alpha": "lora_alpha",
-        "target_modules": "lora_target_modules",
-        "report_to": "tracker",
-        "batch_size": "data_config.batch_size",
-        "per_device_train_batch_size": "data_config.batch_size",
-        "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
-        "max_seq_length": "data_config.max_seq_length",
-        "max_length": "data_config.max_seq_length",
-        "packing": "data_config.preprocess.packing",
-        "seed": "data_config.seed",
-        "dataloader_num_workers": "data_config.num_workers",
-        "save_strategy": "output_config.checkpoint.save_strategy",
-        "save_steps": "output_config.checkpoint.save_steps",
-        "save_total_limit": "output_config.checkpoint.save_total_limit",
-        "metric_for_best_model": "output_config.checkpoint.metric_for_best_model",
-    }
-)
+ELSEWHERE: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "warmup_ratio": "warmup_steps, which takes a share below 1",
+    "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+    "bf16": "mixed_precision",
+    "fp16": "mixed_precision",
+    "r": "lora_r",
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "target_modules": "lora_target_modules",
+    "report_to": "tracker",
+    "batch_size": "data_config.batch_size",
+    "per_device_train_batch_size": "data_config.batch_size",
+    "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
+    "max_seq_length": "data_config.max_seq_length",
+    "max_length": "data_config.max_seq_length",
+    "packing": "data_config.preprocess.packing",
+    "seed": "data_config.seed",
+    "dataloader_num_workers": "data_config.num_workers",
+    "save_strategy": "output_config.checkpoint.save_strategy",
+    "save_steps": "output_config.checkpoint.save_steps",
+    "save_total_limit": "output_config.checkpoint.save_total_limit",
+    "metric_for_best_model": "output_config.checkpoint.metric_for_best_model",
+}
 """Names that other programs have for something, and ours."""
 
 
 def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) -> dict[str, Value]:
-    """All hyperparameters of a training type: what was given as typed values, and defaults for the rest.
-
-    Raises:
-        RefusedError: one is not known, or its value cannot be read; they are named, up to a hundred of them.
-    """
+    """All hyperparameters of a training type: what was given as typed values, and defaults for the rest."""
     table = hyperparameters_of(training_type)
     values = {name: known.default_for(training_type) for name, known in table.items()}
     problems: list[Problem] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainmaster.server.core.errors import choice_message, shown
@@ -16,69 +15,33 @@ DISTRIBUTED = "framework.distributed.config"
 
 ROW_FIELDS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
 """What `preprocess.field_mapping` may name."""
-TRL_OPTIONS = frozenset(
-    {
-        "activation_offloading",
-        "average_tokens_across_devices",
-        "bf16_full_eval",
-        "dataloader_drop_last",
-        "dataloader_persistent_workers",
-        "dataloader_prefetch_factor",
-        "eval_accumulation_steps",
-        "eval_delay",
-        "eval_on_start",
-        "eval_packing",
-        "fp16_full_eval",
-        "full_determinism",
-        "gradient_checkpointing_kwargs",
-        "label_smoothing_factor",
-        "liger_kernel_config",
-        "logging_first_step",
-        "logging_nan_inf_filter",
-        "loss_type",
-        "lr_scheduler_kwargs",
-        "optim_args",
-        "optim_target_modules",
-        "packing_strategy",
-        "pad_to_multiple_of",
-        "per_device_eval_batch_size",
-        "router_aux_loss_coef",
-        "shuffle_dataset",
-        "tf32",
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "torch_empty_cache_steps",
-        "use_cpu",
-    }
-)
+TRL_OPTIONS = frozenset({
+    "activation_offloading", "average_tokens_across_devices", "bf16_full_eval", "dataloader_drop_last",
+    "dataloader_persistent_workers", "dataloader_prefetch_factor", "eval_accumulation_steps", "eval_delay",
+    "eval_on_start", "eval_packing", "fp16_full_eval", "full_determinism", "gradient_checkpointing_kwargs",
+    "label_smoothing_factor", "liger_kernel_config", "logging_first_step", "logging_nan_inf_filter", "loss_type",
+    "lr_scheduler_kwargs", "optim_args", "optim_target_modules", "packing_strategy", "pad_to_multiple_of",
+    "per_device_eval_batch_size", "router_aux_loss_coef", "shuffle_dataset", "tf32", "torch_compile_backend",
+    "torch_compile_mode", "torch_empty_cache_steps", "use_cpu",
+})  # fmt: skip
 """What `framework.config` may set: arguments of TRL that no other field sets, and that leave a resume exact."""
-DDP_OPTIONS = frozenset(
-    {"ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_timeout"}
-)  # fmt: skip
+DDP_OPTIONS = frozenset({"ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_timeout"})
 """What `distributed.config` may set where each rank has a copy of the model."""
-FSDP_OPTIONS = frozenset(
-    {
-        "auto_wrap_policy",
-        "cpu_offload",
-        "cpu_ram_efficient_loading",
-        "min_num_params",
-        "reshard_after_forward",
-        "transformer_layer_cls_to_wrap",
-    }
-)
+FSDP_OPTIONS = frozenset({
+    "auto_wrap_policy", "cpu_offload", "cpu_ram_efficient_loading", "min_num_params", "reshard_after_forward",
+    "transformer_layer_cls_to_wrap",
+})  # fmt: skip
 """What it may set where the model is parted: options of FSDP2, as accelerate names them."""
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        **{name: place if "." in place else f"hyperparameters.{place}" for name, place in ELSEWHERE.items()},
-        **{name: f"hyperparameters.{name}" for name in HYPERPARAMETERS},
-        **{name: f"{DISTRIBUTED}.{name}" for name in DDP_OPTIONS},
-        "activation_checkpointing": "hyperparameters.gradient_checkpointing",
-        "dataloader_pin_memory": "data_config.pin_memory",
-        "data_seed": "data_config.seed",
-        "fsdp": "framework.type FSDP",
-        "fsdp_config": DISTRIBUTED,
-    }
-)
+_ELSEWHERE: Mapping[str, str] = {
+    **{name: place if "." in place else f"hyperparameters.{place}" for name, place in ELSEWHERE.items()},
+    **{name: f"hyperparameters.{name}" for name in HYPERPARAMETERS},
+    **{name: f"{DISTRIBUTED}.{name}" for name in DDP_OPTIONS},
+    "activation_checkpointing": "hyperparameters.gradient_checkpointing",
+    "dataloader_pin_memory": "data_config.pin_memory",
+    "data_seed": "data_config.seed",
+    "fsdp": "framework.type FSDP",
+    "fsdp_config": DISTRIBUTED,
+}
 """Options that other fields set."""
 
 
@@ -113,20 +76,15 @@ _ROPE = ("rope_scaling", "rope_parameters")
 
 
 def positions_of(config: Mapping[str, Any], model_kwargs: Mapping[str, str] | None = None) -> int | None:
-    """The longest sequence that a model takes; None when its configuration does not say.
-
-    Args:
-        config: the content of the model's `config.json`.
-        model_kwargs: `base_model.model_kwargs`, which replace values of the configuration.
-    """
+    """The longest sequence that a model takes, by its `config.json` and `model_kwargs`; None when they do not say."""
     given = {name: _plain(text) for name, text in (model_kwargs or {}).items()}
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
         known = {**part, **{name: value for name, value in given.items() if name in (*_LIMITS, *_ROPE)}}
-        limit = next((known[name] for name in _LIMITS if _is_count(known.get(name))), None)
-        if limit is not None:
-            return max(int(limit), _stretched(known, int(limit)))
+        for limit in (known.get(name) for name in _LIMITS):
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                return max(limit, _stretched(known, limit))
     return None
 
 
@@ -150,10 +108,6 @@ def _stretched(config: Mapping[str, Any], limit: int) -> int:
     return 0
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
@@ -161,34 +115,22 @@ def _plain(text: str) -> Any:
         return text
 
 
-_CODE = "set base_model.trust_remote_code instead"
-_PICKLE = "leave it out; weights are read from safetensors alone"
 _PLACE = "leave it out; model_id, revision and tokenizer_id say what is loaded"
 
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "dtype": "set base_model.dtype instead",
-        "torch_dtype": "set base_model.dtype instead",
-        "revision": "set base_model.revision instead",
-        "attn_implementation": "set hyperparameters.attn_implementation instead",
-        "device_map": "leave it out; ranks place the model themselves",
-        "token": "give HF_TOKEN in training_config.environment instead",
-        "trust_remote_code": _CODE,
-        "code_revision": _CODE,
-        "use_kernels": _CODE,
-        "allow_all_kernels": _CODE,
-        "use_safetensors": _PICKLE,
-        "weights_only": _PICKLE,
-        "adapter_kwargs": _PLACE,
-        "cache_dir": _PLACE,
-        "config": _PLACE,
-        "gguf_file": _PLACE,
-        "local_files_only": _PLACE,
-        "offload_folder": _PLACE,
-        "state_dict": _PLACE,
-        "subfolder": _PLACE,
-    }
-)
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("dtype", "torch_dtype"), "set base_model.dtype instead"),
+    "revision": "set base_model.revision instead",
+    "attn_implementation": "set hyperparameters.attn_implementation instead",
+    "device_map": "leave it out; ranks place the model themselves",
+    "token": "give HF_TOKEN in training_config.environment instead",
+    **dict.fromkeys(
+        ("trust_remote_code", "code_revision", "use_kernels", "allow_all_kernels"),
+        "set base_model.trust_remote_code instead",
+    ),
+    **dict.fromkeys(("use_safetensors", "weights_only"), "leave it out; weights are read from safetensors alone"),
+    **dict.fromkeys(("adapter_kwargs", "cache_dir", "config", "gguf_file", "local_files_only"), _PLACE),
+    **dict.fromkeys(("offload_folder", "state_dict", "subfolder"), _PLACE),
+}
 """What to do instead, by the argument's name. Some are set from elsewhere. With the others a job would read unchecked
 files, or run code that came with a model on a server that does not allow that."""
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Self
 
 
@@ -33,20 +32,10 @@ _SOURCE_OF_SCHEME = {
     "https": ModelSource.URL,
     "scaiatlas": ModelSource.SCAIATLAS,
 }
-SOURCE_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "file": "file",
-        "local": "file",
-        "hf": "hf",
-        "huggingface": "hf",
-        "s3": "s3",
-        "http": "http",
-        "https": "https",
-        "url": "https",
-        "scaidrive": "scaidrive",
-        "scaiatlas": "scaiatlas",
-    }
-)
+SOURCE_TYPES: Mapping[str, str] = {
+    "file": "file", "local": "file", "hf": "hf", "huggingface": "hf", "s3": "s3",
+    "http": "http", "https": "https", "url": "https", "scaidrive": "scaidrive", "scaiatlas": "scaiatlas",
+}  # fmt: skip
 """What `type` of a data source may say, and the scheme that its path then has, where it names none."""
 _ARTIFACTS = f"{ModelSource.ARTIFACTS}:"
 """Jobs show what they leave like this, so that it can be named like this too."""
@@ -68,8 +57,7 @@ def model_source(model_id: str, named: ModelSource | None = None) -> ModelSource
         return named
     if model_id.startswith(_ARTIFACTS):
         return ModelSource.ARTIFACTS
-    scheme = scheme_of(model_id)
-    if scheme is None:
+    if (scheme := scheme_of(model_id)) is None:
         return ModelSource.LOCAL if _LOCAL_START.match(model_id) else ModelSource.HUGGINGFACE
     return _SOURCE_OF_SCHEME.get(scheme, ModelSource.URL)
 
@@ -84,13 +72,10 @@ class LeftByJob:
 
 
 def left_by_job(name: str) -> LeftByJob:
-    """What the name of a model with the source `artifacts` stands for.
+    """What the name of a model with the source `artifacts` stands for; ValueError if it is no such name.
 
     >>> left_by_job("artifacts:job-4jd8wz0q1c2x/output/model/")
     LeftByJob(job_id='job-4jd8wz0q1c2x', path='output/model')
-
-    Raises:
-        ValueError: it is written otherwise, or leads elsewhere.
     """
     job_id, _, path = name.removeprefix(_ARTIFACTS).rstrip("/").partition("/")
     parts = [job_id, *path.split("/")]
@@ -116,8 +101,7 @@ def hub_name(uri: str) -> HubName | None:
     >>> hub_name("hf://gpt2")
     HubName(repo='gpt2', path='', revision=None)
     """
-    found = _HUB.fullmatch(uri.removeprefix("hf://").rstrip("/"))
-    if found is None:
+    if (found := _HUB.fullmatch(uri.removeprefix("hf://").rstrip("/"))) is None:
         return None
     return HubName(repo=found["repo"], path=found["path"] or "", revision=found["late"] or found["early"])
 
@@ -129,9 +113,7 @@ def file_path(path: str) -> str | None:
     ('data/train.jsonl', '/srv/train.jsonl', None)
     """
     scheme = scheme_of(path)
-    if scheme is None:
-        return path
-    return path.removeprefix("file://") if scheme == "file" else None
+    return path.removeprefix("file://") if scheme in (None, "file") else None
 
 
 def data_path(path: str, named_type: str | None = None) -> str | None:
@@ -150,8 +132,7 @@ def fixed_part(path: str) -> str:
     >>> fixed_part("/srv/data/*/train-?.jsonl"), fixed_part("/srv/rows.jsonl"), fixed_part("*.jsonl")
     ('/srv/data', '/srv/rows.jsonl', '')
     """
-    wild = re.search(r"[*?[]", path)
-    if wild is None:
+    if (wild := re.search(r"[*?[]", path)) is None:
         return path
     above, slash, _ = path[: wild.start()].rpartition("/")
     return above or slash
@@ -206,13 +187,8 @@ class Slice:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """A slice as it stands between brackets.
-
-        Raises:
-            ValueError: it is written otherwise.
-        """
-        found = _SLICE.fullmatch(text)
-        if found is None:
+        """A slice as it stands between brackets; ValueError when it is written otherwise."""
+        if (found := _SLICE.fullmatch(text)) is None:
             raise ValueError(f"[{text}] is no slice; {_EXAMPLES}")
         start, stop = (Bound.read(bound) if bound else None for bound in found.groups())
         return cls(start, stop)
@@ -222,14 +198,11 @@ class Slice:
 
     def places(self, count: Callable[[], int]) -> tuple[int, int | None]:
         """The first row, and the one after the last; None: until the end. Rows are counted only where that matters."""
-        bounds = [bound for bound in (self.start, self.stop) if bound is not None]
-        if any(bound.needs_count for bound in bounds):
+        start, stop = self.start or Bound(0), self.stop
+        if start.needs_count or (stop is not None and stop.needs_count):
             total = count()
-            return (
-                0 if self.start is None else self.start.place(total),
-                total if self.stop is None else self.stop.place(total),
-            )
-        return 0 if self.start is None else self.start.value, None if self.stop is None else self.stop.value
+            return start.place(total), total if stop is None else stop.place(total)
+        return start.value, None if stop is None else stop.value
 
 
 ALL_ROWS = Slice()
@@ -245,19 +218,15 @@ class SplitPart:
 
 
 def read_split(text: str) -> tuple[SplitPart, ...]:
-    """The parts of a split.
+    """The parts of a split; ValueError when it is written otherwise.
 
     >>> [str(part) for part in read_split("train[:10%] + test")]
     ['train[:10%]', 'test']
-
-    Raises:
-        ValueError: it is written otherwise.
     """
     return tuple(_part(part.strip()) for part in text.split("+"))
 
 
 def _part(text: str) -> SplitPart:
-    found = _PART.fullmatch(text)
-    if found is None:
+    if (found := _PART.fullmatch(text)) is None:
         raise ValueError(f"'{text}' is no split; {_EXAMPLES}")
     return SplitPart(found["name"], ALL_ROWS if found["rows"] is None else Slice.read(found["rows"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 
 class TrainingType(StrEnum):
@@ -44,41 +43,32 @@ MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
 """Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
 
 _SFT = "trainmaster.training.sft"
-TRAINERS: Mapping[TrainingType, str] = MappingProxyType(
-    {
-        TrainingType.SFT: _SFT,
-        TrainingType.LORA: _SFT,
-        TrainingType.FULL_FINETUNE: _SFT,
-        TrainingType.CONTINUED_PRETRAIN: _SFT,
-    }
-)
+TRAINERS: Mapping[TrainingType, str] = {
+    TrainingType.SFT: _SFT,
+    TrainingType.LORA: _SFT,
+    TrainingType.FULL_FINETUNE: _SFT,
+    TrainingType.CONTINUED_PRETRAIN: _SFT,
+}
 """The module of each training type's built-in trainer, which ranks import: its `build` makes the trainer."""
 BUILT_IN = frozenset(TRAINERS)
-_NEAREST = {
+LATER: Mapping[TrainingType, str] = {
     TrainingType.QLORA: "use LORA",
     TrainingType.DPO: "use SFT on the preferred answers",
     TrainingType.RLHF: "bring your own loop",
 }
-LATER: Mapping[TrainingType, str] = MappingProxyType(
-    {training_type: nearest for training_type, nearest in _NEAREST.items() if training_type not in TRAINERS}
-)
 """The training types without a built-in trainer, and what comes nearest."""
 
-OPTIONAL_PACKAGES: Mapping[tuple[str, object], tuple[str, str]] = MappingProxyType(
-    {
-        ("use_liger_kernel", True): ("liger_kernel", "liger-kernel"),
-        ("attn_implementation", "flash_attention_2"): ("flash_attn", "flash-attn"),
-        ("attn_implementation", "flash_attention_3"): ("flash_attn_interface", "flash-attn-3"),
-        ("tracker", "trackio"): ("trackio", "trackio"),
-    }
-)
+OPTIONAL_PACKAGES: Mapping[tuple[str, object], tuple[str, str]] = {
+    ("use_liger_kernel", True): ("liger_kernel", "liger-kernel"),
+    ("attn_implementation", "flash_attention_2"): ("flash_attn", "flash-attn"),
+    ("attn_implementation", "flash_attention_3"): ("flash_attn_interface", "flash-attn-3"),
+    ("tracker", "trackio"): ("trackio", "trackio"),
+}
 """What a value of a hyperparameter needs beside the rest: the module, and the package that has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """What does the training."""
-
     types: frozenset[TrainingType]
     """What it trains."""
     meaning: str
@@ -88,34 +78,29 @@ class Framework:
     """What has to be installed where its ranks run."""
 
 
-FRAMEWORKS: Mapping[FrameworkType, Framework] = MappingProxyType(
-    {
-        FrameworkType.HF_TRAINER: Framework(
-            types=BUILT_IN,
-            strategies=("ddp",),
-            packages=TRAIN_PACKAGES,
-            meaning="TRL on transformers; each rank has a copy of the model, and gradients are averaged",
-        ),
-        FrameworkType.FSDP: Framework(
-            types=BUILT_IN,
-            strategies=("fsdp", "fsdp2"),
-            packages=TRAIN_PACKAGES,
-            meaning="the same, with the model, its gradients and the optimizer state sharded over the ranks",
-        ),
-        FrameworkType.CUSTOM: Framework(
-            types=frozenset(TrainingType), meaning="your own script, which gets the data and the configuration"
-        ),
-        FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not available in this version: refused"),
-        FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not available in this version: refused"),
-    }
-)
+FRAMEWORKS: Mapping[FrameworkType, Framework] = {
+    FrameworkType.HF_TRAINER: Framework(
+        types=BUILT_IN,
+        strategies=("ddp",),
+        packages=TRAIN_PACKAGES,
+        meaning="TRL on transformers; each rank has a copy of the model, and gradients are averaged",
+    ),
+    FrameworkType.FSDP: Framework(
+        types=BUILT_IN,
+        strategies=("fsdp", "fsdp2"),
+        packages=TRAIN_PACKAGES,
+        meaning="the same, with the model, its gradients and the optimizer state sharded over the ranks",
+    ),
+    FrameworkType.CUSTOM: Framework(
+        types=frozenset(TrainingType), meaning="your own script, which gets the data and the configuration"
+    ),
+    FrameworkType.DEEPSPEED: Framework(types=frozenset(), meaning="not available in this version: refused"),
+    FrameworkType.MEGATRON: Framework(types=frozenset(), meaning="not available in this version: refused"),
+}
 
 
 def unavailable(framework: FrameworkType, training_type: TrainingType, *, ranks: int = 1) -> str | None:
-    """Why no server of this version has a framework do a training type, and what to use instead; None when it can.
-
-    Every choice that is offered is one that works, for a training with so many ranks.
-    """
+    """Why no server of this version has a framework do a training type, and what works instead; None when it can."""
     known = FRAMEWORKS[framework]
     if training_type in known.types:
         return None

@@ -39,6 +39,7 @@ from trainmaster.server.core.fields import (
     TaggedUnion,
     Text,
     must,
+    optional,
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
@@ -96,22 +97,13 @@ class VolumeSpec(Model):
 class ContainerOptions(Model):
     """Options of the container of a job."""
 
-    pull_policy: PullPolicy | None = Field(
-        default=None, description="When the image is pulled. Null: the server's setting."
-    )
+    pull_policy: PullPolicy | None = optional("When the image is pulled. Null: the server's setting.")
     auto_remove: Flag = Field(
         default=True, description="Whether to remove the container when it ends. Logs and results are always kept."
     )
-    shm_mb: Count | None = Field(
-        default=None,
-        description="The size of /dev/shm. Null: the reserved memory, or half of the machine's memory.",
-    )
-    pids: Count | None = Field(
-        default=None, description="Maximum number of processes and threads. Null: the engine's limit."
-    )
-    runtime: Runtime | None = Field(
-        default=None, description="The required engine; the job fails if the server has another one."
-    )
+    shm_mb: Count | None = optional("The size of /dev/shm. Null: the reserved memory, or half of the machine's memory.")
+    pids: Count | None = optional("Maximum number of processes and threads. Null: the engine's limit.")
+    runtime: Runtime | None = optional("The required engine; the job fails if the server has another one.")
 
 
 ENVIRONMENT = Step(
@@ -196,62 +188,56 @@ class WorkloadSpec(RuledModel):
     """What runs. These fields are common to all kinds; each kind adds its own."""
 
     kind: str = Field(description="The kind of the workload.")
-    image: Image | None = Field(
-        default=None,
-        description="The container image to run in, on a backend that runs images. Null: the backend's own "
-        "choice, which is none on `local`.",
+    image: Image | None = optional(
+        "The container image to run in, on a backend that runs images. Null: the backend's own "
+        "choice, which is none on `local`."
     )
     volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=256)] = Field(
         default=(), description="Further mounts of the container; needs a backend that runs images."
     )
-    container: ContainerOptions | None = Field(
-        default=None, description="Options of the container, on a backend that runs images."
-    )
+    container: ContainerOptions | None = optional("Options of the container, on a backend that runs images.")
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
         description="Variables for the process; they override training_config.environment. Values are encrypted and "
         "never shown.",
     )
-    working_directory: AbsolutePath | None = Field(
-        default=None, description="An absolute path on the node; a fresh directory when null."
-    )
+    working_directory: AbsolutePath | None = optional("An absolute path on the node; a fresh directory when null.")
     remove_working_directory: Flag = Field(
         default=False, description="Remove the fresh directory at the end. Logs and results are kept elsewhere."
     )
     ranks_per_node: Annotated[int, Strict(), Field(ge=1, le=MAX_RANKS_PER_NODE)] = Field(
         default=1, description="Processes on each node."
     )
-    can_save: Flag | None = Field(
-        default=None, description="Whether it saves when asked to stop. Null: once the job has shown that it can."
-    )
-    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
-        default=None,
-        description=f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null. A pause or a "
-        "preemption gives at least three times the duration of the last save.",
+    can_save: Flag | None = optional("Whether it saves when asked to stop. Null: once the job has shown that it can.")
+    grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = optional(
+        f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null. A pause or a preemption gives "
+        "at least three times the duration of the last save."
     )
     retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
         default=(), description="Exit codes that count as transient failures."
     )
-    resume_from_checkpoint: Text | None = Field(
-        default=None,
-        description="Id of a committed checkpoint to start from, of any job of the account. A training names it in "
-        "training_config.",
+    resume_from_checkpoint: Text | None = optional(
+        "Id of a committed checkpoint to start from, of any job of the account. A training names it in training_config."
     )
     files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
         default=(), description="Files that were uploaded for this job."
     )
 
     def broken_rules(self) -> Iterator[Broken]:
-        return _clashes(self.files)
+        paths = {file.path for file in self.files}
+        both = paths & directories_above(paths)
+        seen: set[str] = set()
+        for index, file in enumerate(self.files):
+            if file.path in seen:
+                yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
+            seen.add(file.path)
+            above = min(both & directories_above([file.path]), default=None) if both else None
+            if above:
+                yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")
 
     def check(self, job: JobConfigs) -> None:
-        """Check what the fields alone do not say.
-
-        Raises:
-            SpecError: something is wrong with it.
-            RefusedError: it asks for something that is not available.
-        """
+        """Check what the fields alone do not say; SpecError when it is wrong, RefusedError when it is not available."""
 
     def compile(self, job: JobConfigs) -> Launch:
         """What to run. Pure: the same request always gives the same launch."""
@@ -303,9 +289,8 @@ class WorkloadSpec(RuledModel):
 class InitializedSpec(WorkloadSpec):
     """A workload of the user's own, for which a dataset and a model can be fetched before it runs."""
 
-    initializers: Initializers | None = Field(
-        default=None,
-        description="A dataset and a model to fetch before the job's processes start, each in its own step.",
+    initializers: Initializers | None = optional(
+        "A dataset and a model to fetch before the job's processes start, each in its own step."
     )
 
 
@@ -337,19 +322,6 @@ def directories_above(paths: Iterable[str]) -> set[str]:
             found.add(above)
             above = above.rpartition("/")[0]
     return found
-
-
-def _clashes(files: tuple[ShippedFile, ...]) -> Iterator[Broken]:
-    paths = {file.path for file in files}
-    both = paths & directories_above(paths)
-    seen: set[str] = set()
-    for index, file in enumerate(files):
-        if file.path in seen:
-            yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
-        seen.add(file.path)
-        above = min(both & directories_above([file.path]), default=None) if both else None
-        if above:
-            yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")
 
 
 # The registered kinds, and the field that holds a spec of any of them. A kind that was registered is accepted in

@@ -25,15 +25,11 @@ MAX_ARGUMENTS = 256 << 10
 CALL = Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
 
 Source = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=MAX_SOURCE),
-    Matches(r"[^\x00]*", "must not hold a NUL character"),
+    str, StringConstraints(min_length=1, max_length=MAX_SOURCE), Matches(r"[^\x00]*", "must not hold a NUL character")
 ]
 FunctionName = Annotated[
     str, StringConstraints(max_length=256), Matches(r"[^\W\d]\w*", "must be the name of a function")
 ]
-
-
 TuplePath = Annotated[
     tuple[Annotated[str, Strict()] | Annotated[int, Strict()], ...], Field(min_length=1, max_length=64)
 ]
@@ -49,7 +45,6 @@ class FunctionSpec(PackagedSpec):
         default_factory=dict,
         description="Keyword arguments; if the function takes no such keywords, the object is its only argument.",
     )
-
     tuples: Annotated[tuple[TuplePath, ...], Field(max_length=10_000)] = Field(
         default=(),
         description='Which lists in the arguments are tuples in Python: the path to each, such as `["shape"]` or '
@@ -62,10 +57,7 @@ class FunctionSpec(PackagedSpec):
         yield from _wrong_tuples(self.arguments, self.tuples)
 
     def compile(self, job: JobConfigs) -> Launch:
-        """One step: the runner, beside which lie the function and how to call it.
-
-        The source was checked in a process with limits (`coordinator.admission_checks`).
-        """
+        """The runner, with the function and how to call it; the source was checked by `function_source`."""
         inputs = {
             RUNNER_FILE: _text_of(function_runner),
             SOURCE_FILE: self.source,

@@ -26,10 +26,7 @@ def main() -> None:
 
 
 def problem_of(source: str, name: str, *, newer_python: bool) -> str | None:
-    """What is wrong with a source; None when nothing is.
-
-    With `newer_python` it may be one that this Python cannot parse.
-    """
+    """What is wrong with a source, which `newer_python` may be able to parse; None when nothing is."""
     try:
         module = ast.parse(source)
     except SyntaxError as error:

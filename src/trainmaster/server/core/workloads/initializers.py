@@ -1,6 +1,4 @@
-"""`workload.initializers`: a dataset and a model that are fetched before anything of the job runs, each in a step of
-its own. The ranks find them as the directories that DATASET_PATH and MODEL_PATH name.
-"""
+"""`workload.initializers`: a dataset and a model, each fetched in a step of its own before anything of the job runs."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ from trainmaster.server.core.fields import (
     TaggedUnion,
     Text,
     must,
+    optional,
 )
 from trainmaster.server.core.resources import quantity
 from trainmaster.server.core.training.sources import hub_name
@@ -87,12 +86,11 @@ class InitializerSpec(RuledModel):
 
     type: str = Field(description="Where it is fetched from.")
     storage_uri: Text = Field(description="What is fetched.")
-    image: Image | None = Field(
-        default=None,
-        description="A container image that fetches it with its own command, like Kubeflow's initializers; needs "
-        "a backend that runs images. Null: the built-in initializer, where the job runs.",
+    image: Image | None = optional(
+        "A container image that fetches it with its own command, like Kubeflow's initializers; needs "
+        "a backend that runs images. Null: the built-in initializer, where the job runs."
     )
-    timeout_s: Positive | None = Field(default=None, description="Time limit of the fetch. Null: no limit.")
+    timeout_s: Positive | None = optional("Time limit of the fetch. Null: no limit.")
 
     @property
     def secrets_set(self) -> list[str]:
@@ -107,9 +105,9 @@ class HubInitializer(InitializerSpec):
     storage_uri: HubUri = Field(
         description="hf://owner/name or hf://name, with /path for a part of it, and @revision at the end."
     )
-    ignore_patterns: Patterns | None = Field(default=None, description="Files to leave out, such as *.bin.")
-    access_token: Secret | None = Field(
-        default=None, description="A token for the Hub; HF_TOKEN of the environment when null. Encrypted, never shown."
+    ignore_patterns: Patterns | None = optional("Files to leave out, such as *.bin.")
+    access_token: Secret | None = optional(
+        "A token for the Hub; HF_TOKEN of the environment when null. Encrypted, never shown."
     )
 
 
@@ -118,18 +116,16 @@ class S3Initializer(InitializerSpec):
 
     type: Literal["s3"] = Field(description="An object store.")
     storage_uri: S3Uri = Field(description="s3://bucket/prefix.")
-    ignore_patterns: Patterns | None = Field(default=None, description="Objects to leave out, such as *.bin.")
-    endpoint: Endpoint | None = Field(
-        default=None, description="The store's endpoint; AWS_ENDPOINT_URL of the environment, or AWS, when null."
+    ignore_patterns: Patterns | None = optional("Objects to leave out, such as *.bin.")
+    endpoint: Endpoint | None = optional(
+        "The store's endpoint; AWS_ENDPOINT_URL of the environment, or AWS, when null."
     )
-    access_key_id: Secret | None = Field(
-        default=None, description="AWS_ACCESS_KEY_ID of the environment when null. Encrypted, never shown."
+    access_key_id: Secret | None = optional("AWS_ACCESS_KEY_ID of the environment when null. Encrypted, never shown.")
+    secret_access_key: Secret | None = optional(
+        "AWS_SECRET_ACCESS_KEY of the environment when null. Encrypted, never shown."
     )
-    secret_access_key: Secret | None = Field(
-        default=None, description="AWS_SECRET_ACCESS_KEY of the environment when null. Encrypted, never shown."
-    )
-    region: Text | None = Field(default=None, description="The region of the bucket.")
-    role_arn: Text | None = Field(default=None, description="A role to assume with these keys.")
+    region: Text | None = optional("The region of the bucket.")
+    role_arn: Text | None = optional("A role to assume with these keys.")
 
     def broken_rules(self) -> Iterator[Broken]:
         if (self.access_key_id is None) != (self.secret_access_key is None):
@@ -142,22 +138,19 @@ class CacheInitializer(InitializerSpec):
 
     type: Literal["cache"] = Field(description="An Iceberg table.")
     storage_uri: TableUri = Field(description="cache://schema/table: the name of the table.")
-    image: Image | None = Field(
-        default=None,
-        description="A container image with trainmaster[cache], in which a gang of containers writes the shards, on a "
-        "backend that runs images. Null: processes where the job runs.",
+    image: Image | None = optional(
+        "A container image with trainmaster[cache], in which a gang of containers writes the shards, on a "
+        "backend that runs images. Null: processes where the job runs."
     )
     metadata_loc: MetadataLocation = Field(description="The table's metadata: a *.metadata.json.")
     num_data_nodes: Annotated[int, Strict(), Field(gt=1, le=1024)] = Field(
         description="Number of shards, each written by a separate process."
     )
-    head_cpu: Cores | None = Field(
-        default=None, description="CPU cores of the process that reads the table's metadata."
-    )
-    head_mem: Memory | None = Field(default=None, description="Memory of that process.")
-    worker_cpu: Cores | None = Field(default=None, description="CPU cores of each process that writes a shard.")
-    worker_mem: Memory | None = Field(default=None, description="Memory of each of these processes.")
-    iam_role: Text | None = Field(default=None, description="A role to assume for reading the table on S3.")
+    head_cpu: Cores | None = optional("CPU cores of the process that reads the table's metadata.")
+    head_mem: Memory | None = optional("Memory of that process.")
+    worker_cpu: Cores | None = optional("CPU cores of each process that writes a shard.")
+    worker_mem: Memory | None = optional("Memory of each of these processes.")
+    iam_role: Text | None = optional("A role to assume for reading the table on S3.")
 
 
 class HubModelInitializer(HubInitializer):
@@ -179,12 +172,10 @@ _MODELS = TaggedUnion("type", HubModelInitializer, S3ModelInitializer)
 class Initializers(Model):
     """What is fetched before the job's own processes start."""
 
-    dataset: Annotated[InitializerSpec, _DATASETS] | None = Field(
-        default=None, description="Its directory is DATASET_PATH in the job's processes."
+    dataset: Annotated[InitializerSpec, _DATASETS] | None = optional(
+        "Its directory is DATASET_PATH in the job's processes."
     )
-    model: Annotated[InitializerSpec, _MODELS] | None = Field(
-        default=None, description="Its directory is MODEL_PATH in the job's processes."
-    )
+    model: Annotated[InitializerSpec, _MODELS] | None = optional("Its directory is MODEL_PATH in the job's processes.")
 
     def named(self) -> Iterator[tuple[str, InitializerSpec]]:
         """The parts that are set (`dataset`, `model`), in the order of the steps."""

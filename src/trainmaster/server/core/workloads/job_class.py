@@ -12,7 +12,7 @@ from pydantic import Field
 
 from trainmaster.protocol.launch import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, Launch, Step, is_segment
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text
+from trainmaster.server.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text, optional
 from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec
 
 KIND = "job_class"
@@ -28,15 +28,14 @@ class JobClassSpec(WorkloadSpec):
 
     kind: Literal["job_class"]
     target: Text = Field(description="`module:Class`, or the name of a registered class.")
-    module: Module | None = Field(default=None, description="A module to import, which registers the class.")
+    module: Module | None = optional("A module to import, which registers the class.")
     config: JsonObject = Field(default_factory=dict, description="Its configuration.")
     overrides: Arguments = Field(
         default=(), description="`key=value`, with dots in the key; they override the configuration."
     )
-    restore: RelativePath | None = Field(
-        default=None,
-        description="The checkpoint of another run to start from: `project/group/name/suffix`. Used only while "
-        "this job has no checkpoint.",
+    restore: RelativePath | None = optional(
+        "The checkpoint of another run to start from: `project/group/name/suffix`. Used only while "
+        "this job has no checkpoint."
     )
     overlay: Flag = Field(
         default=False,
@@ -49,13 +48,10 @@ class JobClassSpec(WorkloadSpec):
     )
     project: Segment = Field(default="general", description="The first part of the run's name.")
     group: Segment = Field(default="default", description="The second part of the run's name.")
-    name: Segment | None = Field(
-        default=None, description="The third part of the run's name; the job's name when null."
-    )
-    checkpoints: ObjectStore | None = Field(
-        default=None,
-        description="`s3://bucket/prefix` for its checkpoints, instead of the server's directory. Set the "
-        "`AWS_*` variables in `environment`.",
+    name: Segment | None = optional("The third part of the run's name; the job's name when null.")
+    checkpoints: ObjectStore | None = optional(
+        "`s3://bucket/prefix` for its checkpoints, instead of the server's directory. Set the "
+        "`AWS_*` variables in `environment`."
     )
     tracker: Literal["none", "trackio", "wandb"] = Field(
         default="none",
@@ -86,19 +82,10 @@ class JobClassSpec(WorkloadSpec):
 
     def compile(self, job: JobConfigs) -> Launch:
         resources = job.resource_config
+        own = JobClassSpec.model_fields.keys() - WorkloadSpec.model_fields.keys()
         document = {
-            "target": self.target,
-            "module": self.module,
-            "config": self.config,
-            "overrides": list(self.overrides),
-            "restore": self.restore,
-            "overlay": self.overlay,
-            "elastic": self.elastic,
-            "project": self.project,
-            "group": self.group,
+            **self.model_dump(mode="json", include=own),
             "name": self.name_for(job),
-            "checkpoints": self.checkpoints,
-            "tracker": self.tracker,
             "nodes": resources.node_count,
             "hardware": {"chip": resources.gpu_type, "min_chips": resources.gpu_count or 0},
         }

@@ -8,7 +8,18 @@ from pydantic import Field, Strict
 
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
 from trainmaster.server.core.errors import Problem, SpecError
-from trainmaster.server.core.fields import Arguments, Argv, EnvironmentName, Flag, Image, Matches, Model, PathText, Text
+from trainmaster.server.core.fields import (
+    Arguments,
+    Argv,
+    EnvironmentName,
+    Flag,
+    Image,
+    Matches,
+    Model,
+    PathText,
+    Text,
+    optional,
+)
 from trainmaster.server.core.workloads.base import InitializedSpec, JobConfigs, PackagedSpec, WorkloadSpec
 
 
@@ -32,7 +43,7 @@ class ScriptSpec(PackagedSpec):
     kind: Literal["script"]
     path: PathText = Field(description="The relative path of an uploaded file, or an absolute path on the server.")
     args: Arguments = Field(default=(), description="Arguments of the script.")
-    interpreter: Argv | None = Field(default=None, description="What to run the script with.")
+    interpreter: Argv | None = optional("What to run the script with.")
 
     def check(self, job: JobConfigs) -> None:  # noqa: ARG002
         """A relative path names a shipped file, unless a working directory says where else to look."""
@@ -61,9 +72,7 @@ class ContainerSpec(InitializedSpec):
 
     kind: Literal["container"]
     image: Image = Field(description="The container image.")
-    argv: Argv | None = Field(
-        default=None, description="Replaces the image's entry point and command. Null: those of the image."
-    )
+    argv: Argv | None = optional("Replaces the image's entry point and command. Null: those of the image.")
     args: Arguments = Field(
         default=(),
         description="Arguments appended to argv. If argv is null: arguments of the image's entry point, which "

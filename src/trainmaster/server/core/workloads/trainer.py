@@ -66,8 +66,7 @@ class TrainerSpec(WorkloadSpec):
         training, data = configs_of(job)
         if (why := unavailable(training.framework.type, training.training_type, ranks=job.world_size)) is not None:
             raise RefusedError(why)
-        problems = [*_not_available(job, training, data), *_not_possible(job, training, data)]
-        if problems:
+        if problems := [*_not_available(job, training, data), *_not_possible(job, training, data)]:
             raise RefusedError.because(problems)
         check_shipped(self, job)
 
@@ -121,11 +120,7 @@ def result_uri(output: OutputConfig) -> str | None:
 
 
 def check_shipped(workload: WorkloadSpec, job: JobConfigs) -> None:
-    """See that relative paths name shipped files; with a working directory they may lie there.
-
-    Raises:
-        SpecError: some do not; all of them are named.
-    """
+    """See that relative paths name shipped files; with a working directory they may lie there."""
     if workload.working_directory is not None:
         return
     files = {file.path for file in workload.files}
@@ -246,11 +241,8 @@ TRAINING_FILE = "training.json"
 def training_document(job: JobConfigs) -> dict[str, Any]:
     """The configs of a request without secrets, with whatever follows from them filled in.
 
-    A built-in trainer gets its hyperparameters typed and complete; a script of the user's own gets them as they were
-    given. Read it as `SubmitJobRequest.training_document`, which keeps it.
-
-    Raises:
-        RefusedError: a hyperparameter is not known, or cannot be read.
+    A built-in trainer gets its hyperparameters typed and complete (RefusedError where one is unknown or cannot be
+    read); a script of the user's own gets them as they were given.
     """
     training, data = configs_of(job)
     document: dict[str, Any] = {
@@ -276,5 +268,4 @@ def training_document(job: JobConfigs) -> dict[str, Any]:
 
 
 def training_inputs(job: JobConfigs) -> dict[str, str]:
-    """The input file that tells the training processes what to do."""
     return {TRAINING_FILE: json.dumps(job.training_document, indent=2, ensure_ascii=False) + "\n"}

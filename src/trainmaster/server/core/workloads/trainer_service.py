@@ -16,7 +16,7 @@ from pydantic import Field, Strict
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
 from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, Mode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
-from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text
+from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text, optional
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.programs import Serving
 
@@ -55,24 +55,19 @@ OPTIONS: Mapping[str, Callable[[str], Any] | None] = {
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[int, str]]:
-    """The values of arguments, each written as `--name value` or `--name=value`, by their names in `service.json`; and
-    what is wrong with the others, by their positions.
-    """
+    """The values of `--name value` or `--name=value` by name in `service.json`; and what is wrong, by position."""
     seen: set[str] = set()
     values: dict[str, Any] = {}
     wrong: dict[int, str] = {}
-    position = 0
-    while position < len(arguments):
-        at = position
-        flag, equals, value = arguments[at].partition("=")
-        position += 1
+    left = iter(enumerate(arguments))
+    for at, argument in left:
+        flag, equals, value = argument.partition("=")
         if flag not in OPTIONS:
             wrong[at] = choice_message("argument", flag, OPTIONS)
             continue
         read = OPTIONS[flag]
-        if read is not None and not equals and position < len(arguments):
-            value, equals = arguments[position], "="
-            position += 1
+        if read is not None and not equals and (following := next(left, None)) is not None:
+            value, equals = following[1], "="
         if flag in seen:
             wrong[at] = f"{flag} is there twice"
         elif read is None and equals:
@@ -104,29 +99,24 @@ class TrainerServiceSpec(Serving):
 
     kind: Literal["trainer_service"]
     base_model: Text = Field(description="The name that clients use, such as one of the server's model aliases.")
-    model_path: AbsolutePath | None = Field(
-        default=None,
-        description="A directory on the server with a transformers checkpoint; null: the directory that the "
-        "server has for base_model.",
+    model_path: AbsolutePath | None = optional(
+        "A directory on the server with a transformers checkpoint; null: the directory that the "
+        "server has for base_model."
     )
     aliases: Names = Field(default=(), description="Other names that clients may use for the base model.")
     lora_rank: Annotated[int, Strict(), Field(ge=0, le=MAX_LORA_RANK)] = Field(
         default=0, description="The rank of adapters, and the maximum that clients may request; 0: full weights."
     )
-    max_context_length: Count | None = Field(
-        default=None, description="The longest sequence in tokens; null: the model's own limit."
-    )
-    learning_rate: Positive | None = Field(default=None, description="For an optim_step that sets none.")
+    max_context_length: Count | None = optional("The longest sequence in tokens; null: the model's own limit.")
+    learning_rate: Positive | None = optional("For an optim_step that sets none.")
     gradient_accumulation_steps: Count = Field(default=1, description="Number of optim_step calls that make one step.")
     forward_only: Flag = Field(default=False, description="Only forward passes: a frozen reference model.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Precision of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
     )
     extra_args: Arguments = Field(default=(), description="Arguments of the trainer process; unknown ones are refused.")
-    training_shape: Text | None = Field(default=None, description="The training shape that set the other fields.")
-    accelerator_type: Name | None = Field(
-        default=None, description="As the client named it; resource_config has the matching GPU type."
-    )
+    training_shape: Text | None = optional("The training shape that set the other fields.")
+    accelerator_type: Name | None = optional("As the client named it; resource_config has the matching GPU type.")
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = Field(
         default=SAVE_ALL_WITHIN_S,
         description="Seconds from the request to stop until the kill; all models are saved in this time, one by one.",
@@ -170,17 +160,10 @@ class TrainerServiceSpec(Serving):
 
     def _document(self) -> dict[str, Any]:
         """The content of `service.json`, which `trainmaster.trainer_service.configuration` reads."""
-        options = dict(self.options)
-        options.pop("forward_only", None)
+        told = {"base_model", "aliases", "lora_rank", "max_context_length", "learning_rate", "precision"}
         return {
-            "base_model": self.base_model,
+            **self.model_dump(mode="json", include=told | {"gradient_accumulation_steps"}),
             "model_path": self.model_path or "",
-            "aliases": list(self.aliases),
             "mode": self.mode,
-            "lora_rank": self.lora_rank,
-            "max_context_length": self.max_context_length,
-            "learning_rate": self.learning_rate,
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-            "precision": self.precision,
-            **options,
+            **{name: value for name, value in self.options.items() if name != "forward_only"},
         }
