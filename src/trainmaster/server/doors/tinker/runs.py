@@ -22,20 +22,11 @@ from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.doors.tinker import records
+from trainmaster.server.doors.tinker import records, wire
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
 from trainmaster.server.doors.tinker.model_creation import creation_id, mode_of
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.router import answer, page_of, read, read_document
-from trainmaster.server.doors.tinker.wire import (
-    NO_PROJECT,
-    CreateModel,
-    OfModel,
-    OfWeights,
-    SetTtl,
-    checkpoint_resource,
-    run_resource,
-)
 from trainmaster.server.http.auth import Principal
 
 
@@ -43,7 +34,7 @@ from trainmaster.server.http.auth import Principal
 async def create_model(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A repeated request gets the same model."""
     document = await read_document(request)
-    wanted = parse(CreateModel, document)
+    wanted = parse(wire.CreateModel, document)
     await door.sessions.require(principal.scope, wanted.session_id)
     now = door.context.clock()
     run = TinkerRun(
@@ -64,7 +55,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
 
 @answer("POST", "/get_info", KeyScope.VIEW)
 async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, OfModel)
+    wanted = await read(request, wire.OfModel)
     run = await door.sessions.run(principal.scope, wanted.model_id)
     return ok(
         {
@@ -81,7 +72,7 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
 
 @answer("POST", "/weights_info", KeyScope.VIEW, note="for the account's own and published weights")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, OfWeights)
+    wanted = await read(request, wire.OfWeights)
     found = await door.weights(principal.scope, wanted.tinker_path)
     attributes = found.checkpoint.attributes
     info: dict[str, Any] = {
@@ -110,7 +101,7 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
             for checkpoint in records.weights(connection, principal.scope, job_id=job_id):
                 saved.setdefault(str(checkpoint.attributes.get("model_id")), []).append(checkpoint)
         return {
-            "training_runs": [run_resource(run, saved.get(run.model_id, ())) for run in found],
+            "training_runs": [wire.run_resource(run, saved.get(run.model_id, ())) for run in found],
             "cursor": {"offset": offset, "limit": limit, "total_count": total},
         }
 
@@ -123,7 +114,7 @@ async def get_training_run(request: Request, door: TinkerDoor, principal: Princi
 
     def question(connection: Connection) -> dict[str, Any]:
         run = records.get_run(connection, principal.scope, run_id)
-        return run_resource(run, records.weights_of_run(connection, principal.scope, run))
+        return wire.run_resource(run, records.weights_of_run(connection, principal.scope, run))
 
     return ok(await door.context.read(question))
 
@@ -135,7 +126,7 @@ async def list_checkpoints(request: Request, door: TinkerDoor, principal: Princi
     def question(connection: Connection) -> dict[str, Any]:
         run = records.get_run(connection, principal.scope, run_id)
         saved = records.weights_of_run(connection, principal.scope, run)
-        return {"checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved]}
+        return {"checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved]}
 
     return ok(await door.context.read(question))
 
@@ -146,7 +137,7 @@ async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: P
     saved = await door.context.read(lambda connection: records.weights(connection, principal.scope))
     return ok(
         {
-            "checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],
+            "checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],
             "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)},
         }
     )
@@ -158,9 +149,9 @@ async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Princi
 
     def question(connection: Connection) -> list[tuple[str, int]]:
         found = records.sessions(connection, principal.scope, limit=2**31 - 1)
-        projects = {session.session_id: session.project_id or NO_PROJECT for session in found}
+        projects = {session.session_id: session.project_id or wire.NO_PROJECT for session in found}
         return [
-            (projects.get(str(checkpoint.attributes.get("session_id")), NO_PROJECT), checkpoint.size_bytes)
+            (projects.get(str(checkpoint.attributes.get("session_id")), wire.NO_PROJECT), checkpoint.size_bytes)
             for checkpoint in records.weights(connection, principal.scope)
         ]
 
@@ -199,7 +190,7 @@ async def unpublish(request: Request, door: TinkerDoor, principal: Principal) ->
 
 @answer("PUT", f"{CHECKPOINT}/ttl", KeyScope.MANAGE)
 async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, SetTtl)
+    wanted = await read(request, wire.SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
     return await _command(request, door, principal, checkpoints.edit, "expires_at", at)
 
