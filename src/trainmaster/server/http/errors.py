@@ -149,11 +149,7 @@ def error_document(error: core.TrainmasterError) -> dict[str, Any]:
     if (wait_s := retry_after_s(error)) is not None:
         document["retry_after"] = wait_s
     if isinstance(error, core.InvalidTransitionError):
-        document["details"] = {
-            "status": error.status,
-            "action": error.action,
-            "allowed_from": list(error.allowed_from),
-        }
+        document["details"] = {"status": error.status, "action": error.action, "allowed_from": list(error.allowed_from)}
     elif error.problems:
         document["details"] = [{"field": problem.field, "message": problem.message} for problem in error.problems]
     if isinstance(error, StreamGapConflictError):

@@ -141,11 +141,7 @@ COLLECTIONS: Mapping[str, str] = MappingProxyType(
 )
 """By their names below an account."""
 PREFIXES: Mapping[str, str] = MappingProxyType(
-    {
-        "/training/v1/serverless/": _SERVERLESS,
-        "/inference/": DEPLOYED,
-        "/hot_load/": DEPLOYED,
-    }
+    {"/training/v1/serverless/": _SERVERLESS, "/inference/": DEPLOYED, "/hot_load/": DEPLOYED}
 )
 
 _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")

@@ -53,10 +53,7 @@ STATES: Mapping[JobStatus, str] = {
     JobStatus.PREEMPTED: "JOB_STATE_FAILED",
 }
 """While nothing else is wanted of the job."""
-STOPPING: Mapping[Desired, str] = {
-    Desired.STOP: "JOB_STATE_CANCELLING",
-    Desired.DELETE: "JOB_STATE_DELETING",
-}
+STOPPING: Mapping[Desired, str] = {Desired.STOP: "JOB_STATE_CANCELLING", Desired.DELETE: "JOB_STATE_DELETING"}
 """While it is being stopped for good."""
 DELETED = "JOB_STATE_DELETED"
 IDLE = "JOB_STATE_IDLE"

@@ -135,10 +135,7 @@ async def create(
 
 @router.get("/rlorTrainerJobs")
 async def list_jobs(
-    scope: ViewedScope,
-    context: Context,
-    query: Listed,
-    order_by: Annotated[PlainText, Query(alias="orderBy")] = "",
+    scope: ViewedScope, context: Context, query: Listed, order_by: Annotated[PlainText, Query(alias="orderBy")] = ""
 ) -> Response:
     """Trainers that nobody used for a while are shown as IDLE."""
     conditions = read_filter(query.filter, MEMBERS)

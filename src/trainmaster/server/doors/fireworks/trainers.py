@@ -34,14 +34,7 @@ from trainmaster.server.doors import futures
 from trainmaster.server.doors.bodies import IncomingBody, text_field
 from trainmaster.server.doors.door import DoorState
 from trainmaster.server.doors.fireworks.resources import own, trainer_job
-from trainmaster.server.doors.trainers import (
-    FRESH_S,
-    Lookups,
-    TrainerGoneError,
-    Trainers,
-    how_it_ended,
-    location_of,
-)
+from trainmaster.server.doors.trainers import FRESH_S, Lookups, TrainerGoneError, Trainers, how_it_ended, location_of
 from trainmaster.server.http.auth import Gate, guard, require
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError

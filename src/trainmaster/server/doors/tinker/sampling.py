@@ -37,13 +37,7 @@ ten times when they are told to."""
 _MOST_SAMPLES = 65_536
 
 
-@answer(
-    "POST",
-    "/create_sampling_session",
-    KeyScope.MANAGE,
-    by=By.TRAINER,
-    note="blocks while the trainer starts",
-)
+@answer("POST", "/create_sampling_session", KeyScope.MANAGE, by=By.TRAINER, note="blocks while the trainer starts")
 async def create_sampling_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
     wanted = parse(CreateSamplingSession, document)

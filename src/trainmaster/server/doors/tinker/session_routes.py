@@ -225,9 +225,6 @@ async def own_key(request: Request, door: TinkerDoor, principal: Principal) -> R
             "key_id": int(principal.key_id.removeprefix("key-"), 16),
             "name": principal.name,
             "note": principal.key_id,
-            "details": {
-                "org_details": {"name": principal.account_id},
-                "user_details": {"email": principal.name},
-            },
+            "details": {"org_details": {"name": principal.account_id}, "user_details": {"email": principal.name}},
         }
     )

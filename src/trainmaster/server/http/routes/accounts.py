@@ -38,8 +38,7 @@ from trainmaster.server.store.scope import Scope
 
 AccountId = Annotated[str, StringConstraints(pattern=ACCOUNT_ID_PATTERN)]
 Uid = Annotated[
-    int | None,
-    Field(ge=1, le=MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
+    int | None, Field(ge=1, le=MAX_UID, description="The system's user as whom its jobs run on the server's machine.")
 ]
 
 

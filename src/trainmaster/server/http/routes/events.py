@@ -14,13 +14,7 @@ from sqlalchemy import Connection
 
 from trainmaster.schema.accounts import CreatedWebhook, Trial, WebhookList, WebhookResource
 from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, FeedPage
-from trainmaster.server.coordinator.webhook_delivery import (
-    MAX_URL_LENGTH,
-    TIMEOUT_S,
-    DeliveryError,
-    headers_of,
-    trial,
-)
+from trainmaster.server.coordinator.webhook_delivery import MAX_URL_LENGTH, TIMEOUT_S, DeliveryError, headers_of, trial
 from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
 from trainmaster.server.core.fields import Model
 from trainmaster.server.core.job import Event

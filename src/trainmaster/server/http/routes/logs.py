@@ -179,11 +179,7 @@ class LogSource:
             events.append(sse_end(sight.status, sight.notice))
         passing = b"".join(sse_event("progress", open_line_json(entry)) for entry in page.open_lines)
         return StreamPiece(
-            data=b"".join(events),
-            cursor=page.cursor.encode(),
-            end=page.complete,
-            at_end=page.at_end,
-            passing=passing,
+            data=b"".join(events), cursor=page.cursor.encode(), end=page.complete, at_end=page.at_end, passing=passing
         )
 
     def _reader(self) -> LogReader:
