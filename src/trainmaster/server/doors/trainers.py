@@ -140,11 +140,8 @@ class Trainers:
         """Send a request to a trainer; `target` is a path with its query.
 
         A request that `counts` as use of the trainer does so until `use` ends, or until the response begins. An
-        `urgent` one goes past all others.
-
-        Raises:
-            TrainerGoneError: that attempt does not run any more.
-            BrokenOffError: it does not answer now.
+        `urgent` one goes past all others. Raises TrainerGoneError where that attempt does not run any more, and
+        BrokenOffError where it does not answer now.
         """
         with contextlib.ExitStack() as within:
             if counts:

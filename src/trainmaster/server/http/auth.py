@@ -93,7 +93,6 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where the credential may be an attempt's token; those routes check it themselves."""
-
 SIGNED_PATHS = "/api/v1/downloads/"
 """Where the address itself is the credential: signed and limited in time. Those routes check the signature."""
 
@@ -143,12 +142,7 @@ class Gate:
         self._concurrency = ConcurrencyLimit(AT_ONCE) if limited else None
 
     async def admit(self, scope: Any, path: str) -> None:
-        """Authenticate a request, and note its principal in the scope's state.
-
-        Raises:
-            UnauthenticatedError: it has no credentials, or wrong ones.
-            RateLimitedError: too many requests came with this key, or too many wrong credentials from this address.
-        """
+        """Authenticate a request, and note its principal in the scope's state."""
         if path in self._open or path.startswith(SIGNED_PATHS):
             return
         credential = _credential(scope["headers"])
@@ -259,11 +253,7 @@ def guard(function: FunctionT) -> FunctionT:
 
 
 def refuse_unguarded(router: APIRouter) -> None:
-    """Check that every route checks who is asking.
-
-    Raises:
-        RuntimeError: one does not, or cannot be inspected.
-    """
+    """Raise RuntimeError for a route that does not check who is asking, or cannot be inspected."""
     for route in router.routes:
         called = [route.endpoint, *_calls(route.dependant)] if isinstance(route, APIRoute) else []
         is_open = isinstance(route, APIRoute) and route.path in OPEN_PATHS

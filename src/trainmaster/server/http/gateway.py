@@ -89,14 +89,7 @@ class Gateway:
         self._connections = Connections()
 
     async def forward(self, request: Request, job: Job, uid: int | None) -> Response:
-        """The response of a service; `uid` is that of its account, where it has one.
-
-        Raises:
-            ConflictError: the job is no service.
-            ServiceNotReadyError: it does not answer now.
-            BadGatewayError: it broke off before it answered, its response is not HTTP, or somebody else has its port.
-            StalledError: the rest of the request's body does not come.
-        """
+        """The response of a service; `uid` is that of its account, where it has one."""
         address = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))

@@ -143,9 +143,6 @@ class LogReader:
         """The cursor of the last `tail` lines, of the lines `since` a time, or of the beginning.
 
         With `whole`, the log begins with the first attempt, otherwise with the latest.
-
-        Raises:
-            NotFoundError: there is no such attempt.
         """
         first = self._filter.attempt or (1 if whole else sight.attempt)
         if first > sight.attempt:

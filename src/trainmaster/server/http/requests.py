@@ -48,17 +48,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body of a request."""
     return b"".join([piece async for piece in bounded_pieces(request, limit)])
 
 
 def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body of a request, piece by piece.
-
-    Raises:
-        TooLargeError: it has more than `limit` bytes; at the call, where Content-Length says so.
-        StalledError: the rest of it does not come.
-    """
+    """The body of a request, piece by piece. Raises TooLargeError at the call, where Content-Length says so."""
     too_large = TooLargeError(f"the body may have at most {limit} bytes")
 
     async def counted() -> AsyncIterator[bytes]:
@@ -76,11 +70,7 @@ def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_PER_S) -> AsyncIterator[bytes]:
-    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses.
-
-    Raises:
-        StalledError: a piece did not come for long, or the body comes too slowly.
-    """
+    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses."""
     loop = asyncio.get_running_loop()
     stream = aiter(request.stream())
     received, waited_s = 0, 0.0
@@ -103,7 +93,6 @@ async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_P
 
 
 def parse_json(body: bytes) -> object:
-    """The document of a body."""
     if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
         raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
     try:
@@ -143,11 +132,7 @@ def not_a_time(field: str) -> SpecError:
 
 
 async def read_model(request: Request, model: type[ModelT]) -> ModelT:
-    """The body of a request as a model; an empty body stands for all defaults.
-
-    Raises:
-        SpecError: it has a wrong shape or value; unknown fields are named with the nearest known one.
-    """
+    """The body of a request as a model; an empty body stands for all defaults."""
     return _parsed(model, await read_body(request))
 
 

@@ -117,9 +117,6 @@ def resolve(
         config: the file; by default $TRAINMASTER_CONFIG, or `config.toml` in the data directory if it is there.
         environment: by default that of this process.
         defaults: other defaults than those of the fields.
-
-    Raises:
-        SettingsError: something is unknown or wrong; the error has every problem.
     """
     return _Resolver(flags or {}, os.environ if environment is None else environment, defaults or {}).run(config)
 

@@ -49,11 +49,7 @@ class Summaries:
         self._kept: dict[tuple[str, int], Summary] = {}
 
     def page(self, connection: Connection, scope: Scope, query: JobQuery, now: float) -> bytes:
-        """One page of a list, as JSON: a `JobList`.
-
-        Raises:
-            SpecError: the token is not one of such a list.
-        """
+        """One page of a list, as JSON: a `JobList`."""
         index = job_list.index(connection, scope, query)
         found = {key: self._kept.get(key) for key in index.versions.items()}
         missing = [job_id for (job_id, _), summary in found.items() if summary is None]

@@ -61,13 +61,7 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, str]:
-    """The tokens that a request forwards to its job; missing ones come from the token exchange, if there is one.
-
-    Raises:
-        SpecError: a token is malformed.
-        CredentialsRefusedError: the exchange refuses the caller's credential.
-        ExchangeUnavailableError: the exchange does not answer.
-    """
+    """The tokens that a request forwards to its job; missing ones come from the token exchange, if there is one."""
     tokens = {name: token for name, header in HEADERS.items() if (token := request.headers.get(header))}
     for name, token in tokens.items():
         if len(token) > MAX_TOKEN_LENGTH or not _TOKEN.fullmatch(token):
@@ -102,12 +96,7 @@ class Submissions:
             return await run_in_threadpool(work)
 
     async def read(self, document: bytes, account_id: str) -> SubmitJobRequest:
-        """The checked submission in a body.
-
-        Raises:
-            SpecError: the body holds none, or a wrong one.
-            RefusedError: the request asks for something that is not available.
-        """
+        """The checked submission in a body."""
         seed = new_seed()
         wanted = await self.run(lambda: parse_submit(parse_json(document), seed=seed), large=is_large(document))
         return await self._context.commands.admission.look_up(wanted, account_id)

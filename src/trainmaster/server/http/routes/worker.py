@@ -160,13 +160,7 @@ class RemoteWorker:
     directory: RunDirectory
 
     async def report(self, write: Callable[[], T]) -> T:
-        """Write to the run directory, and hint the coordinator.
-
-        Raises:
-            NotFoundError: the directory is gone.
-            SpecError: there can be no such file.
-            StoreUnavailableError: the disk is full or broken; the worker keeps what it has and tries again.
-        """
+        """Write to the run directory, and hint the coordinator. Where the disk is full, the worker tries again."""
 
         def work() -> T:
             if not (self.directory.path / REQUEST).exists():
