@@ -24,8 +24,8 @@ from trainmaster.protocol.trainer_requests import (
     peek_json_head,
     peek_protobuf,
 )
-from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
-from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError, wrong
 from trainmaster.server.http.requests import pieces_of
 
 SMALL_BYTES = 256 << 10
@@ -157,9 +157,9 @@ async def text_field(body: IncomingBody, name: str) -> str:
 def plain_id(found: object, name: str) -> str:
     """The id in a member called `name`. Raises SpecError for what is no text, too long, or not valid Unicode."""
     if not isinstance(found, str):
-        raise SpecError([Problem(field=name, message="required: a text")])
+        raise wrong(name, "required: a text")
     if len(found) > MAX_ID_LENGTH or not is_plain(found):
-        raise SpecError([Problem(field=name, message=f"must have up to {MAX_ID_LENGTH} characters, of Unicode")])
+        raise wrong(name, f"must have up to {MAX_ID_LENGTH} characters, of Unicode")
     return found
 
 
@@ -171,7 +171,7 @@ def is_plain(text: str) -> bool:
 async def _protobuf_text(body: IncomingBody, name: str) -> object:
     encoding = body.request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
-        raise SpecError([Problem(field="Content-Encoding", message=f"'{encoding}' is not taken here; 'zstd' is")])
+        raise wrong("Content-Encoding", f"'{encoding}' is not taken here; 'zstd' is")
     limit = COMPRESSED_HEAD_BYTES if encoding == "zstd" else END_BYTES
     tried = 0
     while True:
@@ -184,7 +184,7 @@ async def _protobuf_text(body: IncomingBody, name: str) -> object:
             except (PeekError, KeyError):
                 pass
         if ended:
-            raise SpecError([Problem(field=name, message="required: among the first fields of the message")])
+            raise wrong(name, "required: among the first fields of the message")
 
 
 def _peek(head: bytes) -> dict[str, object]:
@@ -197,7 +197,7 @@ def _inflated(head: bytes) -> bytes:
         import zstandard
     except ImportError:
         message = "this server has no zstandard (pip install 'trainmaster[service]'); send it uncompressed"
-        raise SpecError([Problem(field="Content-Encoding", message=message)]) from None
+        raise wrong("Content-Encoding", message) from None
     try:
         # No more than is looked at: a few bytes can stand for gigabytes.
         with zstandard.ZstdDecompressor().stream_reader(head) as stream:
@@ -216,7 +216,7 @@ async def _json_text(body: IncomingBody, name: str) -> object:
     try:
         found = peek_json(lambda offset, count: data[offset : offset + count], len(data)).get(name)
     except PeekError:
-        raise SpecError([Problem(field="body", message="is not valid JSON")]) from None
+        raise wrong("body", "is not valid JSON") from None
     if not isinstance(found, str):
-        raise SpecError([Problem(field=name, message="required: a text, at the beginning or at the end of the body")])
+        raise wrong(name, "required: a text, at the beginning or at the end of the body")
     return found

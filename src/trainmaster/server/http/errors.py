@@ -24,6 +24,11 @@ class HttpError(core.TrainmasterError):
         cls.status, cls.code = status or cls.status, code or cls.code
 
 
+def wrong(field: str, message: str) -> core.SpecError:
+    """The error of a request with one field that is not valid."""
+    return core.SpecError([core.Problem(field=field, message=message)])
+
+
 class UnauthenticatedError(HttpError, status=HTTPStatus.UNAUTHORIZED, code="AUTH_TOKEN_MISSING"):
     """Send your API key as `Authorization: Bearer ...` or `X-API-Key: ...`."""
 

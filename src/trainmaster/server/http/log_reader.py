@@ -16,9 +16,10 @@ from functools import partial
 from typing import NamedTuple
 
 from trainmaster.protocol.run_directory import RunDirectory
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.log_files import (
     MAX_LINE_BYTES,
     LogFile,
@@ -79,7 +80,7 @@ class Cursor:
                 return Cursor(attempt=attempt, offsets=offsets)
         except (ValueError, TypeError, AttributeError):
             pass
-        raise SpecError([Problem(field="cursor", message="is not a cursor of this log; leave it out to begin anew")])
+        raise wrong("cursor", "is not a cursor of this log; leave it out to begin anew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from starlette.requests import Request
 
 from trainmaster.protocol.documents import is_deeper
 from trainmaster.server.coordinator.commands import Idempotency
-from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.context import context_of
-from trainmaster.server.http.errors import StalledError, TooLargeError
+from trainmaster.server.http.errors import StalledError, TooLargeError, wrong
 
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
@@ -94,7 +94,7 @@ async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_P
 
 def parse_json(body: bytes) -> object:
     if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
-        raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
+        raise wrong("body", f"has more than {MAX_COMMAS} commas; send data as files")
     try:
         document = json.loads(body, parse_constant=_no_constant)
         # A value takes at least two bytes, and a level a bracket: few bodies have to be counted.
@@ -112,7 +112,7 @@ def parse_json(body: bytes) -> object:
         message = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     except ValueError as error:
         message = f"is not valid JSON: {error}"
-    raise SpecError([Problem(field="body", message=message)])
+    raise wrong("body", message)
 
 
 def parse_time(field: str, text: str) -> float:
@@ -127,8 +127,7 @@ def parse_time(field: str, text: str) -> float:
 
 
 def not_a_time(field: str) -> SpecError:
-    message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
-    return SpecError([Problem(field=field, message=message)])
+    return wrong(field, "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970")
 
 
 async def read_model(request: Request, model: type[ModelT]) -> ModelT:
@@ -152,7 +151,7 @@ def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     if key is None:
         return None
     if not _KEY.fullmatch(key):
-        raise SpecError([Problem(field="Idempotency-Key", message="must have 1 to 255 printable ASCII characters")])
+        raise wrong("Idempotency-Key", "must have 1 to 255 printable ASCII characters")
     path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
     digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
     digest.update(request.scope["query_string"] + b"\n" + body)

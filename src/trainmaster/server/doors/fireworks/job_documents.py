@@ -31,10 +31,10 @@ from trainmaster.server.doors.fireworks.resources import (
     Number,
     Whole,
     duration,
-    moment,
     present,
+    words,
 )
-from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.envelope import clean, instant
 from trainmaster.server.store.queues import DEFAULT
 
 STATES: Mapping[JobStatus, str] = {
@@ -93,47 +93,26 @@ def code_of(job: Job) -> str:
     return _CODES[CONSEQUENCES[job.reason].fault] if job.reason is not None else "UNKNOWN"
 
 
-MEMBERS = frozenset(
-    {
-        "name",
-        "displayName",
-        "createTime",
-        "updateTime",
-        "completedTime",
-        "createdBy",
-        "state",
-        "status.code",
-        "status.message",
-        "statusMessage",
-        "serviceMode",
-        "keepAlive",
-        "dataset",
-        "forwardOnly",
-        "nodeCount",
-        "trainingShape",
-        "preemptible",
-        "purpose",
-        "managedBy",
-        "reservationTarget",
-        "inactivityTimeout",
-        "disableInactivityCleanup",
-        "acceleratorSeconds",
-        "directRouteHandle",
-        "trainingConfig.baseModel",
-        "trainingConfig.loraRank",
-        "trainingConfig.learningRate",
-        "trainingConfig.gradientAccumulationSteps",
-        "trainingConfig.maxContextLength",
-        "trainingConfig.region",
-        "trainingConfig.acceleratorType",
-        "trainingConfig.acceleratorCount",
-        "trainingConfig.customImageTag",
-        "trainingConfig.extraArgs",
-    }
-)
+MEMBERS = words("""
+    name displayName createTime updateTime completedTime createdBy state status.code status.message statusMessage
+    serviceMode keepAlive dataset forwardOnly nodeCount trainingShape preemptible purpose managedBy reservationTarget
+    inactivityTimeout disableInactivityCleanup acceleratorSeconds directRouteHandle
+    trainingConfig.baseModel trainingConfig.loraRank trainingConfig.learningRate
+    trainingConfig.gradientAccumulationSteps trainingConfig.maxContextLength trainingConfig.region
+    trainingConfig.acceleratorType trainingConfig.acceleratorCount trainingConfig.customImageTag
+    trainingConfig.extraArgs
+""")
 """What a job may show."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for managed training jobs; here the client's own loop says what is trained"
+_MANAGED = words("""
+    dataset evaluation_dataset eval_auto_carveout loss_config reward_weights wandb_config aws_s3_config
+    azure_blob_storage_config
+""")
+_MANAGED_CONFIG = words("""
+    batch_size batch_size_samples epochs jinja_template learning_rate_warmup_steps optimizer_weight_decay
+    sampler_checkpoint_save_interval_steps
+""")
 
 Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
 """A number that at 0 is not set."""
@@ -159,18 +138,7 @@ class TrainingConfigBody(FireworksBody):
         "projection_head_dim": "is not available: trainers here have no projection head",
         "warm_start_from": "is not available: make a trainer of the base model, then load_adapter or load_state",
         "output_model": "is not available: promote a checkpoint that was saved for sampling",
-        **dict.fromkeys(
-            (
-                "batch_size",
-                "batch_size_samples",
-                "epochs",
-                "jinja_template",
-                "learning_rate_warmup_steps",
-                "optimizer_weight_decay",
-                "sampler_checkpoint_save_interval_steps",
-            ),
-            _NOT_IN_SERVICE_MODE,
-        ),
+        **dict.fromkeys(_MANAGED_CONFIG, _NOT_IN_SERVICE_MODE),
     }
 
 
@@ -195,19 +163,7 @@ class CreateJobBody(FireworksBody):
         "use_purpose": "is not available: there are no dedicated resources; use a queue (reservationTarget)",
         "rollout_deployment_name": NO_DEPLOYMENTS,
         "hot_load_deployment_id": NO_DEPLOYMENTS,
-        **dict.fromkeys(
-            (
-                "dataset",
-                "evaluation_dataset",
-                "eval_auto_carveout",
-                "loss_config",
-                "reward_weights",
-                "wandb_config",
-                "aws_s3_config",
-                "azure_blob_storage_config",
-            ),
-            _NOT_IN_SERVICE_MODE,
-        ),
+        **dict.fromkeys(_MANAGED, _NOT_IN_SERVICE_MODE),
     }
 
     @model_validator(mode="after")
@@ -262,9 +218,9 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
         {
             "name": job_name(job),
             "displayName": job.name if job.name != job.handle else None,
-            "createTime": moment(job.created_at),
-            "updateTime": moment(job.updated_at),
-            "completedTime": moment(job.finished_at),
+            "createTime": instant(job.created_at),
+            "updateTime": instant(job.updated_at),
+            "completedTime": instant(job.finished_at),
             "createdBy": job.created_by,
             "state": state_of(job, idle=idle, answers=answers),
             "status": {"code": code, "message": message},

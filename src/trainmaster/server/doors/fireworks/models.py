@@ -19,42 +19,24 @@ from trainmaster.server.doors.fireworks.resources import (
     Listed,
     ManagedScope,
     ResourcePath,
-    moment,
     own,
     present,
     router,
+    words,
 )
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.envelope import clean, instant
 from trainmaster.server.store import jobs, promoted
 from trainmaster.server.store.promoted import PromotedModel
 
 READY = "READY"
-MODEL_MEMBERS = frozenset(
-    {
-        "name",
-        "displayName",
-        "createTime",
-        "state",
-        "status.code",
-        "status.message",
-        "kind",
-        "public",
-        "importedFrom",
-        "fineTuningJob",
-        "sizeBytes",
-        "contextLength",
-        "peftDetails.baseModel",
-        "peftDetails.r",
-        "peftDetails.targetModules",
-        "baseModelDetails.moe",
-        "baseModelDetails.checkpointFormat",
-        "baseModelDetails.huggingfaceModelType",
-        "baseModelDetails.supportsFireattention",
-    }
-)
+MODEL_MEMBERS = words("""
+    name displayName createTime state status.code status.message kind public importedFrom fineTuningJob sizeBytes
+    contextLength peftDetails.baseModel peftDetails.r peftDetails.targetModules baseModelDetails.moe
+    baseModelDetails.checkpointFormat baseModelDetails.huggingfaceModelType baseModelDetails.supportsFireattention
+""")
 """What a model may show."""
 
 
@@ -64,7 +46,7 @@ def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
         {
             "name": f"accounts/{model.account_id}/models/{model.model_id}",
             "displayName": model.model_id,
-            "createTime": moment(model.created_at),
+            "createTime": instant(model.created_at),
             "state": READY,
             "status": {"code": "OK", "message": ""},
             "kind": model.kind,
@@ -149,33 +131,18 @@ async def remove_model(scope: ManagedScope, context: Context, model_id: Resource
 
 # Training shapes and their versions: list and show them.
 
-_SNAPSHOT = frozenset(
-    {
-        "trainerMode",
-        "baseModels",
-        "region",
-        "acceleratorType",
-        "acceleratorCount",
-        "nodeCount",
-        "trainerImageTag",
-        "maxSupportedContextLength",
-        "baseModelWeightPrecision",
-        "trainerShardingScheme.pipelineParallelism",
-        "trainerShardingScheme.tensorParallelism",
-        "trainerShardingScheme.contextParallelism",
-        "trainerShardingScheme.expertParallelism",
-        "deploymentShapeVersion",
-        "deploymentImageTag",
-    }
-)
-SHAPE_MEMBERS = _SNAPSHOT | {"name", "displayName", "description"}
+_SNAPSHOT = words("""
+    trainerMode baseModels region acceleratorType acceleratorCount nodeCount trainerImageTag maxSupportedContextLength
+    baseModelWeightPrecision trainerShardingScheme.pipelineParallelism trainerShardingScheme.tensorParallelism
+    trainerShardingScheme.contextParallelism trainerShardingScheme.expertParallelism deploymentShapeVersion
+    deploymentImageTag
+""")
+SHAPE_MEMBERS = (*_SNAPSHOT, "name", "displayName", "description")
 """What a shape may show."""
-VERSION_MEMBERS = frozenset({f"snapshot.{member}" for member in _SNAPSHOT}) | {
-    "name",
-    "validated",
-    "latestValidated",
-    "statusMessage",
-}
+VERSION_MEMBERS = (
+    *(f"snapshot.{member}" for member in _SNAPSHOT),
+    *words("name validated latestValidated statusMessage"),
+)
 """What a version of a shape may show."""
 
 

@@ -33,7 +33,7 @@ from trainmaster.server.core.workloads.trainer_service import HEALTH
 from trainmaster.server.doors import futures
 from trainmaster.server.doors.bodies import IncomingBody, text_field
 from trainmaster.server.doors.door import DoorState
-from trainmaster.server.doors.fireworks.resources import own, trainer_job
+from trainmaster.server.doors.fireworks.resources import own, trainer_job, words
 from trainmaster.server.doors.trainers import FRESH_S, Lookups, TrainerGoneError, Trainers, how_it_ended, location_of
 from trainmaster.server.http.auth import Gate, guard, require
 from trainmaster.server.http.context import ApiContext
@@ -55,19 +55,10 @@ LOADS = {"load_weights": ("path", TRAINING), "load_adapter": ("adapter_path", "s
 """Operations that name saved weights: in which member, and of which kind."""
 SAVES = {"SaveWeights": TRAINING, "SaveWeightsForSampler": "sampler"}
 """Clients' names for requests whose results name what they saved, and the kind of that."""
-WORK = frozenset(
-    {
-        "forward_backward",
-        "forward",
-        "optim_step",
-        "save_weights",
-        "save_weights_for_sampler",
-        "load_weights",
-        "load_adapter",
-        "unload_model",
-        "weight_sync",
-    }
-)
+WORK = words("""
+    forward_backward forward optim_step save_weights save_weights_for_sampler load_weights load_adapter unload_model
+    weight_sync
+""")
 """Operations on a model, whose outcome is reported through a future."""
 HEALTHZ = "healthz"
 HEARTBEAT = "session_heartbeat"

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, Mode, Trainer, trainer_of_sampling_session
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.bodies import IncomingBody, plain_id, text_field
@@ -27,7 +27,7 @@ from trainmaster.server.doors.tinker.trainer_jobs import TrainerCancelledError, 
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession
 from trainmaster.server.doors.trainers import TrainerGoneError, location_of
 from trainmaster.server.http.auth import Principal
-from trainmaster.server.http.errors import ServiceNotReadyError
+from trainmaster.server.http.errors import ServiceNotReadyError, wrong
 from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 
@@ -48,7 +48,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
         base_model, mode = found.run.base_model, found.run.mode
         extra[SOURCE_HEADER] = location_of(door.context, found.checkpoint)
     if base_model is None:
-        raise SpecError([Problem(field="base_model", message="required, or else model_path")])
+        raise wrong("base_model", "required, or else model_path")
     deadline = time.monotonic() + HOLD_S
     while True:
         job = await _serving(door, principal, base_model, mode, deadline)

@@ -24,12 +24,12 @@ from trainmaster.server.core.accounts import (
     key_id_of,
     new_key,
 )
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.fields import Model
 from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, ok, resource
-from trainmaster.server.http.errors import InsufficientScopeError
+from trainmaster.server.http.errors import InsufficientScopeError, wrong
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, answers, errors
 from trainmaster.server.store import accounts
@@ -197,7 +197,7 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
         try:
             accounts.get(connection, _EVERYTHING, stored.account_id)
         except NotFoundError as error:
-            raise SpecError([Problem(field="account_id", message=f"{error.message}; make it first")]) from None
+            raise wrong("account_id", f"{error.message}; make it first") from None
         accounts.create_key(connection, _EVERYTHING, stored)
 
     await context.write(create)

@@ -15,11 +15,11 @@ from starlette.responses import FileResponse
 
 from trainmaster.schema.reports import BlobResource
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.errors import InvalidTokenError
+from trainmaster.server.http.errors import InvalidTokenError, wrong
 from trainmaster.server.http.requests import bounded_pieces
 from trainmaster.server.http.router import (
     BINARY,
@@ -146,8 +146,7 @@ async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
                 waiting, held = [], 0
         await run_in_threadpool(write, waiting)
         if digest.hexdigest() != sha256:
-            message = f"the content has the digest {digest.hexdigest()}, not {sha256}; was it cut off?"
-            raise SpecError([Problem(field="sha256", message=message)])
+            raise wrong("sha256", f"the content has the digest {digest.hexdigest()}, not {sha256}; was it cut off?")
         await run_in_threadpool(finish)
     return size
 

@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.schema.jobs import JobList, JobResource
 from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.configs import Priority
@@ -28,6 +27,7 @@ from trainmaster.server.core.workloads import kinds
 from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import encoded, ok_json
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import MAX_JOB_ID, JobId, PageToken, PlainText, StrictRoute, answers
@@ -269,10 +269,10 @@ def _labels(request: Request) -> dict[str, tuple[str, ...]]:
         if name.startswith(LABEL_PREFIX):
             key = name.removeprefix(LABEL_PREFIX)
             if not key or "\0" in key or "\0" in value:
-                raise SpecError([Problem(field=LABEL_PREFIX, message="write labels.KEY=VALUE")])
+                raise wrong(LABEL_PREFIX, "write labels.KEY=VALUE")
             wanted[key] = (*wanted.get(key, ()), value)
     if len(wanted) > MAX_LABELS:
-        raise SpecError([Problem(field=LABEL_PREFIX, message=f"no job has more than {MAX_LABELS} labels")])
+        raise wrong(LABEL_PREFIX, f"no job has more than {MAX_LABELS} labels")
     return wanted
 
 

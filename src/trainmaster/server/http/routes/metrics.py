@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.run_directory import metrics_stream
 from trainmaster.schema.reports import JobMetrics, MetricSeries, MetricsReport
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import encoded, number, numbers, ok, reported_at
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
@@ -204,7 +204,7 @@ def decode_cursor(text: str) -> tuple[int, int]:
     """Attempt and offset of a cursor."""
     match = _CURSOR.fullmatch(text)
     if match is None:
-        raise SpecError([Problem(field="cursor", message="is not a cursor of these metrics; leave it out")])
+        raise wrong("cursor", "is not a cursor of these metrics; leave it out")
     return int(match[1]), int(match[2])
 
 

@@ -24,7 +24,7 @@ from trainmaster.schema.jobs import CheckedJob, SubmittedJob
 from trainmaster.server.coordinator.admission import check_results
 from trainmaster.server.coordinator.data_checks import DataCheck
 from trainmaster.server.core.accounts import Account, KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
@@ -38,6 +38,7 @@ from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import Ok, ok, resource
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body, read_model
 from trainmaster.server.http.router import RawRoute, StrictRoute, answers
 from trainmaster.server.http.routes.blobs import blob_file
@@ -65,8 +66,7 @@ async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, s
     tokens = {name: token for name, header in HEADERS.items() if (token := request.headers.get(header))}
     for name, token in tokens.items():
         if len(token) > MAX_TOKEN_LENGTH or not _TOKEN.fullmatch(token):
-            message = f"must have at most {MAX_TOKEN_LENGTH} printable characters without spaces"
-            raise SpecError([Problem(field=HEADERS[name], message=message)])
+            raise wrong(HEADERS[name], f"must have at most {MAX_TOKEN_LENGTH} printable characters without spaces")
     if context.token_exchange is None or len(tokens) == len(HEADERS):
         return tokens
     missing = [name for name in HEADERS if name not in tokens]

@@ -26,14 +26,14 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import CONTROL, RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.schema import Doc
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, ok, ok_document
-from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
+from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError, wrong
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
 from trainmaster.server.http.router import (
@@ -178,7 +178,7 @@ class RemoteWorker:
         """Refuse the name of a file of a node that the attempt does not have."""
         match = _NODE.fullmatch(name)
         if match is not None and int(match[1]) >= self.nodes:
-            raise SpecError([Problem(field="path", message=f"the attempt has {self.nodes} nodes")])
+            raise wrong("path", f"the attempt has {self.nodes} nodes")
 
 
 @guard
@@ -268,7 +268,7 @@ async def append(
         except StreamGapError as gap:
             raise StreamGapConflictError(gap.next_offset) from None
         except ValueError as error:
-            raise SpecError([Problem(field="stream", message=str(error))]) from None
+            raise wrong("stream", str(error)) from None
 
     return ok(NextOffset(next_offset=await worker.report(write)))
 
@@ -281,7 +281,7 @@ async def put_document(request: Request, worker: Worker, document: FilePath) -> 
     worker.check_node(document)
     content = parse_json(await read_body(request))
     if not isinstance(content, dict):
-        raise SpecError([Problem(field="body", message="must be an object")])
+        raise wrong("body", "must be an object")
     if document.endswith("/exit.json"):
         parse(ExitDocument, content)
 
@@ -289,7 +289,7 @@ async def put_document(request: Request, worker: Worker, document: FilePath) -> 
         try:
             worker.directory.put_document(document, content)
         except ValueError as error:
-            raise SpecError([Problem(field="document", message=str(error))]) from None
+            raise wrong("document", str(error)) from None
 
     await worker.report(write)
     return ok(Nothing())
