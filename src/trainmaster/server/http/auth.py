@@ -112,8 +112,6 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The owner of a key."""
-
     account_id: str
     key_id: str
     name: str
@@ -220,7 +218,6 @@ def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
 
 
 def require(request: Request, scope: KeyScope) -> Principal:
-    """The principal of the request's key."""
     principal: Principal | None = request.scope["state"]["principal"]
     if principal is None:
         raise InvalidTokenError

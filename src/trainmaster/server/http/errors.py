@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trainmaster.server.core import errors as core
@@ -116,21 +115,19 @@ class ServiceNotReadyError(HttpError, status=HTTPStatus.SERVICE_UNAVAILABLE, cod
         self.retry_after_s = retry_after_s
 
 
-_STATUS_OF_CORE: Mapping[type[core.TrainmasterError], HTTPStatus] = MappingProxyType(
-    {
-        core.SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
-        core.RefusedError: HTTPStatus.BAD_REQUEST,
-        core.ForbiddenError: HTTPStatus.FORBIDDEN,
-        core.NotFoundError: HTTPStatus.NOT_FOUND,
-        core.ConflictError: HTTPStatus.CONFLICT,
-        core.IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,
-        core.NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
-        core.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-        core.NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
-        SealError: HTTPStatus.SERVICE_UNAVAILABLE,
-        core.TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    }
-)
+_STATUS_OF_CORE: Mapping[type[core.TrainmasterError], HTTPStatus] = {
+    core.SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core.RefusedError: HTTPStatus.BAD_REQUEST,
+    core.ForbiddenError: HTTPStatus.FORBIDDEN,
+    core.NotFoundError: HTTPStatus.NOT_FOUND,
+    core.ConflictError: HTTPStatus.CONFLICT,
+    core.IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core.NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SealError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
 """Other classes have the status of their nearest base class here."""
 
 

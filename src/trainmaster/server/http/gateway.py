@@ -69,7 +69,6 @@ _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 @router.api_route("/jobs/{job_id}/proxy", methods=METHODS, include_in_schema=False)
 @guard
 async def proxy(request: Request, context: Context, job_id: JobId) -> Response:
-    """Pass a request on to the service that a job is."""
     principal = require(request, KeyScope.VIEW if request.method in SAFE_METHODS else KeyScope.MANAGE)
 
     def find(connection: Connection) -> tuple[Job, int | None]:

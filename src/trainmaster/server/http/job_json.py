@@ -122,8 +122,6 @@ _LONGEST_KEPT = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job with what its JSON shows beside it."""
-
     job: Job
     attempts: Sequence[Attempt]
     checkpoints: Sequence[Checkpoint]

@@ -70,7 +70,6 @@ class Cursor:
 
     @staticmethod
     def decode(text: str) -> Cursor:
-        """The cursor that a client sent."""
         try:
             attempt, offsets = decode_position(text)
             sane = all(
@@ -99,8 +98,6 @@ class LogSight:
 
 
 class LogEntry(NamedTuple):
-    """Adjacent lines of one file on a page."""
-
     attempt: int
     file: LogFile
     run: Run
@@ -264,7 +261,6 @@ class LogReader:
 
 
 def has_ended(job: Job) -> bool:
-    """Whether the latest attempt of a job has ended."""
     return job.attempt is None and (job.attempt_count > 0 or job.status in TERMINAL)
 
 

@@ -207,8 +207,6 @@ _SCHEMES = {
 
 
 def install_openapi(app: FastAPI, version: str) -> None:
-    """Have the application serve its OpenAPI document."""
-
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title="Trainmaster", version=version, description=DESCRIPTION, routes=app.routes)

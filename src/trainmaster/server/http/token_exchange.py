@@ -38,7 +38,6 @@ class TokenExchange:
         self._verify = ssl.create_default_context() if url.startswith("https:") else True
 
     async def tokens(self, credential: str, names: Iterable[str]) -> dict[str, str]:
-        """Exchange a credential for the tokens of these names."""
         wanted = tuple(names)
         try:
             async with asyncio.timeout(self._timeout_s), httpx.AsyncClient(verify=self._verify) as client:

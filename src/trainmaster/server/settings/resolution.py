@@ -95,8 +95,6 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A server's settings, where they come from, and what the file says of the cluster."""
-
     settings: Settings
     origins: Mapping[str, SettingOrigin]
     declared: Declared = field(default_factory=Declared)

@@ -36,7 +36,6 @@ Complain = Callable[[tuple[str, ...], str], None]
 
 
 def kinds_of(model: type[Any]) -> Mapping[str, Any]:
-    """The type of each field of a dataclass."""
     hints = get_type_hints(model)
     return {field.name: hints[field.name] for field in dataclasses.fields(model)}
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from enum import IntEnum
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -120,30 +119,29 @@ _SERVERLESS = "there is no serverless training here: create a trainer with Train
 _BY_THEMSELVES = "submit such jobs with POST /v1/jobs or `trainmaster submit`"
 _JUDGED = "there are no evaluators here: run your evaluation as a job of kind command"
 
-COLLECTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "batchInferenceJobs": DEPLOYED,
-        "datasets": "datasets are files here, which jobs name in `data_config`",
-        "deployedModels": DEPLOYED,
-        "deploymentShapeVersions": DEPLOYED,
-        "deploymentShapes": DEPLOYED,
-        "deployments": DEPLOYED,
-        "dpoJobs": _BY_THEMSELVES,
-        "evaluationJobs": _JUDGED,
-        "evaluators": _JUDGED,
-        "evaluatorsV2": _JUDGED,
-        "reinforcementFineTuningJobs": _BY_THEMSELVES,
-        "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is encrypted",
-        "supervisedFineTuningJobs": _BY_THEMSELVES,
-        "trainingSessions": _SERVERLESS,
-        "users": "there are no users here, only accounts and keys: see `trainmaster keys`",
-    }
-)
+COLLECTIONS: Mapping[str, str] = {
+    "batchInferenceJobs": DEPLOYED,
+    "datasets": "datasets are files here, which jobs name in `data_config`",
+    "deployedModels": DEPLOYED,
+    "deploymentShapeVersions": DEPLOYED,
+    "deploymentShapes": DEPLOYED,
+    "deployments": DEPLOYED,
+    "dpoJobs": _BY_THEMSELVES,
+    "evaluationJobs": _JUDGED,
+    "evaluators": _JUDGED,
+    "evaluatorsV2": _JUDGED,
+    "reinforcementFineTuningJobs": _BY_THEMSELVES,
+    "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is encrypted",
+    "supervisedFineTuningJobs": _BY_THEMSELVES,
+    "trainingSessions": _SERVERLESS,
+    "users": "there are no users here, only accounts and keys: see `trainmaster keys`",
+}
 """By their names below an account."""
-PREFIXES: Mapping[str, str] = MappingProxyType(
-    {"/training/v1/serverless/": _SERVERLESS, "/inference/": DEPLOYED, "/hot_load/": DEPLOYED}
-)
-
+PREFIXES: Mapping[str, str] = {
+    "/training/v1/serverless/": _SERVERLESS,
+    "/inference/": DEPLOYED,
+    "/hot_load/": DEPLOYED,
+}
 _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
 
 

@@ -94,7 +94,6 @@ def _handler(endpoint: Endpoint, scope: KeyScope) -> Handler:
 
 
 async def read(request: Request, model: type[ModelT]) -> ModelT:
-    """Raises SpecError where the body has a wrong shape or value."""
     return parse(model, await read_document(request))
 
 

@@ -220,6 +220,5 @@ async def _command(
 
 
 async def weights_of(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
-    """The weights that the path of a request names."""
     run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
     return await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))

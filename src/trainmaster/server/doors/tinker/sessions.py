@@ -67,7 +67,6 @@ class Sessions:
         return known
 
     async def run(self, scope: Scope, model_id: str) -> TinkerRun:
-        """Raises NotFoundError where there is none in scope."""
         run = self._runs.get(model_id)
         if run is None:
             run = await self._context.read(lambda connection: records.get_run(connection, _EVERYTHING, model_id))

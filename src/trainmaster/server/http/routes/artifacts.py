@@ -80,7 +80,6 @@ class ArtifactPlace:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the paths of its files."""
         return f"{OUTPUT}/" if self.checkpoint_id is None else f"{CHECKPOINTS}/{self.checkpoint_id}/"
 
     @property
@@ -90,8 +89,6 @@ class ArtifactPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A file, as it was when it was opened."""
-
     place: ArtifactPlace
     path: str
     size: int
@@ -127,7 +124,6 @@ def checkpoints_on_the_way(path: str) -> list[str]:
 
 
 def has_output(roots: Roots, job: Job) -> bool:
-    """Whether the output directory of a job has any entry."""
     return has_entries(roots.path(ARTIFACTS, ""), f"{job.job_id}/{OUTPUT}")
 
 
@@ -147,7 +143,6 @@ def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
 
 
 def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
-    """Open the file of a path."""
     for place in found:
         name = path.removeprefix(place.prefix)
         if name == path or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
@@ -159,7 +154,6 @@ def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
 
 
 def position_of_token(token: str) -> Position:
-    """The position that a page token stands for."""
     with contextlib.suppress(ValueError, TypeError):
         position = decode_position(token)
         if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):
@@ -245,9 +239,13 @@ async def list_artifacts(
     found = await run_in_threadpool(look)
     if len(found) > page_size:
         following = encode_position(found[page_size - 1].position)
-    return ok(
-        ArtifactPage(artifacts=[_resource(artifact) for artifact in found[:page_size]], next_page_token=following)
-    )
+    shown = [
+        resource(
+            ArtifactResource, each, kind=each.place.kind, checkpoint_id=each.place.checkpoint_id, size_bytes=each.size
+        )
+        for each in found[:page_size]
+    ]
+    return ok(ArtifactPage(artifacts=shown, next_page_token=following))
 
 
 def _places(
@@ -359,10 +357,3 @@ def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
     if begin >= size:
         raise UnsatisfiableRangeError(f"the file has {size} bytes")
     return begin, end
-
-
-def _resource(artifact: Artifact) -> ArtifactResource:
-    place = artifact.place
-    return resource(
-        ArtifactResource, artifact, kind=place.kind, checkpoint_id=place.checkpoint_id, size_bytes=artifact.size
-    )

@@ -301,7 +301,6 @@ async def change_node(request: Request, principal: Admin, context: Context, node
 async def _changed(
     context: ApiContext, principal: Principal, node_id: str, change: Callable[[Connection, Scope, str, float], object]
 ) -> Response:
-    """Change a node, and show it."""
     now = context.clock()
 
     def work(connection: Connection) -> schema.NodeResource:

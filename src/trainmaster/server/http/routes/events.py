@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from trainmaster.schema.accounts import CreatedWebhook, Trial, WebhookList, WebhookResource
 from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, FeedPage
 from trainmaster.server.coordinator.webhook_delivery import MAX_URL_LENGTH, TIMEOUT_S, DeliveryError, headers_of, trial
-from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
+from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET
 from trainmaster.server.core.fields import Model
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
@@ -166,14 +166,6 @@ AT_ONCE_OF_AN_ACCOUNT = 4
 """Limits test deliveries that wait for slow receivers."""
 
 
-class TrialDeliveries:
-    """Sends test deliveries. Belongs to one event loop."""
-
-    def __init__(self, subscriptions: Subscriptions) -> None:
-        self.poster = subscriptions.poster
-        self.limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
-
-
 Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
 Secret = Annotated[str, StringConstraints(min_length=SHORTEST_SECRET, max_length=LONGEST_SECRET)]
 Statuses = Annotated[tuple[JobStatus, ...], Field(max_length=len(JobStatus))]
@@ -264,12 +256,12 @@ async def try_webhook(request: Request, principal: Manager, context: Context, we
     now = context.clock()
     message = trial(f"test-{secrets.token_hex(6)}", principal.account_id, now)
     headers = headers_of(message, context.subscriptions.secret_of(found), now)
-    deliveries: TrialDeliveries = request.app.state.trial_deliveries
+    limit: ConcurrencyLimit = request.app.state.trial_deliveries
     status, problem = None, ""
     too_many = RateLimitedError("other tests of your account's webhooks are under way; wait for them", TIMEOUT_S)
     try:
-        with deliveries.limit.count(principal.account_id, too_many):
-            status = await deliveries.poster.post(found.url, message, headers)
+        with limit.count(principal.account_id, too_many):
+            status = await context.subscriptions.poster.post(found.url, message, headers)
     except DeliveryError as error:
         problem = str(error)
     return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))

@@ -164,7 +164,6 @@ class LogSource:
         return reader.look(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
 
     def read(self, sight: LogSight, cursor: str) -> StreamPiece:
-        """Lines as events, each with the cursor after it."""
         position = Cursor.decode(cursor)
         page = self._reader().read(sight, position, PIECE_LINES, PIECE_BYTES)
         attempt, offsets = position.attempt, dict(position.offsets)

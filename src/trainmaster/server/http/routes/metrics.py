@@ -201,7 +201,6 @@ class MetricsSource:
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
-    """Attempt and offset of a cursor."""
     match = _CURSOR.fullmatch(text)
     if match is None:
         raise wrong("cursor", "is not a cursor of these metrics; leave it out")

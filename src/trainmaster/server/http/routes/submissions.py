@@ -96,7 +96,6 @@ class Submissions:
             return await run_in_threadpool(work)
 
     async def read(self, document: bytes, account_id: str) -> SubmitJobRequest:
-        """The checked submission in a body."""
         seed = new_seed()
         wanted = await self.run(lambda: parse_submit(parse_json(document), seed=seed), large=is_large(document))
         return await self._context.commands.admission.look_up(wanted, account_id)
