@@ -188,7 +188,7 @@ class Gate:
             self._limit_guesses(peer)
         revocations = self._revocations
         try:
-            key = await self._context.read(lambda connection: accounts.find_key(connection, Scope.everything(), digest))
+            key = await self._context.read(accounts.find_key, Scope.everything(), digest)
         except StoreUnavailableError as error:
             # The database's own words are for its operators, and the caller is not known yet.
             _log.warning("keys cannot be looked up: %s", error.message)

@@ -201,7 +201,7 @@ async def delete(scope: ManagedScope, context: Context, job_id: ResourcePath) ->
     """
     until = time.monotonic() + DELETED_WITHIN_S
     while True:
-        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        job = await context.read(trainer_job, scope, job_id)
         if job.deleted_at is not None or time.monotonic() > until:
             return ok({})
         if job.desired is not Desired.DELETE:
@@ -214,7 +214,7 @@ async def delete(scope: ManagedScope, context: Context, job_id: ResourcePath) ->
 async def resume(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """One that waits or runs stays as it is."""
     while True:
-        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        job = await context.read(trainer_job, scope, job_id)
         _require_not_deleted(job)
         if job.status in WAITING | ACTIVE:
             if job.desired is not Desired.RUN or (job.attempt is not None and job.attempt.stop is not None):
@@ -230,7 +230,7 @@ async def resume(scope: ManagedScope, context: Context, job_id: ResourcePath) ->
 @router.post("/rlorTrainerJobs/{job_id}:cancel")
 async def cancel(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """Without saving; it can be resumed."""
-    job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+    job = await context.read(trainer_job, scope, job_id)
     _require_not_deleted(job)
     if job.status is not JobStatus.CANCELLED:
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id))

@@ -125,9 +125,7 @@ class FireworksDoor(DoorState):
 
     async def explain_loss(self, job: Job, model_id: str = "") -> str:
         scope = Scope(job.account_id)
-        saved = await self._context.read(
-            lambda connection: checkpoints.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
-        )
+        saved = await self._context.read(checkpoints.newest_of_kind, scope, job.job_id, TRAINING, most=MOST_SHOWN)
         own_saves = [each for each in saved if each.attributes.get("model_id") == model_id]
         said = f"{how_it_ended(job.handle or job.job_id, job)}, and its models are gone with it"
         if own_saves:
@@ -148,7 +146,7 @@ class FireworksDoor(DoorState):
 
     async def _read(self, key: tuple[str, str]) -> Job:
         account_id, name = key
-        return await self._context.read(lambda connection: trainer_job(connection, Scope(account_id), name))
+        return await self._context.read(trainer_job, Scope(account_id), name)
 
 
 def trainer_of(job: Job) -> Trainer | None:

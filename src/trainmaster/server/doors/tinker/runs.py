@@ -47,7 +47,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
         created_at=now,
         used_at=now,
     )
-    kept = await door.context.write(lambda connection: records.open_run(connection, principal.scope, run))
+    kept = await door.context.write(records.open_run, principal.scope, run)
     if kept.state is RunState.PENDING:
         door.creations.start(kept, created_by=principal.name)
     return ok({"request_id": creation_id(kept.model_id), "model_id": kept.model_id})
@@ -134,7 +134,7 @@ async def list_checkpoints(request: Request, door: TinkerDoor, principal: Princi
 @answer("GET", "/checkpoints", KeyScope.VIEW)
 async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     limit, offset = page_of(request, _CHECKPOINTS_PAGE)
-    saved = await door.context.read(lambda connection: records.weights(connection, principal.scope))
+    saved = await door.context.read(records.weights, principal.scope)
     return ok(
         {
             "checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],

@@ -69,7 +69,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
             model_path=wanted.model_path,
             created_at=door.context.clock(),
         )
-        await door.context.write(lambda connection: records.add_sampler(connection, principal.scope, sampler))
+        await door.context.write(records.add_sampler, principal.scope, sampler)
         door.sessions.joined(wanted.session_id, trainer)
     return response
 
@@ -101,7 +101,7 @@ async def retrieve_futures(request: Request, door: TinkerDoor, principal: Princi
 )
 async def get_sampler(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     sampler_id = str(request.path_params["sampler_id"])
-    known = await door.context.read(lambda connection: records.find_sampler(connection, principal.scope, sampler_id))
+    known = await door.context.read(records.find_sampler, principal.scope, sampler_id)
     if known is None:
         return await door.trainers.pass_on(request, await _trainer(door, principal, sampler_id), b"", door=TINKER)
     return ok({"sampler_id": sampler_id, "base_model": known.base_model, "model_path": known.model_path})

@@ -44,7 +44,7 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
         display_name=wanted.display_name,
         heartbeat_at=now,
     )
-    kept = await door.context.write(lambda connection: records.open_session(connection, principal.scope, session))
+    kept = await door.context.write(records.open_session, principal.scope, session)
     return ok({"session_id": kept.session_id, "type": "create_session"})
 
 
@@ -67,11 +67,7 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
     session_id = str(request.path_params["session_id"])
     finish = {"reason": {"type": wanted.reason.type}, "detail": wanted.detail}
     now = door.context.clock()
-
-    def work(connection: Connection) -> None:
-        records.finish_session(connection, principal.scope, session_id, at=now, finish=finish)
-
-    await door.context.write(work)
+    await door.context.write(records.finish_session, principal.scope, session_id, at=now, finish=finish)
     await door.heartbeats.end(session_id)
     return ok({})
 
@@ -79,9 +75,7 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
 @answer("GET", "/sessions", KeyScope.VIEW)
 async def list_sessions(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     limit, offset = page_of(request, _LIST_PAGE)
-    found = await door.context.read(
-        lambda connection: records.sessions(connection, principal.scope, limit=limit, offset=offset)
-    )
+    found = await door.context.read(records.sessions, principal.scope, limit=limit, offset=offset)
     return ok({"sessions": [session.session_id for session in found]})
 
 
@@ -109,11 +103,7 @@ async def get_session(request: Request, door: TinkerDoor, principal: Principal) 
 async def assign_project(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     wanted = await read(request, wire.AssignProject)
     session_id = str(request.path_params["session_id"])
-
-    def work(connection: Connection) -> None:
-        records.move_session(connection, principal.scope, session_id, wanted.project_id)
-
-    await door.context.write(work)
+    await door.context.write(records.move_session, principal.scope, session_id, wanted.project_id)
     return ok({})
 
 

@@ -86,7 +86,7 @@ async def list_accounts(
 
     Clients of the Fireworks door take the account of their key from `accounts`, and want to find exactly one there.
     """
-    found = await context.read(lambda connection: accounts.all(connection, principal.reach))
+    found = await context.read(accounts.all, principal.reach)
     whole = AccountsAnswer(
         data=AccountList(accounts=[resource(AccountResource, account) for account in found]),
         accounts=[NamedAccount(name=f"accounts/{principal.account_id}", displayName=principal.account_id)],
@@ -105,14 +105,14 @@ async def create_account(request: Request, context: Context) -> Response:
     wanted = await read_model(request, NewAccountBody)
     account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
     context.check_account(account)
-    await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
+    await context.write(accounts.create, _EVERYTHING, account)
     return ok(resource(AccountResource, account), HTTPStatus.CREATED)
 
 
 @router.get("/accounts/{account_id}", **answers(AccountResource, 404))
 async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
     """Show an account."""
-    found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
+    found = await context.read(accounts.get, principal.reach, account_id)
     return ok(resource(AccountResource, found))
 
 
@@ -164,14 +164,14 @@ class NewKeyBody(Model):
 @keys_router.get("/keys", **answers(KeyList))
 async def list_keys(principal: Viewer, context: Context) -> Response:
     """List keys, also revoked ones: those of your account, or of all accounts with `cluster_admin`."""
-    found = await context.read(lambda connection: accounts.all_keys(connection, principal.reach))
+    found = await context.read(accounts.all_keys, principal.reach)
     return ok(KeyList(keys=[resource(KeyResource, key) for key in found]))
 
 
 @keys_router.get("/keys/current", **answers(KeyResource))
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
-    own = await context.read(lambda connection: accounts.get_key(connection, _EVERYTHING, principal.key_id))
+    own = await context.read(accounts.get_key, _EVERYTHING, principal.key_id)
     return ok(resource(KeyResource, own))
 
 

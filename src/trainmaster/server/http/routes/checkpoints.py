@@ -95,7 +95,7 @@ async def _pin(
 
 async def _answer(context: ApiContext, scope: Scope, command: Future[CommandOutcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
-    found = await context.read(lambda connection: _page(connection, scope, outcome.job))
+    found = await context.read(_page, scope, outcome.job)
     return ok(found, headers=REPLAYED if outcome.replayed else None)
 
 

@@ -40,7 +40,7 @@ _EVERYTHING = Scope.everything()
 async def show_cluster(principal: Viewer, context: Context) -> Response:
     """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
     now = context.clock()
-    return ok(await context.read(lambda connection: _cluster(connection, principal.scope, now)))
+    return ok(await context.read(_cluster, principal.scope, now))
 
 
 def _cluster(connection: Connection, scope: Scope, now: float) -> schema.ClusterResource:
@@ -253,7 +253,7 @@ async def list_nodes(principal: Viewer, context: Context) -> Response:
 @nodes_router.get("/nodes/{node_id}", **answers(schema.NodeResource, 404))
 async def show_node(principal: Viewer, context: Context, node_id: NodeId) -> Response:
     """Show one node."""
-    return ok(await context.read(lambda connection: _node(connection, principal.scope, node_id)))
+    return ok(await context.read(_node, principal.scope, node_id))
 
 
 @nodes_router.get("/nodes/{node_id}/events", **answers(schema.ClusterEventList, 404))

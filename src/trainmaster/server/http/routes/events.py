@@ -82,7 +82,7 @@ async def job_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     """Read what happened to a job, or follow it with `Accept: text/event-stream`; the cursor is `seq`."""
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     start = int(last_event_id or after or 0)
     return await _events(request, principal.scope, context, job.job_id, start, limit)
 
@@ -102,7 +102,7 @@ async def feed(
     """
     start = int(last_event_id) if last_event_id else after
     if start is None and wants_events(request):
-        start = await context.read(lambda connection: events.last_id(connection, principal.scope))
+        start = await context.read(events.last_id, principal.scope)
     return await _events(request, principal.scope, context, None, start or 0, limit)
 
 
@@ -112,7 +112,7 @@ async def _events(
     if wants_events(request):
         source = EventSource(scope=scope, job_id=job_id, database=context.database)
         return EventStream(followers_of(request).follow(source, str(start)))
-    found = await context.read(lambda connection: numbered_events(connection, scope, job_id, start, limit))
+    found = await context.read(numbered_events, scope, job_id, start, limit)
     last = found[-1][0] if found else start
     return ok({"events": [event for _, event in found], "next_cursor": last})
 
@@ -199,7 +199,7 @@ WebhookId = Annotated[str, Path(description="The webhook's id.", min_length=1, m
 @webhooks_router.get("/webhooks", **answers(WebhookList))
 async def list_webhooks(principal: Manager, context: Context) -> Response:
     """List the account's webhooks, and how each of them does."""
-    found = await context.read(lambda connection: webhooks.all(connection, principal.scope))
+    found = await context.read(webhooks.all, principal.scope)
     return ok(WebhookList(webhooks=[webhook_resource(webhook) for webhook in found]))
 
 
@@ -228,7 +228,7 @@ async def create_webhook(request: Request, principal: Manager, context: Context)
 @webhooks_router.get("/webhooks/{webhook_id}", **answers(WebhookResource, 404))
 async def show_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Show one webhook."""
-    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
+    found = await context.read(webhooks.get, principal.scope, webhook_id)
     return ok(webhook_resource(found))
 
 
@@ -252,7 +252,7 @@ async def remove_webhook(principal: Manager, context: Context, webhook_id: Webho
 @webhooks_router.post("/webhooks/{webhook_id}/test", **answers(Trial, 404))
 async def try_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Send a webhook an event of the type `test`, once, and say how that went."""
-    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
+    found = await context.read(webhooks.get, principal.scope, webhook_id)
     now = context.clock()
     message = trial(f"test-{secrets.token_hex(6)}", principal.account_id, now)
     headers = headers_of(message, context.subscriptions.secret_of(found), now)

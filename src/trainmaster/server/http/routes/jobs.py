@@ -176,13 +176,12 @@ async def list_quickly(request: Request) -> Response | None:
 async def _listed(request: Request, principal: Principal, context: ApiContext, query: JobQuery) -> Response:
     summaries: Summaries = request.app.state.summaries
     scope, now = principal.scope, context.clock()
-    return ok_json(await context.read(lambda connection: summaries.page(connection, scope, query, now)))
+    return ok_json(await context.read(summaries.page, scope, query, now))
 
 
 @router.get("/jobs/{job_id}", **answers(JobResource, 404))
 async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
     """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
-
     scope = principal.scope
 
     def show() -> bytes:

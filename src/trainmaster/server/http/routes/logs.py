@@ -121,7 +121,7 @@ async def logs(
     position = Cursor.decode(given) if given else None
     since_s = parse_time("since", since) if since is not None else None
 
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     reader = LogReader(context.roots, job.job_id, chosen)
 
     def begin() -> tuple[LogSight, Cursor]:

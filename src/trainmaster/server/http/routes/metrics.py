@@ -86,7 +86,7 @@ async def stream(
     """Follow a job's metrics: every report is an `event: metrics`; `event: end` says that there will be no more."""
     start = last_event_id or cursor or START
     decode_cursor(start)
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     source = MetricsSource(
         job_id=job.job_id, names=frozenset(_parted(names)), since_step=since_step, roots=context.roots
     )

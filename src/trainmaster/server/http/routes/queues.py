@@ -116,7 +116,7 @@ async def put_queue(request: Request, context: Context, name: QueueName) -> Resp
 async def delete_queue(context: Context, name: QueueName) -> Response:
     """Remove a queue in which no job waits or runs."""
     now = context.clock()
-    await context.change_cluster(lambda connection: queues.remove(connection, _EVERYTHING, name, now))
+    await context.change_cluster(queues.remove, _EVERYTHING, name, now)
     return ok(Nothing())
 
 

@@ -182,7 +182,7 @@ async def validate(request: Request) -> Response:
     )
     await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: job_inputs.missing_blobs(connection, principal.scope, shipped)))
+    missing = set(await context.read(job_inputs.missing_blobs, principal.scope, shipped))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}

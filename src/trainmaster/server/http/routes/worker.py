@@ -207,7 +207,7 @@ async def _attempt(
     request: Request, context: ApiContext, attempt_id: str, token_of: Callable[[Attempt], str]
 ) -> Attempt:
     try:
-        attempt = await context.read(lambda connection: attempts.get(connection, Scope.everything(), attempt_id))
+        attempt = await context.read(attempts.get, Scope.everything(), attempt_id)
     except NotFoundError:
         raise InvalidTokenError("this token is not valid for this attempt") from None
     if not hmac.compare_digest(token_of(attempt).encode(), credential_of(request).encode()):
