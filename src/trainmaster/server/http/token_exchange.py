@@ -102,8 +102,7 @@ async def _body(answer: httpx.Response) -> bytes:
 
 def _reason(document: dict[str, object]) -> str:
     reason = document.get("error_description") or document.get("error")
-    words = " ".join(reason.split()) if isinstance(reason, str) else ""
-    return words[:_MAX_REASON]
+    return " ".join(reason.split())[:_MAX_REASON] if isinstance(reason, str) else ""
 
 
 def _document(body: bytes) -> dict[str, object]:

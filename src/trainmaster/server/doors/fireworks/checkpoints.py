@@ -78,18 +78,16 @@ def checkpoint_id(checkpoint: Checkpoint) -> str:
 def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     said: Mapping[str, Any] = checkpoint.attributes
     return present(
-        {
-            "name": clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
-            "createTime": instant(checkpoint.created_at),
-            "updateTime": instant(checkpoint.created_at),
-            "expireTime": instant(checkpoint.expires_at),
-            "checkpointType": checkpoint_type(checkpoint),
-            "promotable": why_not(checkpoint) is None,
-            "sizeBytes": str(checkpoint.size_bytes),
-            "step": checkpoint.step,
-            "baseModel": clean(said.get("base_model")),
-            "loraRank": said.get("lora_rank"),
-        }
+        name=clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
+        createTime=instant(checkpoint.created_at),
+        updateTime=instant(checkpoint.created_at),
+        expireTime=instant(checkpoint.expires_at),
+        checkpointType=checkpoint_type(checkpoint),
+        promotable=why_not(checkpoint) is None,
+        sizeBytes=str(checkpoint.size_bytes),
+        step=checkpoint.step,
+        baseModel=clean(said.get("base_model")),
+        loraRank=said.get("lora_rank"),
     )
 
 
@@ -173,19 +171,18 @@ async def promote(
             base_model=body.base_model,
         )
 
-    wanted = await context.read(find)
-    operation = await run_in_threadpool(context.promotions.start, scope, wanted)
+    operation = await run_in_threadpool(context.promotions.start, scope, await context.read(find))
     if not body.async_promotion:
         while not operation.done:
             await asyncio.sleep(LOOK_EVERY_S)
             operation, _ = await run_in_threadpool(context.promotions.poll, scope, operation.operation_id)
     document = await _operation(context, scope, operation.operation_id)
-    if not body.async_promotion:
-        if "error" in document:
-            raise RefusedError(document["error"]["message"])
-        return ok({"model": _without_type(document["response"])})
     made = {"model": _without_type(document["response"])} if "response" in document else {}
-    return ok({"operation": document, **made})
+    if body.async_promotion:
+        return ok({"operation": document, **made})
+    if "error" in document:
+        raise RefusedError(document["error"]["message"])
+    return ok(made)
 
 
 @router.get("/operations/{operation_id}")

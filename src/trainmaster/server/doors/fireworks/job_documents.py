@@ -215,49 +215,45 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
         raise TypeError(f"job {job.job_id} is no trainer service")
     code, message = code_of(job), clean(_message(job, waits_for))
     return present(
-        {
-            "name": job_name(job),
-            "displayName": job.name if job.name != job.handle else None,
-            "createTime": instant(job.created_at),
-            "updateTime": instant(job.updated_at),
-            "completedTime": instant(job.finished_at),
-            "createdBy": job.created_by,
-            "state": state_of(job, idle=idle, answers=answers),
-            "status": {"code": code, "message": message},
-            "statusMessage": message or None,
-            "serviceMode": True,
-            "keepAlive": False,
-            "dataset": "",
-            "forwardOnly": spec.mode is Mode.FORWARD_ONLY,
-            "nodeCount": job.needs.node_count,
-            "trainingShape": spec.training_shape,
-            "preemptible": job.preemptible,
-            "purpose": job.labels.get(PURPOSE),
-            "managedBy": job.labels.get(MANAGED_BY),
-            "reservationTarget": job.queue if job.queue != DEFAULT else None,
-            "inactivityTimeout": None if job.inactivity_timeout_s is None else duration(job.inactivity_timeout_s),
-            "disableInactivityCleanup": spec.disable_inactivity_cleanup,
-            "acceleratorSeconds": {job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None,
-            "directRouteHandle": f"training/v1/rlorTrainerJobs/{job.account_id}/{job.handle or job.job_id}",
-            "trainingConfig": _training_config(job, request, spec),
-        }
+        name=job_name(job),
+        displayName=job.name if job.name != job.handle else None,
+        createTime=instant(job.created_at),
+        updateTime=instant(job.updated_at),
+        completedTime=instant(job.finished_at),
+        createdBy=job.created_by,
+        state=state_of(job, idle=idle, answers=answers),
+        status={"code": code, "message": message},
+        statusMessage=message or None,
+        serviceMode=True,
+        keepAlive=False,
+        dataset="",
+        forwardOnly=spec.mode is Mode.FORWARD_ONLY,
+        nodeCount=job.needs.node_count,
+        trainingShape=spec.training_shape,
+        preemptible=job.preemptible,
+        purpose=job.labels.get(PURPOSE),
+        managedBy=job.labels.get(MANAGED_BY),
+        reservationTarget=job.queue if job.queue != DEFAULT else None,
+        inactivityTimeout=None if job.inactivity_timeout_s is None else duration(job.inactivity_timeout_s),
+        disableInactivityCleanup=spec.disable_inactivity_cleanup,
+        acceleratorSeconds={job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None,
+        directRouteHandle=f"training/v1/rlorTrainerJobs/{job.account_id}/{job.handle or job.job_id}",
+        trainingConfig=_training_config(job, request, spec),
     )
 
 
 def _training_config(job: Job, request: SubmitJobRequest, spec: TrainerServiceSpec) -> dict[str, Any]:
     capabilities = request.scheduling_config.required_capabilities
     return present(
-        {
-            "baseModel": spec.base_model,
-            "loraRank": spec.lora_rank,
-            "learningRate": spec.learning_rate,
-            "gradientAccumulationSteps": spec.gradient_accumulation_steps,
-            "maxContextLength": spec.max_context_length,
-            "region": next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None),
-            "acceleratorType": spec.accelerator_type,
-            "acceleratorCount": job.needs.gpus_per_node,
-            "extraArgs": list(spec.extra_args) or None,
-        }
+        baseModel=spec.base_model,
+        loraRank=spec.lora_rank,
+        learningRate=spec.learning_rate,
+        gradientAccumulationSteps=spec.gradient_accumulation_steps,
+        maxContextLength=spec.max_context_length,
+        region=next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None),
+        acceleratorType=spec.accelerator_type,
+        acceleratorCount=job.needs.gpus_per_node,
+        extraArgs=list(spec.extra_args) or None,
     )
 
 

@@ -102,8 +102,8 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def present(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if value is not None}
+def present(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 MAX_COMPARISONS = 32
@@ -168,14 +168,12 @@ def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
             raise wrong("filter", message)
         field = ".".join(_camel(part) for part in token["field"].split("."))
         if field not in members:
-            message = choice_message("member", token["field"], sorted(members))
-            raise wrong("filter", message)
+            raise wrong("filter", choice_message("member", token["field"], sorted(members)))
         quoted = token["quoted"]
         value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else token["single"] or token["plain"] or ""
         found.append(Comparison(field=field, operator=token["operator"], value=value))
         position = token.end()
-        joined = _AND.match(text, position)
-        if joined is not None:
+        if joined := _AND.match(text, position):
             position = joined.end()
     return found
 
@@ -188,8 +186,7 @@ def read_order(text: str, known: Mapping[str, str], default: str) -> str:
     name, *rest = text.split() or [default]
     member = _camel(name)
     if member not in known or rest not in ([], ["asc"], ["desc"]):
-        message = choice_message("order", text, [f"{name} [desc]" for name in known])
-        raise wrong("orderBy", message)
+        raise wrong("orderBy", choice_message("order", text, [f"{name} [desc]" for name in known]))
     return f"-{known[member]}" if rest == ["desc"] else known[member]
 
 

@@ -71,7 +71,6 @@ def _covered(path: str, account_id: str, expires: str) -> str:
 
 MAX_FILES = 10_000
 """Of a checkpoint that is downloaded: all of them are held in memory."""
-_CHUNK_BYTES = 1 << 20
 _COMPLETE = "checkpoint_complete"
 """An empty file that clients look for in an archive."""
 _END = bytes(2 * tarfile.BLOCKSIZE)
@@ -126,13 +125,7 @@ async def download_file(request: Request, job_id: str, checkpoint_id: str, name:
     context = context_of(request)
     account_id = require_signed(request, context.vault.sealer, context.clock())
     place = await _place(context, Scope(account_id), job_id, checkpoint_id)
-    opened = await run_in_threadpool(artifacts.open_file, [place], place.prefix + name)
-    try:
-        begin, end = artifacts.part_of(request, opened.artifact)
-    except BaseException:
-        os.close(opened.descriptor)
-        raise
-    return artifacts.FileStream(opened, begin, end)
+    return await artifacts.wanted_part(request, [place], place.prefix + name)
 
 
 async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
@@ -176,14 +169,7 @@ async def _archived(place: artifacts.ArtifactPlace, found: Sequence[artifacts.Ar
         yield _header(_name(artifact), artifact.size)
         opened = await run_in_threadpool(artifacts.open_file, [place], artifact.path)
         try:
-            at = 0
-            while at < artifact.size:
-                wanted = min(_CHUNK_BYTES, artifact.size - at)
-                data = await run_in_threadpool(os.pread, opened.descriptor, wanted, at)
-                if not data:
-                    # The head of the answer said how long it is: the client sees that it broke off.
-                    raise OSError(f"{artifact.path} became shorter while it was sent")
-                at += len(data)
+            async for data in artifacts.read_part(opened, 0, artifact.size):
                 yield data
         finally:
             os.close(opened.descriptor)

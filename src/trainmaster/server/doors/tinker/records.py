@@ -168,8 +168,7 @@ def last_finished(connection: Connection, scope: Scope) -> list[str]:
 
 
 def move_session(connection: Connection, scope: Scope, session_id: str, project_id: str) -> None:
-    session = get_session(connection, scope, session_id)
-    connection.execute(_change(session).values(project_id=project_id))
+    connection.execute(_change(get_session(connection, scope, session_id)).values(project_id=project_id))
 
 
 def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:

@@ -112,8 +112,7 @@ async def create_account(request: Request, context: Context) -> Response:
 @router.get("/accounts/{account_id}", **answers(AccountResource, 404))
 async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
     """Show an account."""
-    found = await context.read(accounts.get, principal.reach, account_id)
-    return ok(resource(AccountResource, found))
+    return ok(resource(AccountResource, await context.read(accounts.get, principal.reach, account_id)))
 
 
 @router.patch(
@@ -171,8 +170,7 @@ async def list_keys(principal: Viewer, context: Context) -> Response:
 @keys_router.get("/keys/current", **answers(KeyResource))
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
-    own = await context.read(accounts.get_key, _EVERYTHING, principal.key_id)
-    return ok(resource(KeyResource, own))
+    return ok(resource(KeyResource, await context.read(accounts.get_key, _EVERYTHING, principal.key_id)))
 
 
 @keys_router.post("/keys", status_code=HTTPStatus.CREATED, **answers(NewKey, body=NewKeyBody, required=True))

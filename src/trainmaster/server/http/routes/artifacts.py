@@ -297,11 +297,15 @@ async def get_artifact(
             ),
         ]
 
-    found = await context.read(find)
-    opened = await run_in_threadpool(open_file, found, path)
+    return await wanted_part(request, await context.read(find), path)
+
+
+async def wanted_part(request: Request, places: Sequence[ArtifactPlace], path: str) -> Response:
+    """The file of a path, or the part of it that a request asks for."""
+    opened = await run_in_threadpool(open_file, places, path)
     try:
         begin, end = part_of(request, opened.artifact)
-    except UnsatisfiableRangeError:
+    except BaseException:
         os.close(opened.descriptor)
         raise
     return FileStream(opened, begin, end)
@@ -324,7 +328,7 @@ class FileStream(StreamingResponse):
         if partial:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{artifact.size}"
         status = HTTPStatus.PARTIAL_CONTENT if partial else HTTPStatus.OK
-        super().__init__(self._read(begin, end), status_code=status, headers=headers, media_type=BINARY)
+        super().__init__(read_part(opened, begin, end), status_code=status, headers=headers, media_type=BINARY)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         try:
@@ -332,13 +336,15 @@ class FileStream(StreamingResponse):
         finally:
             os.close(self._opened.descriptor)
 
-    async def _read(self, begin: int, end: int) -> AsyncGenerator[bytes, None]:
-        while begin < end:
-            data = await run_in_threadpool(os.pread, self._opened.descriptor, min(_CHUNK, end - begin), begin)
-            if not data:
-                raise OSError(f"{self._opened.artifact.path} became shorter while it was sent")
-            begin += len(data)
-            yield data
+
+async def read_part(opened: OpenArtifact, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+    while begin < end:
+        data = await run_in_threadpool(os.pread, opened.descriptor, min(_CHUNK, end - begin), begin)
+        if not data:
+            # The head of the answer said how long it is: the client sees that it broke off.
+            raise OSError(f"{opened.artifact.path} became shorter while it was sent")
+        begin += len(data)
+        yield data
 
 
 def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:

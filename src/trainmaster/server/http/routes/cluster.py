@@ -39,8 +39,7 @@ _EVERYTHING = Scope.everything()
 @router.get("/cluster", **answers(schema.ClusterResource))
 async def show_cluster(principal: Viewer, context: Context) -> Response:
     """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
-    now = context.clock()
-    return ok(await context.read(_cluster, principal.scope, now))
+    return ok(await context.read(_cluster, principal.scope, context.clock()))
 
 
 def _cluster(connection: Connection, scope: Scope, now: float) -> schema.ClusterResource:
@@ -311,8 +310,7 @@ async def _changed(
 
 
 def _node(connection: Connection, scope: Scope, node_id: str) -> schema.NodeResource:
-    node = nodes.get(connection, scope, node_id)
-    return node_resource(node, _held(connection)[node_id], scope)
+    return node_resource(nodes.get(connection, scope, node_id), _held(connection)[node_id], scope)
 
 
 def _held(connection: Connection) -> defaultdict[str, list[Allocation]]:

@@ -228,8 +228,7 @@ async def create_webhook(request: Request, principal: Manager, context: Context)
 @webhooks_router.get("/webhooks/{webhook_id}", **answers(WebhookResource, 404))
 async def show_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Show one webhook."""
-    found = await context.read(webhooks.get, principal.scope, webhook_id)
-    return ok(webhook_resource(found))
+    return ok(webhook_resource(await context.read(webhooks.get, principal.scope, webhook_id)))
 
 
 @webhooks_router.patch("/webhooks/{webhook_id}", **answers(WebhookResource, 404, body=ChangeWebhookBody))

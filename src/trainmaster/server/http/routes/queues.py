@@ -115,8 +115,7 @@ async def put_queue(request: Request, context: Context, name: QueueName) -> Resp
 @router.delete("/queues/{name}", dependencies=ADMINS_ONLY, **answers(Nothing, 404, 409))
 async def delete_queue(context: Context, name: QueueName) -> Response:
     """Remove a queue in which no job waits or runs."""
-    now = context.clock()
-    await context.change_cluster(queues.remove, _EVERYTHING, name, now)
+    await context.change_cluster(queues.remove, _EVERYTHING, name, context.clock())
     return ok(Nothing())
 
 
