@@ -159,16 +159,9 @@ def answers(
 ) -> dict[str, Any]:
     """Keywords for the decorator of a route: what the OpenAPI document says of its answers and of its request.
 
-    Args:
-        data: the type of `data` in a good answer; None: the answer is not JSON, or not always.
-        statuses: of errors, beside those that every route may have.
-        body: the model of the JSON body, which the route reads itself.
-        required: whether an empty body is refused.
-        raw_body: the description of another body.
-        keyed: whether the route honours an idempotency key.
-        parameters: headers and query parameters that the route reads itself.
-        security: the credentials that it takes, if not an API key.
-        also: other answers.
+    `data` is the type of `data` in a good answer, and None where the answer is not JSON, or not always. The route reads
+    `body`, `raw_body` and `parameters` itself; a `required` body must not be empty. `statuses` are those of errors,
+    beside those that every route may have. `keyed`: the route honours an idempotency key.
     """
     extra: dict[str, Any] = {}
     if body is not None:

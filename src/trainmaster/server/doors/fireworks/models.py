@@ -40,7 +40,7 @@ MODEL_MEMBERS = words("""
 """What a model may show."""
 
 
-def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
+def promoted_document(model: PromotedModel, job: Job) -> dict[str, Any]:
     details = model.details
     return present(
         name=f"accounts/{model.account_id}/models/{model.model_id}",
@@ -50,8 +50,8 @@ def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
         status={"code": "OK", "message": ""},
         kind=model.kind,
         public=False,
-        importedFrom=None if job is None else job_name(job),
-        fineTuningJob=None if job is None else job_name(job),
+        importedFrom=job_name(job),
+        fineTuningJob=job_name(job),
         sizeBytes=str(model.size_bytes),
         peftDetails={
             "baseModel": model.base_model,

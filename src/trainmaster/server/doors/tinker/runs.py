@@ -28,6 +28,7 @@ from trainmaster.server.doors.tinker.model_creation import creation_id, mode_of
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.router import answer, page_of, read, read_document
 from trainmaster.server.http.auth import Principal
+from trainmaster.server.store.scope import Scope
 
 
 @answer("POST", "/create_model", KeyScope.MANAGE, note="starts a trainer for the base model if none runs")
@@ -110,25 +111,19 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
 
 @answer("GET", "/training_runs/{run_id}", KeyScope.VIEW)
 async def get_training_run(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    run_id = str(request.path_params["run_id"])
-
-    def question(connection: Connection) -> dict[str, Any]:
-        run = records.get_run(connection, principal.scope, run_id)
-        return wire.run_resource(run, records.weights_of_run(connection, principal.scope, run))
-
-    return ok(await door.context.read(question))
+    return ok(wire.run_resource(*await door.context.read(_run_of, principal.scope, request)))
 
 
 @answer("GET", "/training_runs/{run_id}/checkpoints", KeyScope.VIEW)
 async def list_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    run_id = str(request.path_params["run_id"])
+    _, saved = await door.context.read(_run_of, principal.scope, request)
+    return ok({"checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved]})
 
-    def question(connection: Connection) -> dict[str, Any]:
-        run = records.get_run(connection, principal.scope, run_id)
-        saved = records.weights_of_run(connection, principal.scope, run)
-        return {"checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved]}
 
-    return ok(await door.context.read(question))
+def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[TinkerRun, list[Checkpoint]]:
+    """The run that the path of a request names, and what it saved."""
+    run = records.get_run(connection, scope, str(request.path_params["run_id"]))
+    return run, records.weights_of_run(connection, scope, run)
 
 
 @answer("GET", "/checkpoints", KeyScope.VIEW)
