@@ -14,16 +14,7 @@ from typing import Self
 
 from starlette.requests import Request
 
-from trainmaster.protocol.trainer_requests import (
-    DECODED_BYTES,
-    END_BYTES,
-    PROTOBUF,
-    PeekError,
-    content_type_of,
-    peek_json,
-    peek_json_head,
-    peek_protobuf,
-)
+from trainmaster.protocol import trainer_requests as protocol
 from trainmaster.server.core.errors import TrainmasterError
 from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError, wrong
 from trainmaster.server.http.requests import pieces_of
@@ -150,7 +141,7 @@ _held: set[IncomingBody] = set()
 
 async def text_field(body: IncomingBody, name: str) -> str:
     """The id in a member of a JSON body, or the model's id of a protobuf body. Raises SpecError where there is none."""
-    is_protobuf = content_type_of(body.request.headers.get("content-type", "")) == PROTOBUF
+    is_protobuf = protocol.content_type_of(body.request.headers.get("content-type", "")) == protocol.PROTOBUF
     return plain_id(await (_protobuf_text(body, name) if is_protobuf else _json_text(body, name)), name)
 
 
@@ -172,7 +163,7 @@ async def _protobuf_text(body: IncomingBody, name: str) -> object:
     encoding = body.request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
         raise wrong("Content-Encoding", f"'{encoding}' is not taken here; 'zstd' is")
-    limit = COMPRESSED_HEAD_BYTES if encoding == "zstd" else END_BYTES
+    limit = COMPRESSED_HEAD_BYTES if encoding == "zstd" else protocol.END_BYTES
     tried = 0
     while True:
         ended = body.size >= limit or not await body.more()
@@ -181,14 +172,14 @@ async def _protobuf_text(body: IncomingBody, name: str) -> object:
             head = body.head(limit)
             try:
                 return _peek(_inflated(head) if encoding == "zstd" else head)["model_id"]
-            except (PeekError, KeyError):
+            except (protocol.PeekError, KeyError):
                 pass
         if ended:
             raise wrong(name, "required: among the first fields of the message")
 
 
 def _peek(head: bytes) -> dict[str, object]:
-    return peek_protobuf(lambda offset, count: head[offset : offset + count], len(head), ("model_id",))
+    return protocol.peek_protobuf(lambda offset, count: head[offset : offset + count], len(head), ("model_id",))
 
 
 def _inflated(head: bytes) -> bytes:
@@ -201,21 +192,21 @@ def _inflated(head: bytes) -> bytes:
     try:
         # No more than is looked at: a few bytes can stand for gigabytes.
         with zstandard.ZstdDecompressor().stream_reader(head) as stream:
-            return stream.read(END_BYTES)
+            return stream.read(protocol.END_BYTES)
     except zstandard.ZstdError:
         return b""
 
 
 async def _json_text(body: IncomingBody, name: str) -> object:
     # A small body is decoded whole, as in the trainer, which would not count a request that is no JSON.
-    while body.size <= DECODED_BYTES and await body.more():
+    while body.size <= protocol.DECODED_BYTES and await body.more():
         pass
-    if not body.complete and (found := peek_json_head(body.head(END_BYTES)).get(name)) is not None:
+    if not body.complete and (found := protocol.peek_json_head(body.head(protocol.END_BYTES)).get(name)) is not None:
         return found
     data = await body.whole()
     try:
-        found = peek_json(lambda offset, count: data[offset : offset + count], len(data)).get(name)
-    except PeekError:
+        found = protocol.peek_json(lambda offset, count: data[offset : offset + count], len(data)).get(name)
+    except protocol.PeekError:
         raise wrong("body", "is not valid JSON") from None
     if not isinstance(found, str):
         raise wrong(name, "required: a text, at the beginning or at the end of the body")

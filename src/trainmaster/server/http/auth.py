@@ -20,13 +20,8 @@ from fastapi.routing import APIRoute
 
 from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.http import errors
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.errors import (
-    InsufficientScopeError,
-    InvalidTokenError,
-    RateLimitedError,
-    UnauthenticatedError,
-)
 from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
@@ -76,7 +71,7 @@ class ConcurrencyLimit:
         self._under_way: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def count(self, name: str, refusal: RateLimitedError) -> Iterator[None]:
+    def count(self, name: str, refusal: errors.RateLimitedError) -> Iterator[None]:
         """Count one until the block ends; at the limit, raise `refusal`."""
         if self._under_way[name] >= self._most:
             raise refusal
@@ -145,7 +140,7 @@ class Gate:
             return
         credential = _credential(scope["headers"])
         if credential is None:
-            raise UnauthenticatedError
+            raise errors.UnauthenticatedError
         state = scope["state"]
         state["credential"] = credential
         by_token = path.startswith(TOKEN_PATHS)
@@ -154,15 +149,15 @@ class Gate:
         if principal is not None:
             state["principal"] = principal
             if self._rates is not None and (wait_s := self._rates.take(principal.key_id)):
-                raise RateLimitedError("too many requests with this key; slow down", wait_s)
+                raise errors.RateLimitedError("too many requests with this key; slow down", wait_s)
         elif not by_token:
-            raise InvalidTokenError
+            raise errors.InvalidTokenError
 
     def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
         """Count a request of a principal as under way until the block ends."""
         if self._concurrency is None or principal is None:
             return contextlib.nullcontext()
-        refusal = RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
+        refusal = errors.RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
         return self._concurrency.count(principal.key_id, refusal)
 
     async def whose(self, credential: str) -> Principal | None:
@@ -208,7 +203,7 @@ class Gate:
         if self._mistakes is None or peer is None:
             return
         if wait_s := self._mistakes.take(peer) if wrong else self._mistakes.wait_s(peer):
-            raise RateLimitedError("too many wrong credentials came from your address", wait_s)
+            raise errors.RateLimitedError("too many wrong credentials came from your address", wait_s)
 
 
 def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
@@ -220,9 +215,9 @@ def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
 def require(request: Request, scope: KeyScope) -> Principal:
     principal: Principal | None = request.scope["state"]["principal"]
     if principal is None:
-        raise InvalidTokenError
+        raise errors.InvalidTokenError
     if scope not in principal.scopes:
-        raise InsufficientScopeError(f"this key lacks the scope '{scope}'")
+        raise errors.InsufficientScopeError(f"this key lacks the scope '{scope}'")
     return principal
 
 

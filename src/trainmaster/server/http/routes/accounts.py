@@ -13,17 +13,7 @@ from pydantic import Field, StringConstraints
 from sqlalchemy import Connection
 
 from trainmaster.schema.accounts import AccountList, AccountResource, KeyList, KeyResource, NewKey
-from trainmaster.server.core.accounts import (
-    ACCOUNT_ID_PATTERN,
-    DEFAULT_PREFIX,
-    MAX_UID,
-    PREFIX_PATTERN,
-    Account,
-    KeyScope,
-    key_digest,
-    key_id_of,
-    new_key,
-)
+from trainmaster.server.core import accounts as core
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.fields import Model
 from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
@@ -36,9 +26,10 @@ from trainmaster.server.store import accounts
 from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
-AccountId = Annotated[str, StringConstraints(pattern=ACCOUNT_ID_PATTERN)]
+AccountId = Annotated[str, StringConstraints(pattern=core.ACCOUNT_ID_PATTERN)]
 Uid = Annotated[
-    int | None, Field(ge=1, le=MAX_UID, description="The system's user as whom its jobs run on the server's machine.")
+    int | None,
+    Field(ge=1, le=core.MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
 ]
 
 
@@ -103,7 +94,7 @@ async def list_accounts(
 async def create_account(request: Request, context: Context) -> Response:
     """Make an account."""
     wanted = await read_model(request, NewAccountBody)
-    account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
+    account = core.Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
     context.check_account(account)
     await context.write(accounts.create, _EVERYTHING, account)
     return ok(resource(AccountResource, account), HTTPStatus.CREATED)
@@ -123,9 +114,9 @@ async def show_account(principal: Viewer, context: Context, account_id: AccountP
 async def edit_account(request: Request, context: Context, account_id: AccountPath) -> Response:
     """Say as which of the system's users the jobs of an account run; null for none in particular."""
     wanted = await read_model(request, EditAccountBody)
-    context.check_account(Account(account_id=account_id, uid=wanted.uid))
+    context.check_account(core.Account(account_id=account_id, uid=wanted.uid))
 
-    def change(connection: Connection) -> Account:
+    def change(connection: Connection) -> core.Account:
         accounts.set_uid(connection, _EVERYTHING, account_id, wanted.uid)
         return accounts.get(connection, _EVERYTHING, account_id)
 
@@ -136,7 +127,7 @@ async def edit_account(request: Request, context: Context, account_id: AccountPa
 async def remove_account(context: Context, account_id: AccountPath) -> Response:
     """Remove an account that has neither jobs nor keys."""
 
-    def remove(connection: Connection) -> Account:
+    def remove(connection: Connection) -> core.Account:
         account = accounts.get(connection, _EVERYTHING, account_id)
         accounts.remove(connection, _EVERYTHING, account_id)
         return account
@@ -154,10 +145,10 @@ class NewKeyBody(Model):
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
     account_id: AccountId | None = Field(default=None, description="Whose it is; by default that of your key.")
-    scopes: Annotated[list[KeyScope], Field(min_length=1, max_length=len(KeyScope))]
+    scopes: Annotated[list[core.KeyScope], Field(min_length=1, max_length=len(core.KeyScope))]
     prefix: Annotated[
-        str, StringConstraints(pattern=PREFIX_PATTERN), Field(description="What the key begins with.")
-    ] = DEFAULT_PREFIX
+        str, StringConstraints(pattern=core.PREFIX_PATTERN), Field(description="What the key begins with.")
+    ] = core.DEFAULT_PREFIX
 
 
 @keys_router.get("/keys", **answers(KeyList))
@@ -177,16 +168,16 @@ async def show_own_key(principal: Viewer, context: Context) -> Response:
 async def create_key(request: Request, principal: Admin, context: Context) -> Response:
     """Make a key. The answer has it, and nobody is ever shown it again."""
     wanted = await read_model(request, NewKeyBody)
-    scopes = tuple(scope for scope in KeyScope if scope in wanted.scopes)
+    scopes = tuple(scope for scope in core.KeyScope if scope in wanted.scopes)
     if beyond := ", ".join(scope for scope in scopes if scope not in principal.scopes):
         raise InsufficientScopeError(f"your key cannot give what it does not have: {beyond}")
-    key = new_key(wanted.prefix)
+    key = core.new_key(wanted.prefix)
     stored = ApiKey(
-        key_id=key_id_of(key),
+        key_id=core.key_id_of(key),
         account_id=principal.account_id if wanted.account_id is None else wanted.account_id,
         name=wanted.name,
         scopes=scopes,
-        hash=key_digest(key),
+        hash=core.key_digest(key),
         created_at=context.clock(),
         created_by=principal.key_id,
     )
