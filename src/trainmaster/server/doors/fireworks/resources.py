@@ -155,10 +155,7 @@ class Comparison:
 
 
 def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
-    """The conditions of a filter; `members` are those that a resource of the list may have, with dots for nested ones.
-
-    Raises SpecError for a syntax that is not supported, and for other members.
-    """
+    """The conditions of a filter; `members` are those that a resource may have, with dots for nested ones."""
     found: list[Comparison] = []
     text, position = text.strip(), 0
     while position < len(text):
@@ -179,10 +176,7 @@ def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
 
 
 def read_order(text: str, known: Mapping[str, str], default: str) -> str:
-    """The order of a list as the store has it: `createTime desc` becomes `-created_at`.
-
-    `known` maps the members that a list can be ordered by to the store's names. Raises SpecError for another member.
-    """
+    """The order of a list in the store's names, which `known` has: `createTime desc` becomes `-created_at`."""
     name, *rest = text.split() or [default]
     member = _camel(name)
     if member not in known or rest not in ([], ["asc"], ["desc"]):

@@ -130,12 +130,8 @@ def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[Tin
 async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     limit, offset = page_of(request, _CHECKPOINTS_PAGE)
     saved = await door.context.read(records.weights, principal.scope)
-    return ok(
-        {
-            "checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],
-            "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)},
-        }
-    )
+    page = [wire.checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]]
+    return ok({"checkpoints": page, "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)}})
 
 
 @answer("GET", "/billing/usage/checkpoints/current", KeyScope.VIEW, note="without costs")

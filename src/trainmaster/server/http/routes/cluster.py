@@ -91,14 +91,11 @@ BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00
 async def list_backends(context: Context) -> Response:
     """List where jobs can run."""
     default, known = context.commands.admission.default_backend, context.commands.admission.backends
-    return ok(
-        schema.BackendList(
-            backends=[
-                schema.BackendSummary(name=name, default=name == default, images=known[name].images)
-                for name in sorted(known, key=lambda name: name != default)
-            ]
-        )
-    )
+    summaries = [
+        schema.BackendSummary(name=name, default=name == default, images=known[name].images)
+        for name in sorted(known, key=lambda name: name != default)
+    ]
+    return ok(schema.BackendList(backends=summaries))
 
 
 @router.get("/backends/{name}", dependencies=VIEWERS_ONLY, **answers(schema.BackendResource, 404))
@@ -152,12 +149,9 @@ RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x0
 async def list_runtimes(context: Context) -> Response:
     """List the runtimes of this server, for every account the same; built-in ones are the clients'."""
     found = await run_in_threadpool(context.runtimes)
-    return ok(
-        schema.RuntimeList(
-            runtimes=[resource(schema.RuntimeResource, runtime) for runtime in found.runtimes],
-            problems=[resource(schema.RuntimeProblem, each) for each in found.broken],
-        )
-    )
+    runtimes = [resource(schema.RuntimeResource, runtime) for runtime in found.runtimes]
+    problems = [resource(schema.RuntimeProblem, each) for each in found.broken]
+    return ok(schema.RuntimeList(runtimes=runtimes, problems=problems))
 
 
 @runtimes_router.get("/runtimes/{name}", **answers(schema.RuntimeResource, 404))

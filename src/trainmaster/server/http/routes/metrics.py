@@ -57,19 +57,18 @@ async def metrics(
     found = await run_in_threadpool(
         series, context.roots, job, names=_parted(names), since_step=since_step, limit=limit
     )
-    return ok(
-        JobMetrics(
-            job_id=job.job_id,
-            status=job.status,
-            step=job.progress.step,
-            epoch=number(job.progress.epoch),
-            latest=numbers(dict(job.progress.metrics)),
-            series=found,
-            checkpoints=[checkpoint_resource(job, each) for each in committed],
-            best_checkpoint_id=job.best_checkpoint_id,
-            notice=await run_in_threadpool(removal_notice, context.roots, job),
-        )
+    shown = JobMetrics(
+        job_id=job.job_id,
+        status=job.status,
+        step=job.progress.step,
+        epoch=number(job.progress.epoch),
+        latest=numbers(dict(job.progress.metrics)),
+        series=found,
+        checkpoints=[checkpoint_resource(job, each) for each in committed],
+        best_checkpoint_id=job.best_checkpoint_id,
+        notice=await run_in_threadpool(removal_notice, context.roots, job),
     )
+    return ok(shown)
 
 
 @router.get("/jobs/{job_id}/metrics/stream", **answers(None, 404, also=STREAM_TOO))
