@@ -31,16 +31,7 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.errors import UnsatisfiableRangeError
-from trainmaster.server.http.router import (
-    BINARY,
-    BINARY_CONTENT,
-    JobId,
-    PageToken,
-    PlainText,
-    Responses,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.page_tokens import bad_token, decode_position, encode_position, is_text
@@ -204,7 +195,7 @@ MAX_PLACES = 1000
 """Directories of checkpoints that one page reads: a job may have tens of thousands, most of them empty."""
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_FILE: Responses = {
+_FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The content.", "content": BINARY_CONTENT},
     206: {"description": "The part of it that was asked for with `Range`.", "content": BINARY_CONTENT},
 }

@@ -7,6 +7,7 @@ import os
 import secrets
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
@@ -21,15 +22,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InvalidTokenError, wrong
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.router import (
-    BINARY,
-    BINARY_CONTENT,
-    BY_KEY_OR_TOKEN,
-    Responses,
-    Sha256,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_KEY_OR_TOKEN, Sha256, StrictRoute, answers
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
@@ -39,7 +32,7 @@ router = APIRouter(route_class=StrictRoute, tags=["blobs"])
 
 _BUFFER_BYTES = 1 << 20
 """How much is received before a thread writes it: a thread for each packet would cost more than the writing."""
-_FILE: Responses = {200: {"description": "The content.", "content": BINARY_CONTENT}}
+_FILE: dict[int | str, dict[str, Any]] = {200: {"description": "The content.", "content": BINARY_CONTENT}}
 
 
 @router.put(

@@ -36,15 +36,7 @@ from trainmaster.server.http.envelope import Nothing, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError, wrong
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
-from trainmaster.server.http.router import (
-    BINARY_CONTENT,
-    BY_RANK_TOKEN,
-    BY_TOKEN,
-    MAX_OFFSET,
-    AttemptId,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY_CONTENT, BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, StrictRoute, answers
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
@@ -144,6 +136,7 @@ NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
 
+AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
 NodeNumber = Annotated[int, Path(ge=0, le=999_999)]
 FilePath = Annotated[str, Path(max_length=256, description="Relative to the attempt's run directory.")]
 
