@@ -17,7 +17,7 @@ from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
 from trainmaster.server.doors import fireworks, tinker
 from trainmaster.server.doors.trainers import Trainers
 from trainmaster.server.http import gateway
-from trainmaster.server.http.auth import Gate, refuse_unguarded
+from trainmaster.server.http.auth import ConcurrencyLimit, Gate, refuse_unguarded
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.envelope import failure, request_id_of
 from trainmaster.server.http.errors import InternalError, UnknownRouteError, WrongMethodError
@@ -99,7 +99,7 @@ def create_app(context: ApiContext) -> ServerApp:
     app.state.gateway = gateway.Gateway(context)
     app.state.submissions = submissions.Submissions(context)
     app.state.summaries = jobs.Summaries()
-    app.state.trial_deliveries = events.TrialDeliveries(context.subscriptions)
+    app.state.trial_deliveries = ConcurrencyLimit(events.AT_ONCE_OF_AN_ACCOUNT)
     app.state.gate = Gate(context)
     trainers = Trainers(context)
     opened = {door.name: door.make(context, app.state.gate, trainers) for door in DOORS}

@@ -14,18 +14,9 @@ from typing import Self
 
 from starlette.requests import Request
 
-from trainmaster.protocol.trainer_requests import (
-    DECODED_BYTES,
-    END_BYTES,
-    PROTOBUF,
-    PeekError,
-    content_type_of,
-    peek_json,
-    peek_json_head,
-    peek_protobuf,
-)
-from trainmaster.server.core.errors import Problem, SpecError, TrainmasterError
-from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError
+from trainmaster.protocol import trainer_requests as protocol
+from trainmaster.server.core.errors import TrainmasterError
+from trainmaster.server.http.errors import RateLimitedError, StalledError, TooLargeError, wrong
 from trainmaster.server.http.requests import pieces_of
 
 SMALL_BYTES = 256 << 10
@@ -150,16 +141,16 @@ _held: set[IncomingBody] = set()
 
 async def text_field(body: IncomingBody, name: str) -> str:
     """The id in a member of a JSON body, or the model's id of a protobuf body. Raises SpecError where there is none."""
-    is_protobuf = content_type_of(body.request.headers.get("content-type", "")) == PROTOBUF
+    is_protobuf = protocol.content_type_of(body.request.headers.get("content-type", "")) == protocol.PROTOBUF
     return plain_id(await (_protobuf_text(body, name) if is_protobuf else _json_text(body, name)), name)
 
 
 def plain_id(found: object, name: str) -> str:
     """The id in a member called `name`. Raises SpecError for what is no text, too long, or not valid Unicode."""
     if not isinstance(found, str):
-        raise SpecError([Problem(field=name, message="required: a text")])
+        raise wrong(name, "required: a text")
     if len(found) > MAX_ID_LENGTH or not is_plain(found):
-        raise SpecError([Problem(field=name, message=f"must have up to {MAX_ID_LENGTH} characters, of Unicode")])
+        raise wrong(name, f"must have up to {MAX_ID_LENGTH} characters, of Unicode")
     return found
 
 
@@ -171,8 +162,8 @@ def is_plain(text: str) -> bool:
 async def _protobuf_text(body: IncomingBody, name: str) -> object:
     encoding = body.request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "zstd"):
-        raise SpecError([Problem(field="Content-Encoding", message=f"'{encoding}' is not taken here; 'zstd' is")])
-    limit = COMPRESSED_HEAD_BYTES if encoding == "zstd" else END_BYTES
+        raise wrong("Content-Encoding", f"'{encoding}' is not taken here; 'zstd' is")
+    limit = COMPRESSED_HEAD_BYTES if encoding == "zstd" else protocol.END_BYTES
     tried = 0
     while True:
         ended = body.size >= limit or not await body.more()
@@ -181,14 +172,14 @@ async def _protobuf_text(body: IncomingBody, name: str) -> object:
             head = body.head(limit)
             try:
                 return _peek(_inflated(head) if encoding == "zstd" else head)["model_id"]
-            except (PeekError, KeyError):
+            except (protocol.PeekError, KeyError):
                 pass
         if ended:
-            raise SpecError([Problem(field=name, message="required: among the first fields of the message")])
+            raise wrong(name, "required: among the first fields of the message")
 
 
 def _peek(head: bytes) -> dict[str, object]:
-    return peek_protobuf(lambda offset, count: head[offset : offset + count], len(head), ("model_id",))
+    return protocol.peek_protobuf(lambda offset, count: head[offset : offset + count], len(head), ("model_id",))
 
 
 def _inflated(head: bytes) -> bytes:
@@ -197,26 +188,26 @@ def _inflated(head: bytes) -> bytes:
         import zstandard
     except ImportError:
         message = "this server has no zstandard (pip install 'trainmaster[service]'); send it uncompressed"
-        raise SpecError([Problem(field="Content-Encoding", message=message)]) from None
+        raise wrong("Content-Encoding", message) from None
     try:
         # No more than is looked at: a few bytes can stand for gigabytes.
         with zstandard.ZstdDecompressor().stream_reader(head) as stream:
-            return stream.read(END_BYTES)
+            return stream.read(protocol.END_BYTES)
     except zstandard.ZstdError:
         return b""
 
 
 async def _json_text(body: IncomingBody, name: str) -> object:
     # A small body is decoded whole, as in the trainer, which would not count a request that is no JSON.
-    while body.size <= DECODED_BYTES and await body.more():
+    while body.size <= protocol.DECODED_BYTES and await body.more():
         pass
-    if not body.complete and (found := peek_json_head(body.head(END_BYTES)).get(name)) is not None:
+    if not body.complete and (found := protocol.peek_json_head(body.head(protocol.END_BYTES)).get(name)) is not None:
         return found
     data = await body.whole()
     try:
-        found = peek_json(lambda offset, count: data[offset : offset + count], len(data)).get(name)
-    except PeekError:
-        raise SpecError([Problem(field="body", message="is not valid JSON")]) from None
+        found = protocol.peek_json(lambda offset, count: data[offset : offset + count], len(data)).get(name)
+    except protocol.PeekError:
+        raise wrong("body", "is not valid JSON") from None
     if not isinstance(found, str):
-        raise SpecError([Problem(field=name, message="required: a text, at the beginning or at the end of the body")])
+        raise wrong(name, "required: a text, at the beginning or at the end of the body")
     return found

@@ -25,18 +25,9 @@ from trainmaster.protocol.trainer_requests import DOOR_HEADER, Trainer
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.workloads.trainer_service import KIND
+from trainmaster.server.http import proxy
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.gateway import Activity, StreamedResponse
-from trainmaster.server.http.proxy import (
-    BrokenOffError,
-    Connections,
-    Headers,
-    RequestBody,
-    ServiceConnection,
-    ServiceResponse,
-    forwarded_headers,
-    target_of,
-)
 from trainmaster.server.storage import URI
 from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.scope import Scope
@@ -110,8 +101,8 @@ class Trainers:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._activity = Activity(context)
-        self._connections = Connections()
-        self._urgent = Connections()
+        self._connections = proxy.Connections()
+        self._urgent = proxy.Connections()
         """For heartbeats alone: a burst that takes all open connections must not delay them."""
         self._jobs = Lookups(self._read, FRESH_S)
 
@@ -138,22 +129,19 @@ class Trainers:
         trainer: Trainer,
         method: str,
         target: bytes,
-        headers: Headers,
-        body: RequestBody = b"",
+        headers: proxy.Headers,
+        body: proxy.RequestBody = b"",
         *,
         door: str,
         use: contextlib.ExitStack | None = None,
         counts: bool = True,
         urgent: bool = False,
-    ) -> ServiceResponse:
+    ) -> proxy.ServiceResponse:
         """Send a request to a trainer; `target` is a path with its query.
 
         A request that `counts` as use of the trainer does so until `use` ends, or until the response begins. An
-        `urgent` one goes past all others.
-
-        Raises:
-            TrainerGoneError: that attempt does not run any more.
-            BrokenOffError: it does not answer now.
+        `urgent` one goes past all others. Raises TrainerGoneError where that attempt does not run any more, and
+        BrokenOffError where it does not answer now.
         """
         with contextlib.ExitStack() as within:
             if counts:
@@ -165,7 +153,7 @@ class Trainers:
             if kept is not None:
                 try:
                     return await pool.exchange(kept, *request, patience_s=PATIENCE_S)
-                except BrokenOffError:
+                except proxy.BrokenOffError:
                     # The trainer may have closed it just now. Trainers carry out a repeated request once.
                     if not isinstance(body, bytes):
                         raise
@@ -179,18 +167,18 @@ class Trainers:
         response = await self.ask(trainer, "POST", target, _JSON_HEADERS, body, door=door, counts=counts)
         content = await response.body()
         if response.status >= 500 or response.status == HTTPStatus.TOO_MANY_REQUESTS:
-            raise BrokenOffError(f"the trainer answered {operation} with {response.status}")
+            raise proxy.BrokenOffError(f"the trainer answered {operation} with {response.status}")
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
-            raise BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
+            raise proxy.BrokenOffError(f"the trainer's answer to {operation} is no JSON") from None
         return answer if isinstance(answer, dict) else {}
 
     async def pass_on(
         self,
         request: Request,
         trainer: Trainer,
-        body: RequestBody,
+        body: proxy.RequestBody,
         *,
         door: str,
         extra: Mapping[str, str] | None = None,
@@ -202,9 +190,9 @@ class Trainers:
 
         `grammar` says what part of the path is the trainer's; see `target_of`.
         """
-        headers = [each for each in forwarded_headers(request, body) if each[0] not in _SECRETS]
+        headers = [each for each in proxy.forwarded_headers(request, body) if each[0] not in _SECRETS]
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
-        target = target_of(request, grammar)
+        target = proxy.target_of(request, grammar)
         with contextlib.ExitStack() as use:
             answer = await self.ask(
                 trainer, request.method, target, headers, body, use=use, door=door, counts=counts, urgent=urgent
@@ -215,10 +203,10 @@ class Trainers:
                 return response
             return StreamedResponse(answer, use.pop_all(), trainer.job_id)
 
-    async def _open(self, trainer: Trainer, pool: Connections) -> ServiceConnection:
+    async def _open(self, trainer: Trainer, pool: proxy.Connections) -> proxy.ServiceConnection:
         try:
             return await pool.open(trainer, *await self._address(trainer))
-        except BrokenOffError:
+        except proxy.BrokenOffError:
             # It may have ended since the last read.
             self._jobs.forget(trainer.job_id)
             await self._address(trainer)
@@ -231,7 +219,7 @@ class Trainers:
         if job is None or job.attempt is None or job.attempt.number != trainer.attempt:
             raise TrainerGoneError(how_it_ended(f"job {trainer.job_id}", job, trainer.attempt))
         if job.endpoint is None:
-            raise BrokenOffError(f"the trainer of job {job.job_id} does not answer yet")
+            raise proxy.BrokenOffError(f"the trainer of job {job.job_id} does not answer yet")
         return job.endpoint, job.attempt.rank_token, seen.uid
 
     async def _read(self, job_id: str) -> _Seen:

@@ -20,13 +20,8 @@ from fastapi.routing import APIRoute
 
 from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.core.errors import StoreUnavailableError
+from trainmaster.server.http import errors
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.errors import (
-    InsufficientScopeError,
-    InvalidTokenError,
-    RateLimitedError,
-    UnauthenticatedError,
-)
 from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
@@ -76,7 +71,7 @@ class ConcurrencyLimit:
         self._under_way: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def count(self, name: str, refusal: RateLimitedError) -> Iterator[None]:
+    def count(self, name: str, refusal: errors.RateLimitedError) -> Iterator[None]:
         """Count one until the block ends; at the limit, raise `refusal`."""
         if self._under_way[name] >= self._most:
             raise refusal
@@ -93,7 +88,6 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where the credential may be an attempt's token; those routes check it themselves."""
-
 SIGNED_PATHS = "/api/v1/downloads/"
 """Where the address itself is the credential: signed and limited in time. Those routes check the signature."""
 
@@ -113,8 +107,6 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The owner of a key."""
-
     account_id: str
     key_id: str
     name: str
@@ -143,17 +135,12 @@ class Gate:
         self._concurrency = ConcurrencyLimit(AT_ONCE) if limited else None
 
     async def admit(self, scope: Any, path: str) -> None:
-        """Authenticate a request, and note its principal in the scope's state.
-
-        Raises:
-            UnauthenticatedError: it has no credentials, or wrong ones.
-            RateLimitedError: too many requests came with this key, or too many wrong credentials from this address.
-        """
+        """Authenticate a request, and note its principal in the scope's state."""
         if path in self._open or path.startswith(SIGNED_PATHS):
             return
         credential = _credential(scope["headers"])
         if credential is None:
-            raise UnauthenticatedError
+            raise errors.UnauthenticatedError
         state = scope["state"]
         state["credential"] = credential
         by_token = path.startswith(TOKEN_PATHS)
@@ -162,15 +149,15 @@ class Gate:
         if principal is not None:
             state["principal"] = principal
             if self._rates is not None and (wait_s := self._rates.take(principal.key_id)):
-                raise RateLimitedError("too many requests with this key; slow down", wait_s)
+                raise errors.RateLimitedError("too many requests with this key; slow down", wait_s)
         elif not by_token:
-            raise InvalidTokenError
+            raise errors.InvalidTokenError
 
     def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
         """Count a request of a principal as under way until the block ends."""
         if self._concurrency is None or principal is None:
             return contextlib.nullcontext()
-        refusal = RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
+        refusal = errors.RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
         return self._concurrency.count(principal.key_id, refusal)
 
     async def whose(self, credential: str) -> Principal | None:
@@ -196,7 +183,7 @@ class Gate:
             self._limit_guesses(peer)
         revocations = self._revocations
         try:
-            key = await self._context.read(lambda connection: accounts.find_key(connection, Scope.everything(), digest))
+            key = await self._context.read(accounts.find_key, Scope.everything(), digest)
         except StoreUnavailableError as error:
             # The database's own words are for its operators, and the caller is not known yet.
             _log.warning("keys cannot be looked up: %s", error.message)
@@ -216,7 +203,7 @@ class Gate:
         if self._mistakes is None or peer is None:
             return
         if wait_s := self._mistakes.take(peer) if wrong else self._mistakes.wait_s(peer):
-            raise RateLimitedError("too many wrong credentials came from your address", wait_s)
+            raise errors.RateLimitedError("too many wrong credentials came from your address", wait_s)
 
 
 def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
@@ -226,12 +213,11 @@ def _remember(memory: dict[str, Any], digest: str, what: Any) -> None:
 
 
 def require(request: Request, scope: KeyScope) -> Principal:
-    """The principal of the request's key."""
     principal: Principal | None = request.scope["state"]["principal"]
     if principal is None:
-        raise InvalidTokenError
+        raise errors.InvalidTokenError
     if scope not in principal.scopes:
-        raise InsufficientScopeError(f"this key lacks the scope '{scope}'")
+        raise errors.InsufficientScopeError(f"this key lacks the scope '{scope}'")
     return principal
 
 
@@ -259,11 +245,7 @@ def guard(function: FunctionT) -> FunctionT:
 
 
 def refuse_unguarded(router: APIRouter) -> None:
-    """Check that every route checks who is asking.
-
-    Raises:
-        RuntimeError: one does not, or cannot be inspected.
-    """
+    """Raise RuntimeError for a route that does not check who is asking, or cannot be inspected."""
     for route in router.routes:
         called = [route.endpoint, *_calls(route.dependant)] if isinstance(route, APIRoute) else []
         is_open = isinstance(route, APIRoute) and route.path in OPEN_PATHS

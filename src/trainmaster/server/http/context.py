@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy import Connection
@@ -30,6 +30,7 @@ from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import Roots
 from trainmaster.server.store.database import Database
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -69,22 +70,24 @@ class ApiContext:
     def promotions(self) -> Promotions:
         return Promotions(self.database, self.roots, self.models, clock=self.clock)
 
-    async def read(self, question: Callable[[Connection], T]) -> T:
-        """Query the database in a thread."""
+    async def read(self, question: Callable[Concatenate[Connection, P], T], /, *args: P.args, **others: P.kwargs) -> T:
+        """Query the database in a thread: call `question` with a connection and these arguments."""
 
         def ask() -> T:
             with self.database.read() as connection:
-                return question(connection)
+                return question(connection, *args, **others)
 
         return await run_in_threadpool(ask)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Write to the database; returns when the transaction is on disk."""
-        return await asyncio.wrap_future(self.database.write(work))
+    async def write(self, work: Callable[Concatenate[Connection, P], T], /, *args: P.args, **others: P.kwargs) -> T:
+        """Write to the database, as `read` reads; returns when the transaction is on disk."""
+        return await asyncio.wrap_future(self.database.write(lambda connection: work(connection, *args, **others)))
 
-    async def change_cluster(self, work: Callable[[Connection], T]) -> T:
+    async def change_cluster(
+        self, work: Callable[Concatenate[Connection, P], T], /, *args: P.args, **others: P.kwargs
+    ) -> T:
         """Write something about nodes or queues, and have the coordinator look at it."""
-        changed = await self.write(work)
+        changed = await self.write(work, *args, **others)
         self.hint("")
         return changed
 

@@ -184,5 +184,4 @@ def error_response(
 
 
 def request_id_of(request: Request) -> str:
-    """The id of the request in the server's log."""
     return str(request.scope.get("state", {}).get("request_id", ""))

@@ -5,36 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, ClassVar
 
-from trainmaster.server.core.errors import (
-    ConflictError,
-    ForbiddenError,
-    IdempotencyMismatchError,
-    InvalidTransitionError,
-    NewerVersionError,
-    NotFoundError,
-    NotLeaderError,
-    Problem,
-    RefusedError,
-    SpecError,
-    StoreUnavailableError,
-    TrainmasterError,
-)
+from trainmaster.server.core import errors as core
 from trainmaster.server.settings.encryption import SealError
 
 RETRY_AFTER_S = 1
 """For errors of the server that pass soon."""
 
 
-class HttpError(TrainmasterError):
+class HttpError(core.TrainmasterError):
     """An error that only the API raises."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
 
     def __init_subclass__(cls, *, status: HTTPStatus | None = None, code: str | None = None) -> None:
         cls.status, cls.code = status or cls.status, code or cls.code
+
+
+def wrong(field: str, message: str) -> core.SpecError:
+    """The error of a request with one field that is not valid."""
+    return core.SpecError([core.Problem(field=field, message=message)])
 
 
 class UnauthenticatedError(HttpError, status=HTTPStatus.UNAUTHORIZED, code="AUTH_TOKEN_MISSING"):
@@ -69,7 +60,7 @@ class StreamGapConflictError(HttpError, status=HTTPStatus.CONFLICT, code="STREAM
     """Bytes were sent beyond the end of the stream."""
 
     def __init__(self, next_offset: int) -> None:
-        problem = Problem(field="offset", message=str(next_offset))
+        problem = core.Problem(field="offset", message=str(next_offset))
         super().__init__(f"the stream ends at {next_offset}; continue there", [problem])
         self.next_offset = next_offset
 
@@ -124,49 +115,43 @@ class ServiceNotReadyError(HttpError, status=HTTPStatus.SERVICE_UNAVAILABLE, cod
         self.retry_after_s = retry_after_s
 
 
-_STATUS_OF_CORE: Mapping[type[TrainmasterError], HTTPStatus] = MappingProxyType(
-    {
-        SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
-        RefusedError: HTTPStatus.BAD_REQUEST,
-        ForbiddenError: HTTPStatus.FORBIDDEN,
-        NotFoundError: HTTPStatus.NOT_FOUND,
-        ConflictError: HTTPStatus.CONFLICT,
-        IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,
-        NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
-        StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-        NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
-        SealError: HTTPStatus.SERVICE_UNAVAILABLE,
-        TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    }
-)
+_STATUS_OF_CORE: Mapping[type[core.TrainmasterError], HTTPStatus] = {
+    core.SpecError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core.RefusedError: HTTPStatus.BAD_REQUEST,
+    core.ForbiddenError: HTTPStatus.FORBIDDEN,
+    core.NotFoundError: HTTPStatus.NOT_FOUND,
+    core.ConflictError: HTTPStatus.CONFLICT,
+    core.IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core.NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SealError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
 """Other classes have the status of their nearest base class here."""
 
 
-def status_of(error: TrainmasterError) -> HTTPStatus:
+def status_of(error: core.TrainmasterError) -> HTTPStatus:
     if isinstance(error, HttpError):
         return error.status
     return next(_STATUS_OF_CORE[kind] for kind in type(error).__mro__ if kind in _STATUS_OF_CORE)
 
 
-def retry_after_s(error: TrainmasterError) -> int | None:
+def retry_after_s(error: core.TrainmasterError) -> int | None:
     """When to try again; None where that does not help."""
     if isinstance(error, ServiceNotReadyError | RateLimitedError):
         return error.retry_after_s
-    soon = NotLeaderError | StoreUnavailableError | ExchangeUnavailableError
+    soon = core.NotLeaderError | core.StoreUnavailableError | ExchangeUnavailableError
     return RETRY_AFTER_S if isinstance(error, soon) else None
 
 
-def error_document(error: TrainmasterError) -> dict[str, Any]:
+def error_document(error: core.TrainmasterError) -> dict[str, Any]:
     """The `error` part of the envelope."""
     document: dict[str, Any] = {"code": error.code, "message": error.message}
     if (wait_s := retry_after_s(error)) is not None:
         document["retry_after"] = wait_s
-    if isinstance(error, InvalidTransitionError):
-        document["details"] = {
-            "status": error.status,
-            "action": error.action,
-            "allowed_from": list(error.allowed_from),
-        }
+    if isinstance(error, core.InvalidTransitionError):
+        document["details"] = {"status": error.status, "action": error.action, "allowed_from": list(error.allowed_from)}
     elif error.problems:
         document["details"] = [{"field": problem.field, "message": problem.message} for problem in error.problems]
     if isinstance(error, StreamGapConflictError):

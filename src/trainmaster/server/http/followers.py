@@ -170,7 +170,6 @@ class Followers:
 
     @contextlib.asynccontextmanager
     async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
-        """Watch a source while the block runs."""
         watch = self._watches.get(source)
         if watch is None:
             watch = self._watches[source] = _Watch(source)

@@ -69,7 +69,6 @@ _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 @router.api_route("/jobs/{job_id}/proxy", methods=METHODS, include_in_schema=False)
 @guard
 async def proxy(request: Request, context: Context, job_id: JobId) -> Response:
-    """Pass a request on to the service that a job is."""
     principal = require(request, KeyScope.VIEW if request.method in SAFE_METHODS else KeyScope.MANAGE)
 
     def find(connection: Connection) -> tuple[Job, int | None]:
@@ -89,14 +88,7 @@ class Gateway:
         self._connections = Connections()
 
     async def forward(self, request: Request, job: Job, uid: int | None) -> Response:
-        """The response of a service; `uid` is that of its account, where it has one.
-
-        Raises:
-            ConflictError: the job is no service.
-            ServiceNotReadyError: it does not answer now.
-            BadGatewayError: it broke off before it answered, its response is not HTTP, or somebody else has its port.
-            StalledError: the rest of the request's body does not come.
-        """
+        """The response of a service; `uid` is that of its account, where it has one."""
         address = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))

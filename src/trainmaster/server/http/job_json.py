@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.protocol.reasons import Reason
-from trainmaster.schema.jobs import (
-    MOST_BLOCKERS,
-    AttemptResource,
-    BestNodeResource,
-    BlockerResource,
-    CheckpointResource,
-    FailureResource,
-    JobHead,
-    PendingResource,
-    Placement,
-)
+from trainmaster.schema import jobs as schema
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.core.job import Attempt, Checkpoint, Job
 from trainmaster.server.core.spec.documents import load_stored, redacted
@@ -32,26 +22,28 @@ from trainmaster.server.storage import ARTIFACTS, Location
 from trainmaster.server.store.records import StoredDocument
 
 
-def pending_resource(explanation: Explanation) -> PendingResource:
+def pending_resource(explanation: Explanation) -> schema.PendingResource:
     best = explanation.best_node
     return resource(
-        PendingResource,
+        schema.PendingResource,
         explanation,
-        best_node=None if best is None else resource(BestNodeResource, best, id=best.node_id),
+        best_node=None if best is None else resource(schema.BestNodeResource, best, id=best.node_id),
         blockers=[
             resource(
-                BlockerResource, each, ends_in_seconds=None if each.ends_in_s is None else round(each.ends_in_s, 3)
+                schema.BlockerResource,
+                each,
+                ends_in_seconds=None if each.ends_in_s is None else round(each.ends_in_s, 3),
             )
-            for each in explanation.blockers[:MOST_BLOCKERS]
+            for each in explanation.blockers[: schema.MOST_BLOCKERS]
         ],
         blocker_count=len(explanation.blockers),
         max_runtime_seconds=explanation.runtime_s,
     )
 
 
-def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
+def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> schema.CheckpointResource:
     return resource(
-        CheckpointResource,
+        schema.CheckpointResource,
         checkpoint,
         checkpoint_id=clean(checkpoint.checkpoint_id),
         epoch=number(checkpoint.epoch),
@@ -64,7 +56,7 @@ def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> CheckpointResource:
     )
 
 
-def placement_of(attempt: Attempt) -> Placement:
+def placement_of(attempt: Attempt) -> schema.Placement:
     return {
         "backend": attempt.backend,
         "nodes": [share.node_id for share in attempt.shares],
@@ -72,9 +64,9 @@ def placement_of(attempt: Attempt) -> Placement:
     }
 
 
-def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
+def attempt_resource(attempt: Attempt, *, service: bool) -> schema.AttemptResource:
     return resource(
-        AttemptResource,
+        schema.AttemptResource,
         attempt,
         placement=placement_of(attempt),
         stopping=attempt.stop,
@@ -83,7 +75,7 @@ def attempt_resource(attempt: Attempt, *, service: bool) -> AttemptResource:
     )
 
 
-def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
+def failure_of(job: Job, attempts: Sequence[Attempt]) -> schema.FailureResource | None:
     """Why a job failed; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
@@ -94,7 +86,7 @@ def failure_of(job: Job, attempts: Sequence[Attempt]) -> FailureResource | None:
 
 def _failure(
     reason: Reason | None, message: str | None, evidence: Mapping[str, Any], *, service: bool
-) -> FailureResource | None:
+) -> schema.FailureResource | None:
     if reason is None or CONSEQUENCES[reason].fault is Fault.NONE:
         return None
     found = evidence.get("evidence")
@@ -130,8 +122,6 @@ _LONGEST_KEPT = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job with what its JSON shows beside it."""
-
     job: Job
     attempts: Sequence[Attempt]
     checkpoints: Sequence[Checkpoint]
@@ -171,7 +161,7 @@ def summary_of(job: Job) -> Summary:
     progress = job.progress
     own = f"{PREFIX}/jobs/{job.job_id}"
     head = resource(
-        JobHead,
+        schema.JobHead,
         job,
         labels=dict(job.labels),
         kind=job.workload_kind,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainmaster.protocol.run_directory import Gap, RunDirectory
+from trainmaster.protocol.run_directory import RunDirectory
 
 BLOCK = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -152,7 +152,6 @@ def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: 
 
 
 def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: bool) -> int:
-    """Where the lines since a time begin."""
     before, _ = _bisect(directory, f"{file.name}.times", lambda entry: entry.at < since)
     if before is None:
         return 0
@@ -190,7 +189,9 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
             if rest:
                 yield position, position + len(rest), rest
                 position += len(rest)
-            yield position, gap.end, _removed(gap, gap.end - position)
+            cap = f"{gap.cap_bytes / (1 << 20):g} MiB"
+            removed = f"[… {gap.end - position:,} bytes removed: the log reached its cap of {cap} …]"
+            yield position, gap.end, removed.encode()
             position, rest = gap.end, b""
     if rest and ended:
         yield position, position + len(rest), rest
@@ -199,11 +200,6 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
 def _piece(line: bytes) -> bytes:
     """The beginning of a line that is too long, up to the last carriage return if it has one."""
     return line[: line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES]
-
-
-def _removed(gap: Gap, count: int) -> bytes:
-    cap = f"{gap.cap_bytes / (1 << 20):g} MiB"
-    return f"[… {count:,} bytes removed: the log reached its cap of {cap} …]".encode()
 
 
 def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
@@ -278,10 +274,7 @@ def _entries(directory: RunDirectory, name: str, position: int) -> Iterator[_Gro
     while block := directory.read(name, position, BLOCK):
         position += len(block)
         *whole, rest = (rest + block).split(b"\n")
-        for text in whole:
-            entry = _entry(text)
-            if entry is not None:
-                yield entry
+        yield from filter(None, map(_entry, whole))
 
 
 def _entry(text: bytes) -> _Grown | None:

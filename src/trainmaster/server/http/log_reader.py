@@ -16,20 +16,12 @@ from functools import partial
 from typing import NamedTuple
 
 from trainmaster.protocol.run_directory import RunDirectory
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
-from trainmaster.server.http.log_files import (
-    MAX_LINE_BYTES,
-    LogFile,
-    Run,
-    is_log_file,
-    log_files,
-    newest_state,
-    runs,
-    start_of_last,
-    start_since,
-)
+from trainmaster.server.http import log_files
+from trainmaster.server.http.errors import wrong
+from trainmaster.server.http.log_files import LogFile, Run
 from trainmaster.server.storage import RUNS, Roots, run_directory
 from trainmaster.server.store.page_tokens import decode_position, encode_position
 
@@ -69,17 +61,17 @@ class Cursor:
 
     @staticmethod
     def decode(text: str) -> Cursor:
-        """The cursor that a client sent."""
         try:
             attempt, offsets = decode_position(text)
             sane = all(
-                is_log_file(name) and type(offset) is int and 0 <= offset < 1 << 62 for name, offset in offsets.items()
+                log_files.is_log_file(name) and type(offset) is int and 0 <= offset < 1 << 62
+                for name, offset in offsets.items()
             )
             if type(attempt) is int and 0 < attempt < 1 << 31 and sane:
                 return Cursor(attempt=attempt, offsets=offsets)
         except (ValueError, TypeError, AttributeError):
             pass
-        raise SpecError([Problem(field="cursor", message="is not a cursor of this log; leave it out to begin anew")])
+        raise wrong("cursor", "is not a cursor of this log; leave it out to begin anew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +90,6 @@ class LogSight:
 
 
 class LogEntry(NamedTuple):
-    """Adjacent lines of one file on a page."""
-
     attempt: int
     file: LogFile
     run: Run
@@ -143,9 +133,6 @@ class LogReader:
         """The cursor of the last `tail` lines, of the lines `since` a time, or of the beginning.
 
         With `whole`, the log begins with the first attempt, otherwise with the latest.
-
-        Raises:
-            NotFoundError: there is no such attempt.
         """
         first = self._filter.attempt or (1 if whole else sight.attempt)
         if first > sight.attempt:
@@ -191,8 +178,8 @@ class LogReader:
             start = cursor.offsets.get(file.name, 0)
             if start >= file.size:
                 continue
-            written = directory.read(file.name, start, min(file.size - start, MAX_LINE_BYTES))
-            if b"\r" in written and (state := newest_state(written)):
+            written = directory.read(file.name, start, min(file.size - start, log_files.MAX_LINE_BYTES))
+            if b"\r" in written and (state := log_files.newest_state(written)):
                 status = directory.status(file.name)
                 yield LogEntry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
 
@@ -205,7 +192,7 @@ class LogReader:
         for attempt in range(first, sight.attempt + 1):
             directory, ended = self._directory(attempt), _ended(sight, attempt)
             files = list(self._seen(sight, attempt))
-            offsets = {file.name: start_since(directory, file, since, ended=ended) for file in files}
+            offsets = {file.name: log_files.start_since(directory, file, since, ended=ended) for file in files}
             if self._filter.attempt or any(offsets[file.name] < file.size for file in files):
                 break
         return Cursor(attempt=attempt, offsets=offsets)
@@ -223,7 +210,7 @@ class LogReader:
         """Where the last lines of one attempt begin in each file, and how many there are."""
         directory, ended = self._directory(attempt), _ended(sight, attempt)
         files = list(self._seen(sight, attempt))
-        starts = {file.name: start_of_last(directory, file, count, ended=ended) for file in files}
+        starts = {file.name: log_files.start_of_last(directory, file, count, ended=ended) for file in files}
         kept: deque[tuple[LogFile, Run]] = deque()
         found = 0
         for file, run in self._merged(sight, Cursor(attempt=attempt, offsets=starts)):
@@ -235,7 +222,7 @@ class LogReader:
             file, run = kept.popleft()
             kept.appendleft((file, run.without_first(found - count)))
             found = count
-        offsets = {file.name: start_of_last(directory, file, 0, ended=ended) for file in files}
+        offsets = {file.name: log_files.start_of_last(directory, file, 0, ended=ended) for file in files}
         for file, run in reversed(kept):
             offsets[file.name] = run.start
         return offsets, found
@@ -245,7 +232,7 @@ class LogReader:
         directory, ended = self._directory(cursor.attempt), _ended(sight, cursor.attempt)
         files = list(self._seen(sight, cursor.attempt))
         sources = [
-            map(partial(_tagged, place), runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
+            map(partial(_tagged, place), log_files.runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
             for place, file in enumerate(files)
             if cursor.offsets.get(file.name, 0) < file.size
         ]
@@ -259,14 +246,13 @@ class LogReader:
             yield from self._files(attempt)  # Ended long ago: nothing changes there any more.
 
     def _files(self, attempt: int) -> Iterator[LogFile]:
-        return filter(self._filter.admits, log_files(self._directory(attempt)))
+        return filter(self._filter.admits, log_files.log_files(self._directory(attempt)))
 
     def _directory(self, attempt: int) -> RunDirectory:
         return run_directory(self._roots, self.job_id, attempt)
 
 
 def has_ended(job: Job) -> bool:
-    """Whether the latest attempt of a job has ended."""
     return job.attempt is None and (job.attempt_count > 0 or job.status in TERMINAL)
 
 

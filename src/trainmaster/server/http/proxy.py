@@ -156,11 +156,7 @@ class ServiceResponse:
         return [(name, value) for name, value in given if name not in left_out]
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body, as it comes. The connection can be used again afterwards.
-
-        Raises:
-            BrokenOffError: it breaks off in the middle.
-        """
+        """The body, as it comes. The connection can be used again afterwards."""
         parsed = self._parsed
         try:
             while True:
@@ -195,8 +191,7 @@ class ServiceResponse:
         except (OSError, ValueError) as error:
             raise BrokenOffError(f"the response broke off: {error or type(error).__name__}") from None
         if not data:
-            framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in parsed.headers)
-            if framed:
+            if any(name in (b"content-length", b"transfer-encoding") for name, _ in parsed.headers):
                 raise BrokenOffError("the response broke off")
             parsed.is_complete = True  # a body without a length ends with its connection
 
@@ -219,11 +214,7 @@ class Connections:
         return None
 
     async def open(self, key: Hashable, address: str, token: str, uid: int | None = None) -> ServiceConnection:
-        """Connect to a service; `token` is the secret of its ranks, and `uid` the user that they run as.
-
-        Raises:
-            BrokenOffError: nobody listens there, or a process of another user does.
-        """
+        """Connect to a service; `token` is the secret of its ranks, and `uid` the user that they run as."""
         host, _, port = address.rpartition(":")
         try:
             reader, writer = await asyncio.wait_for(
@@ -280,10 +271,8 @@ class Connections:
         """Send a request, and wait for the head of its response.
 
         `patience_s` is the limit for the next piece of the request, for the head, and for the next piece of the
-        response. A body in pieces needs a Content-Length among the headers, or is sent in chunks.
-
-        Raises:
-            BrokenOffError: the service went away; it may have carried out the request.
+        response. A body in pieces needs a Content-Length among the headers, or is sent in chunks. A service that broke
+        off may have carried out the request.
         """
         parsed = _ResponseParser()
         try:

@@ -16,10 +16,10 @@ from starlette.requests import Request
 
 from trainmaster.protocol.documents import is_deeper
 from trainmaster.server.coordinator.commands import Idempotency
-from trainmaster.server.core.errors import Problem, SpecError
+from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.context import context_of
-from trainmaster.server.http.errors import StalledError, TooLargeError
+from trainmaster.server.http.errors import StalledError, TooLargeError, wrong
 
 MAX_BODY_BYTES = 8 << 20
 """Larger things are files, and go to /v1/blobs."""
@@ -48,17 +48,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body of a request."""
     return b"".join([piece async for piece in bounded_pieces(request, limit)])
 
 
 def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body of a request, piece by piece.
-
-    Raises:
-        TooLargeError: it has more than `limit` bytes; at the call, where Content-Length says so.
-        StalledError: the rest of it does not come.
-    """
+    """The body of a request, piece by piece. Raises TooLargeError at the call, where Content-Length says so."""
     too_large = TooLargeError(f"the body may have at most {limit} bytes")
 
     async def counted() -> AsyncIterator[bytes]:
@@ -76,11 +70,7 @@ def bounded_pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_PER_S) -> AsyncIterator[bytes]:
-    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses.
-
-    Raises:
-        StalledError: a piece did not come for long, or the body comes too slowly.
-    """
+    """The body of a request, piece by piece. With a slowest rate of 0, it may take any time between its pauses."""
     loop = asyncio.get_running_loop()
     stream = aiter(request.stream())
     received, waited_s = 0, 0.0
@@ -103,9 +93,8 @@ async def pieces_of(request: Request, slowest_bytes_per_s: int = SLOWEST_BYTES_P
 
 
 def parse_json(body: bytes) -> object:
-    """The document of a body."""
     if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
-        raise SpecError([Problem(field="body", message=f"has more than {MAX_COMMAS} commas; send data as files")])
+        raise wrong("body", f"has more than {MAX_COMMAS} commas; send data as files")
     try:
         document = json.loads(body, parse_constant=_no_constant)
         # A value takes at least two bytes, and a level a bracket: few bodies have to be counted.
@@ -123,7 +112,7 @@ def parse_json(body: bytes) -> object:
         message = f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     except ValueError as error:
         message = f"is not valid JSON: {error}"
-    raise SpecError([Problem(field="body", message=message)])
+    raise wrong("body", message)
 
 
 def parse_time(field: str, text: str) -> float:
@@ -138,16 +127,11 @@ def parse_time(field: str, text: str) -> float:
 
 
 def not_a_time(field: str) -> SpecError:
-    message = "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970"
-    return SpecError([Problem(field=field, message=message)])
+    return wrong(field, "must be a time such as 2025-01-31T12:00:00Z, or seconds since 1970")
 
 
 async def read_model(request: Request, model: type[ModelT]) -> ModelT:
-    """The body of a request as a model; an empty body stands for all defaults.
-
-    Raises:
-        SpecError: it has a wrong shape or value; unknown fields are named with the nearest known one.
-    """
+    """The body of a request as a model; an empty body stands for all defaults."""
     return _parsed(model, await read_body(request))
 
 
@@ -167,7 +151,7 @@ def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     if key is None:
         return None
     if not _KEY.fullmatch(key):
-        raise SpecError([Problem(field="Idempotency-Key", message="must have 1 to 255 printable ASCII characters")])
+        raise wrong("Idempotency-Key", "must have 1 to 255 printable ASCII characters")
     path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
     digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
     digest.update(request.scope["query_string"] + b"\n" + body)

@@ -28,7 +28,6 @@ NO_NUL = Matches(r"[^\x00]*", "must not hold a NUL character")
 MAX_JOB_ID = 256
 JobId = Annotated[str, Path(description="The job's id or handle.", min_length=1, max_length=MAX_JOB_ID)]
 Sha256 = Annotated[str, Path(description="The SHA-256 of the content, in hexadecimal.", pattern=r"^[0-9a-f]{64}$")]
-AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
 MAX_OFFSET = 2**62
 """More than any file or table will ever have, and small enough for every database."""
 BINARY = "application/octet-stream"
@@ -159,16 +158,9 @@ def answers(
 ) -> dict[str, Any]:
     """Keywords for the decorator of a route: what the OpenAPI document says of its answers and of its request.
 
-    Args:
-        data: the type of `data` in a good answer; None: the answer is not JSON, or not always.
-        statuses: of errors, beside those that every route may have.
-        body: the model of the JSON body, which the route reads itself.
-        required: whether an empty body is refused.
-        raw_body: the description of another body.
-        keyed: whether the route honours an idempotency key.
-        parameters: headers and query parameters that the route reads itself.
-        security: the credentials that it takes, if not an API key.
-        also: other answers.
+    `data` is the type of `data` in a good answer, and None where the answer is not JSON, or not always. The route reads
+    `body`, `raw_body` and `parameters` itself; a `required` body must not be empty. `statuses` are those of errors,
+    beside those that every route may have. `keyed`: the route honours an idempotency key.
     """
     extra: dict[str, Any] = {}
     if body is not None:
@@ -207,8 +199,6 @@ _SCHEMES = {
 
 
 def install_openapi(app: FastAPI, version: str) -> None:
-    """Have the application serve its OpenAPI document."""
-
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title="Trainmaster", version=version, description=DESCRIPTION, routes=app.routes)

@@ -38,12 +38,6 @@ class TokenExchange:
         self._verify = ssl.create_default_context() if url.startswith("https:") else True
 
     async def tokens(self, credential: str, names: Iterable[str]) -> dict[str, str]:
-        """Exchange a credential for the tokens of these names.
-
-        Raises:
-            CredentialsRefusedError: the endpoint refuses the credential.
-            ExchangeUnavailableError: it does not answer, or not as the standard says.
-        """
         wanted = tuple(names)
         try:
             async with asyncio.timeout(self._timeout_s), httpx.AsyncClient(verify=self._verify) as client:
@@ -108,8 +102,7 @@ async def _body(answer: httpx.Response) -> bytes:
 
 def _reason(document: dict[str, object]) -> str:
     reason = document.get("error_description") or document.get("error")
-    words = " ".join(reason.split()) if isinstance(reason, str) else ""
-    return words[:_MAX_REASON]
+    return " ".join(reason.split())[:_MAX_REASON] if isinstance(reason, str) else ""
 
 
 def _document(body: bytes) -> dict[str, object]:

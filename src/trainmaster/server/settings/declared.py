@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, is_account_id
@@ -66,17 +65,18 @@ class DeclaredWebhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """The entries of all tables, by name."""
-
     queues: Mapping[str, DeclaredQueue] = field(default_factory=dict)
     nodes: Mapping[str, DeclaredNode] = field(default_factory=dict)
     accounts: Mapping[str, DeclaredAccount] = field(default_factory=dict)
     webhooks: Mapping[str, DeclaredWebhook] = field(default_factory=dict)
 
 
-TABLES: Mapping[str, type[Any]] = MappingProxyType(
-    {"queues": DeclaredQueue, "nodes": DeclaredNode, "accounts": DeclaredAccount, "webhooks": DeclaredWebhook}
-)
+TABLES: Mapping[str, type[Any]] = {
+    "queues": DeclaredQueue,
+    "nodes": DeclaredNode,
+    "accounts": DeclaredAccount,
+    "webhooks": DeclaredWebhook,
+}
 """The tables of a settings file, and what an entry of each may say."""
 
 

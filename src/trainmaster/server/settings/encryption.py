@@ -41,11 +41,7 @@ class SealError(TrainmasterError):
 
 
 def keys_of(settings: Settings) -> tuple[bytes | None, list[bytes]]:
-    """The key in the settings, or None where a file holds it, and the old keys.
-
-    Raises:
-        SealError: a key is malformed, or none is set where several servers need the same.
-    """
+    """The key in the settings, or None where a file holds it, and the old keys."""
     old = [parse_key(text, "old_secret_keys") for text in settings.old_secret_keys]
     if settings.secret_key:
         return parse_key(settings.secret_key, "secret_key"), old
@@ -73,9 +69,6 @@ class Sealer:
         """The sealer with the key of the settings, or with the key in a file, which the first start makes.
 
         `may_make_key` is asked when there is no file: whether nothing is encrypted with an older key yet.
-
-        Raises:
-            SealError: a key is malformed or missing, or none is set where several servers need the same.
         """
         key, old = keys_of(settings)
         if key is not None:
@@ -96,11 +89,7 @@ class Sealer:
         return f"{_FORMAT}.{self.key_id}.{base64.b64encode(nonce + hidden).decode()}"
 
     def open(self, sealed: str, *, about: str) -> str:
-        """Decrypt the value of the row that `about` names.
-
-        Raises:
-            SealError: it was encrypted with another key or for another row, or it was changed.
-        """
+        """Decrypt the value of the row that `about` names."""
         form, _, rest = sealed.partition(".")
         key_id, _, body = rest.partition(".")
         if form != _FORMAT:
@@ -148,11 +137,7 @@ def key_id_of(key: bytes) -> str:
 
 
 def parse_key(text: str, where: str) -> bytes:
-    """The key from its text form: 32 bytes in base64. Errors name the place, never the text.
-
-    Raises:
-        SealError: it is no key.
-    """
+    """The key from its text form: 32 bytes in base64. Errors name the place, never the text."""
     with contextlib.suppress(ValueError, binascii.Error):
         key = base64.b64decode(text.strip(), validate=True)
         if len(key) == KEY_BYTES:

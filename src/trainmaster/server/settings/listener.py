@@ -19,11 +19,7 @@ CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def check_listener(settings: Settings) -> None:
-    """Check that others on the network cannot read the traffic.
-
-    Raises:
-        RefusedError: they can, or the certificate cannot be used; the message says what to do.
-    """
+    """Refuse settings with which others on the network can read the traffic, or an unusable certificate."""
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise RefusedError("tls_cert and tls_key belong together: set both, or neither")
     if settings.tls_cert is not None:

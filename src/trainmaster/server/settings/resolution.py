@@ -22,19 +22,9 @@ from typing import Any
 
 from trainmaster.protocol import environment as in_job
 from trainmaster.server import failpoints
+from trainmaster.server.settings import values
 from trainmaster.server.settings.declared import TABLES, Declared, read_declared
 from trainmaster.server.settings.settings import HOME_VARIABLE, Settings, default_data_dir
-from trainmaster.server.settings.values import (
-    HIDDEN,
-    in_words,
-    kinds_of,
-    read_table,
-    read_text,
-    read_toml,
-    toml_of,
-    unknown,
-    without_password,
-)
 
 PREFIX = "TRAINMASTER_"
 CONFIG_VARIABLE = "TRAINMASTER_CONFIG"
@@ -56,7 +46,7 @@ _OF_OTHERS = frozenset(
 """Variables with our prefix that are no settings: those of clients, jobs and tests."""
 
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
-_KINDS = kinds_of(Settings)
+_KINDS = values.kinds_of(Settings)
 
 
 class SettingSource(StrEnum):
@@ -95,8 +85,6 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A server's settings, where they come from, and what the file says of the cluster."""
-
     settings: Settings
     origins: Mapping[str, SettingOrigin]
     declared: Declared = field(default_factory=Declared)
@@ -117,9 +105,6 @@ def resolve(
         config: the file; by default $TRAINMASTER_CONFIG, or `config.toml` in the data directory if it is there.
         environment: by default that of this process.
         defaults: other defaults than those of the fields.
-
-    Raises:
-        SettingsError: something is unknown or wrong; the error has every problem.
     """
     return _Resolver(flags or {}, os.environ if environment is None else environment, defaults or {}).run(config)
 
@@ -219,11 +204,11 @@ class _Resolver:
                 continue
             if variable not in names:
                 if variable not in _OF_OTHERS:
-                    self._complain(variable, unknown("setting", variable, names))
+                    self._complain(variable, values.unknown("setting", variable, names))
                 continue
             name = names[variable]
             try:
-                value = read_text(_FIELDS[name], _KINDS[name], text, Path.cwd())
+                value = values.read_text(_FIELDS[name], _KINDS[name], text, Path.cwd())
                 found[name] = (value, SettingOrigin(source=SettingSource.ENVIRONMENT, place=variable))
             except ValueError as error:
                 self._complain(variable, str(error))
@@ -238,10 +223,10 @@ class _Resolver:
             try:
                 if isinstance(given, list):
                     raw = [str(each) for each in given]
-                    value = read_toml(_FIELDS[name], _KINDS[name], raw, Path.cwd())
+                    value = values.read_toml(_FIELDS[name], _KINDS[name], raw, Path.cwd())
                 else:
-                    value = read_text(_FIELDS[name], _KINDS[name], str(given), Path.cwd())
-                if isinstance(value, str) and without_password(value) != value:
+                    value = values.read_text(_FIELDS[name], _KINDS[name], str(given), Path.cwd())
+                if isinstance(value, str) and values.without_password(value) != value:
                     raise ValueError(
                         "must hold no password: everybody on this machine can read it in the list of processes; "
                         f"set {variable_of(name)}, or {name} in the settings file"
@@ -276,8 +261,8 @@ class _Resolver:
             self._complain(f"{place(path)}: {'.'.join(path)}", message)
 
         own = {key: raw for key, raw in document.items() if key not in TABLES}
-        values = read_table(Settings, (), own, file.parent, complain, noun="setting", others=TABLES)
-        for key, value in values.items():
+        given = values.read_table(Settings, (), own, file.parent, complain, noun="setting", others=TABLES)
+        for key, value in given.items():
             self._by_file[key] = (value, SettingOrigin(source=SettingSource.FILE, place=place((key,))))
         return read_declared(document, file.parent, complain)
 
@@ -331,7 +316,7 @@ def settings() -> Iterator[SettingDescription]:
         default = "~/.trainmaster" if each.name == "data_dir" else each.default
         yield SettingDescription(
             name=each.name,
-            type=in_words(_KINDS[each.name]),
+            type=values.in_words(_KINDS[each.name]),
             default=default,
             meaning=words[each.name],
             variable=variable_of(each.name),
@@ -345,9 +330,9 @@ def shown(resolved: Resolved) -> Iterator[tuple[SettingDescription, object, Sett
     for each in settings():
         value = getattr(resolved.settings, each.name)
         if each.secret:
-            value = value and HIDDEN
+            value = value and values.HIDDEN
         elif isinstance(value, str):
-            value = without_password(value)
+            value = values.without_password(value)
         yield each, value, resolved.origins[each.name]
 
 
@@ -356,7 +341,7 @@ def shown_tables(resolved: Resolved) -> dict[str, dict[str, Mapping[str, object]
     return {
         table: {
             name: {
-                each.name: HIDDEN if each.metadata.get("secret") else getattr(entry, each.name)
+                each.name: values.HIDDEN if each.metadata.get("secret") else getattr(entry, each.name)
                 for each in dataclasses.fields(entry)
             }
             for name, entry in getattr(resolved.declared, table).items()
@@ -370,7 +355,7 @@ def example() -> str:
     lines = [_HEAD]
     for each in settings():
         lines += textwrap.wrap(each.meaning, width=110, initial_indent="# ", subsequent_indent="# ")
-        lines += [f"#{each.name} = {toml_of(each.default)}", ""]
+        lines += [f"#{each.name} = {values.toml_of(each.default)}", ""]
     return "\n".join(lines) + _TABLES
 
 

@@ -273,7 +273,6 @@ class Settings:
 
     @property
     def readable_roots(self) -> tuple[Path, ...]:
-        """The directories that jobs may name paths in."""
         return self.data_roots or (Path.home(),)
 
     @property
@@ -283,12 +282,10 @@ class Settings:
 
     @property
     def private_webhooks(self) -> bool:
-        """Whether webhooks may go to private addresses."""
         return self.is_private if self.webhook_private_addresses is None else self.webhook_private_addresses
 
     @property
     def private_sources(self) -> bool:
-        """Whether URLs of models and data may lead to private addresses."""
         return self.is_private if self.private_urls is None else self.private_urls
 
     @property

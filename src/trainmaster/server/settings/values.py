@@ -36,7 +36,6 @@ Complain = Callable[[tuple[str, ...], str], None]
 
 
 def kinds_of(model: type[Any]) -> Mapping[str, Any]:
-    """The type of each field of a dataclass."""
     hints = get_type_hints(model)
     return {field.name: hints[field.name] for field in dataclasses.fields(model)}
 
@@ -75,11 +74,7 @@ def unknown(noun: str, name: str, known: Iterable[str]) -> str:
 
 
 def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path) -> Any:
-    """The value of a field as a TOML file has it. Paths are relative to `base`, the file's directory.
-
-    Raises:
-        ValueError: it has the wrong type, or is out of bounds; the message says what it must be.
-    """
+    """The value of a field as a TOML file has it. Paths are relative to `base`, the file's directory."""
     inner, optional = _without_none(kind)
     if optional and raw == "":
         return None
@@ -87,11 +82,7 @@ def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path)
 
 
 def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -> Any:
-    """The value of a field as text: of a variable, or of a flag. Commas separate the parts of a list.
-
-    Raises:
-        ValueError: it has the wrong form, or is out of bounds; the message says what it must be.
-    """
+    """The value of a field as text: of a variable, or of a flag. Commas separate the parts of a list."""
     inner, _ = _without_none(kind)
     if _is_list(inner):
         return _bounded(field, _read(inner, [part.strip() for part in text.split(",") if part.strip()], base))

@@ -27,7 +27,6 @@ from trainmaster.server.doors.fireworks.resources import (
     ResourcePath,
     ViewedScope,
     listing,
-    moment,
     own,
     page_size,
     present,
@@ -35,11 +34,12 @@ from trainmaster.server.doors.fireworks.resources import (
     router,
     trainer_job,
     unknown_token,
+    words,
 )
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import ApiContext, Context
-from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.envelope import clean, instant
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import PlainText
 from trainmaster.server.store import checkpoints, jobs
@@ -48,19 +48,8 @@ from trainmaster.server.store.scope import Scope
 
 LOOK_EVERY_S = 0.5
 """At a promotion whose client waits for its end."""
-CHECKPOINT_MEMBERS = frozenset(
-    {
-        "name",
-        "createTime",
-        "updateTime",
-        "expireTime",
-        "checkpointType",
-        "promotable",
-        "sizeBytes",
-        "step",
-        "baseModel",
-        "loraRank",
-    }
+CHECKPOINT_MEMBERS = words(
+    "name createTime updateTime expireTime checkpointType promotable sizeBytes step baseModel loraRank"
 )
 """What a checkpoint may show."""
 MODEL_TYPE = "type.googleapis.com/gateway.Model"
@@ -89,18 +78,16 @@ def checkpoint_id(checkpoint: Checkpoint) -> str:
 def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     said: Mapping[str, Any] = checkpoint.attributes
     return present(
-        {
-            "name": clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
-            "createTime": moment(checkpoint.created_at),
-            "updateTime": moment(checkpoint.created_at),
-            "expireTime": moment(checkpoint.expires_at),
-            "checkpointType": checkpoint_type(checkpoint),
-            "promotable": why_not(checkpoint) is None,
-            "sizeBytes": str(checkpoint.size_bytes),
-            "step": checkpoint.step,
-            "baseModel": clean(said.get("base_model")),
-            "loraRank": said.get("lora_rank"),
-        }
+        name=clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
+        createTime=instant(checkpoint.created_at),
+        updateTime=instant(checkpoint.created_at),
+        expireTime=instant(checkpoint.expires_at),
+        checkpointType=checkpoint_type(checkpoint),
+        promotable=why_not(checkpoint) is None,
+        sizeBytes=str(checkpoint.size_bytes),
+        step=checkpoint.step,
+        baseModel=clean(said.get("base_model")),
+        loraRank=said.get("lora_rank"),
     )
 
 
@@ -118,7 +105,7 @@ def operation_document(operation: Operation, model: dict[str, Any] | None) -> di
     said = {"statusMessage": "done" if operation.done else "the files are being put in place"}
     document: dict[str, Any] = {
         "name": f"accounts/{operation.account_id}/operations/{operation.operation_id}",
-        "metadata": {**said, "createTime": moment(operation.created_at)},
+        "metadata": {**said, "createTime": instant(operation.created_at)},
         "done": operation.done,
     }
     if operation.done and operation.error:
@@ -184,19 +171,18 @@ async def promote(
             base_model=body.base_model,
         )
 
-    wanted = await context.read(find)
-    operation = await run_in_threadpool(context.promotions.start, scope, wanted)
+    operation = await run_in_threadpool(context.promotions.start, scope, await context.read(find))
     if not body.async_promotion:
         while not operation.done:
             await asyncio.sleep(LOOK_EVERY_S)
             operation, _ = await run_in_threadpool(context.promotions.poll, scope, operation.operation_id)
     document = await _operation(context, scope, operation.operation_id)
-    if not body.async_promotion:
-        if "error" in document:
-            raise RefusedError(document["error"]["message"])
-        return ok({"model": _without_type(document["response"])})
     made = {"model": _without_type(document["response"])} if "response" in document else {}
-    return ok({"operation": document, **made})
+    if body.async_promotion:
+        return ok({"operation": document, **made})
+    if "error" in document:
+        raise RefusedError(document["error"]["message"])
+    return ok(made)
 
 
 @router.get("/operations/{operation_id}")

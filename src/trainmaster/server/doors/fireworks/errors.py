@@ -11,21 +11,12 @@ import re
 from collections.abc import Mapping
 from enum import IntEnum
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
-from trainmaster.server.core.errors import (
-    ConflictError,
-    HandleTakenError,
-    IdempotencyMismatchError,
-    InvalidTransitionError,
-    NotFoundError,
-    RefusedError,
-    TrainmasterError,
-)
+from trainmaster.server.core import errors as core
 from trainmaster.server.core.job import Job
 from trainmaster.server.doors.fireworks.resources import ManagedScope, ViewedScope, trainer_job
 from trainmaster.server.doors.futures import ok
@@ -61,12 +52,12 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
-_BY_CLASS: Mapping[type[TrainmasterError], tuple[Code, HTTPStatus]] = {
-    HandleTakenError: (Code.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+_BY_CLASS: Mapping[type[core.TrainmasterError], tuple[Code, HTTPStatus]] = {
+    core.HandleTakenError: (Code.ALREADY_EXISTS, HTTPStatus.CONFLICT),
     # Clients retry a 409, and would get the same answer.
-    InvalidTransitionError: (Code.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
-    IdempotencyMismatchError: (Code.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
-    ConflictError: (Code.ABORTED, HTTPStatus.CONFLICT),
+    core.InvalidTransitionError: (Code.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+    core.IdempotencyMismatchError: (Code.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+    core.ConflictError: (Code.ABORTED, HTTPStatus.CONFLICT),
 }
 _BY_STATUS: Mapping[int, Code] = {
     HTTPStatus.BAD_REQUEST: Code.INVALID_ARGUMENT,
@@ -82,7 +73,7 @@ _BY_STATUS: Mapping[int, Code] = {
 }
 
 
-def failure_at(path: str, error: TrainmasterError, headers: Mapping[str, str] | None) -> Response | None:
+def failure_at(path: str, error: core.TrainmasterError, headers: Mapping[str, str] | None) -> Response | None:
     """A gRPC status below `/v1/accounts/ACCOUNT/`.
 
     Not below the address of a trainer (`/training/v1/...`): the clients there read the HTTP status and the message.
@@ -101,7 +92,7 @@ def failure_at(path: str, error: TrainmasterError, headers: Mapping[str, str] | 
     return error_response(document, error, status, headers)
 
 
-def _codes_of(error: TrainmasterError) -> tuple[Code, HTTPStatus]:
+def _codes_of(error: core.TrainmasterError) -> tuple[Code, HTTPStatus]:
     for kind in type(error).__mro__:
         if kind in _BY_CLASS:
             return _BY_CLASS[kind]
@@ -120,42 +111,37 @@ _SERVERLESS = "there is no serverless training here: create a trainer with Train
 _BY_THEMSELVES = "submit such jobs with POST /v1/jobs or `trainmaster submit`"
 _JUDGED = "there are no evaluators here: run your evaluation as a job of kind command"
 
-COLLECTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "batchInferenceJobs": DEPLOYED,
-        "datasets": "datasets are files here, which jobs name in `data_config`",
-        "deployedModels": DEPLOYED,
-        "deploymentShapeVersions": DEPLOYED,
-        "deploymentShapes": DEPLOYED,
-        "deployments": DEPLOYED,
-        "dpoJobs": _BY_THEMSELVES,
-        "evaluationJobs": _JUDGED,
-        "evaluators": _JUDGED,
-        "evaluatorsV2": _JUDGED,
-        "reinforcementFineTuningJobs": _BY_THEMSELVES,
-        "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is encrypted",
-        "supervisedFineTuningJobs": _BY_THEMSELVES,
-        "trainingSessions": _SERVERLESS,
-        "users": "there are no users here, only accounts and keys: see `trainmaster keys`",
-    }
-)
+COLLECTIONS: Mapping[str, str] = {
+    "batchInferenceJobs": DEPLOYED,
+    "datasets": "datasets are files here, which jobs name in `data_config`",
+    "deployedModels": DEPLOYED,
+    "deploymentShapeVersions": DEPLOYED,
+    "deploymentShapes": DEPLOYED,
+    "deployments": DEPLOYED,
+    "dpoJobs": _BY_THEMSELVES,
+    "evaluationJobs": _JUDGED,
+    "evaluators": _JUDGED,
+    "evaluatorsV2": _JUDGED,
+    "reinforcementFineTuningJobs": _BY_THEMSELVES,
+    "secrets": "secrets belong to jobs here: `workload.environment` of POST /v1/jobs is encrypted",
+    "supervisedFineTuningJobs": _BY_THEMSELVES,
+    "trainingSessions": _SERVERLESS,
+    "users": "there are no users here, only accounts and keys: see `trainmaster keys`",
+}
 """By their names below an account."""
-PREFIXES: Mapping[str, str] = MappingProxyType(
-    {
-        "/training/v1/serverless/": _SERVERLESS,
-        "/inference/": DEPLOYED,
-        "/hot_load/": DEPLOYED,
-    }
-)
-
+PREFIXES: Mapping[str, str] = {
+    "/training/v1/serverless/": _SERVERLESS,
+    "/inference/": DEPLOYED,
+    "/hot_load/": DEPLOYED,
+}
 _BELOW_ACCOUNT = re.compile(r"/v1/accounts/[^/]+/([^/:]+)")
 
 
-def absent(path: str) -> TrainmasterError | None:
+def absent(path: str) -> core.TrainmasterError | None:
     if found := _BELOW_ACCOUNT.match(path):
         return UnknownRouteError(COLLECTIONS.get(found[1]))
     why = next((why for prefix, why in PREFIXES.items() if path.startswith(prefix)), None)
-    return None if why is None else RefusedError(why)
+    return None if why is None else core.RefusedError(why)
 
 
 router = APIRouter(include_in_schema=False, tags=["fireworks"])
@@ -176,7 +162,7 @@ async def create(request: Request, scope: ManagedScope, context: Context) -> Res
     document = parse_json(await read_body(request))
     name = document.get("hotLoadTrainerJob") if isinstance(document, dict) else None
     cancelled = await _cancel_unused(context, scope, name.rpartition("/")[2]) if isinstance(name, str) else None
-    raise RefusedError(DEPLOYED + (f"; trainer {cancelled}, which nobody used, is cancelled" if cancelled else ""))
+    raise core.RefusedError(DEPLOYED + (f"; trainer {cancelled}, which nobody used, is cancelled" if cancelled else ""))
 
 
 @router.get("/hot_load/v1/models/hot_load")
@@ -193,7 +179,7 @@ async def hot_load_status(principal: Viewer) -> Response:  # noqa: ARG001
 
 @router.post("/hot_load/v1/models/hot_load")
 async def hot_load(principal: Manager) -> Response:  # noqa: ARG001
-    raise RefusedError(DEPLOYED)
+    raise core.RefusedError(DEPLOYED)
 
 
 async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | None:
@@ -209,6 +195,6 @@ async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | 
         if job is None:
             return None
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id, message=DEPLOYED))
-    except (NotFoundError, InvalidTransitionError):
+    except (core.NotFoundError, core.InvalidTransitionError):
         return None
     return job.handle or job.job_id

@@ -31,10 +31,10 @@ from trainmaster.server.doors.fireworks.resources import (
     Number,
     Whole,
     duration,
-    moment,
     present,
+    words,
 )
-from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.envelope import clean, instant
 from trainmaster.server.store.queues import DEFAULT
 
 STATES: Mapping[JobStatus, str] = {
@@ -53,10 +53,7 @@ STATES: Mapping[JobStatus, str] = {
     JobStatus.PREEMPTED: "JOB_STATE_FAILED",
 }
 """While nothing else is wanted of the job."""
-STOPPING: Mapping[Desired, str] = {
-    Desired.STOP: "JOB_STATE_CANCELLING",
-    Desired.DELETE: "JOB_STATE_DELETING",
-}
+STOPPING: Mapping[Desired, str] = {Desired.STOP: "JOB_STATE_CANCELLING", Desired.DELETE: "JOB_STATE_DELETING"}
 """While it is being stopped for good."""
 DELETED = "JOB_STATE_DELETED"
 IDLE = "JOB_STATE_IDLE"
@@ -96,47 +93,26 @@ def code_of(job: Job) -> str:
     return _CODES[CONSEQUENCES[job.reason].fault] if job.reason is not None else "UNKNOWN"
 
 
-MEMBERS = frozenset(
-    {
-        "name",
-        "displayName",
-        "createTime",
-        "updateTime",
-        "completedTime",
-        "createdBy",
-        "state",
-        "status.code",
-        "status.message",
-        "statusMessage",
-        "serviceMode",
-        "keepAlive",
-        "dataset",
-        "forwardOnly",
-        "nodeCount",
-        "trainingShape",
-        "preemptible",
-        "purpose",
-        "managedBy",
-        "reservationTarget",
-        "inactivityTimeout",
-        "disableInactivityCleanup",
-        "acceleratorSeconds",
-        "directRouteHandle",
-        "trainingConfig.baseModel",
-        "trainingConfig.loraRank",
-        "trainingConfig.learningRate",
-        "trainingConfig.gradientAccumulationSteps",
-        "trainingConfig.maxContextLength",
-        "trainingConfig.region",
-        "trainingConfig.acceleratorType",
-        "trainingConfig.acceleratorCount",
-        "trainingConfig.customImageTag",
-        "trainingConfig.extraArgs",
-    }
-)
+MEMBERS = words("""
+    name displayName createTime updateTime completedTime createdBy state status.code status.message statusMessage
+    serviceMode keepAlive dataset forwardOnly nodeCount trainingShape preemptible purpose managedBy reservationTarget
+    inactivityTimeout disableInactivityCleanup acceleratorSeconds directRouteHandle
+    trainingConfig.baseModel trainingConfig.loraRank trainingConfig.learningRate
+    trainingConfig.gradientAccumulationSteps trainingConfig.maxContextLength trainingConfig.region
+    trainingConfig.acceleratorType trainingConfig.acceleratorCount trainingConfig.customImageTag
+    trainingConfig.extraArgs
+""")
 """What a job may show."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for managed training jobs; here the client's own loop says what is trained"
+_MANAGED = words("""
+    dataset evaluation_dataset eval_auto_carveout loss_config reward_weights wandb_config aws_s3_config
+    azure_blob_storage_config
+""")
+_MANAGED_CONFIG = words("""
+    batch_size batch_size_samples epochs jinja_template learning_rate_warmup_steps optimizer_weight_decay
+    sampler_checkpoint_save_interval_steps
+""")
 
 Count = Annotated[Whole, Field(ge=0, le=MAX_INTEGER), AfterValidator(lambda value: value or None)]
 """A number that at 0 is not set."""
@@ -162,18 +138,7 @@ class TrainingConfigBody(FireworksBody):
         "projection_head_dim": "is not available: trainers here have no projection head",
         "warm_start_from": "is not available: make a trainer of the base model, then load_adapter or load_state",
         "output_model": "is not available: promote a checkpoint that was saved for sampling",
-        **dict.fromkeys(
-            (
-                "batch_size",
-                "batch_size_samples",
-                "epochs",
-                "jinja_template",
-                "learning_rate_warmup_steps",
-                "optimizer_weight_decay",
-                "sampler_checkpoint_save_interval_steps",
-            ),
-            _NOT_IN_SERVICE_MODE,
-        ),
+        **dict.fromkeys(_MANAGED_CONFIG, _NOT_IN_SERVICE_MODE),
     }
 
 
@@ -198,19 +163,7 @@ class CreateJobBody(FireworksBody):
         "use_purpose": "is not available: there are no dedicated resources; use a queue (reservationTarget)",
         "rollout_deployment_name": NO_DEPLOYMENTS,
         "hot_load_deployment_id": NO_DEPLOYMENTS,
-        **dict.fromkeys(
-            (
-                "dataset",
-                "evaluation_dataset",
-                "eval_auto_carveout",
-                "loss_config",
-                "reward_weights",
-                "wandb_config",
-                "aws_s3_config",
-                "azure_blob_storage_config",
-            ),
-            _NOT_IN_SERVICE_MODE,
-        ),
+        **dict.fromkeys(_MANAGED, _NOT_IN_SERVICE_MODE),
     }
 
     @model_validator(mode="after")
@@ -262,49 +215,45 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
         raise TypeError(f"job {job.job_id} is no trainer service")
     code, message = code_of(job), clean(_message(job, waits_for))
     return present(
-        {
-            "name": job_name(job),
-            "displayName": job.name if job.name != job.handle else None,
-            "createTime": moment(job.created_at),
-            "updateTime": moment(job.updated_at),
-            "completedTime": moment(job.finished_at),
-            "createdBy": job.created_by,
-            "state": state_of(job, idle=idle, answers=answers),
-            "status": {"code": code, "message": message},
-            "statusMessage": message or None,
-            "serviceMode": True,
-            "keepAlive": False,
-            "dataset": "",
-            "forwardOnly": spec.mode is Mode.FORWARD_ONLY,
-            "nodeCount": job.needs.node_count,
-            "trainingShape": spec.training_shape,
-            "preemptible": job.preemptible,
-            "purpose": job.labels.get(PURPOSE),
-            "managedBy": job.labels.get(MANAGED_BY),
-            "reservationTarget": job.queue if job.queue != DEFAULT else None,
-            "inactivityTimeout": None if job.inactivity_timeout_s is None else duration(job.inactivity_timeout_s),
-            "disableInactivityCleanup": spec.disable_inactivity_cleanup,
-            "acceleratorSeconds": {job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None,
-            "directRouteHandle": f"training/v1/rlorTrainerJobs/{job.account_id}/{job.handle or job.job_id}",
-            "trainingConfig": _training_config(job, request, spec),
-        }
+        name=job_name(job),
+        displayName=job.name if job.name != job.handle else None,
+        createTime=instant(job.created_at),
+        updateTime=instant(job.updated_at),
+        completedTime=instant(job.finished_at),
+        createdBy=job.created_by,
+        state=state_of(job, idle=idle, answers=answers),
+        status={"code": code, "message": message},
+        statusMessage=message or None,
+        serviceMode=True,
+        keepAlive=False,
+        dataset="",
+        forwardOnly=spec.mode is Mode.FORWARD_ONLY,
+        nodeCount=job.needs.node_count,
+        trainingShape=spec.training_shape,
+        preemptible=job.preemptible,
+        purpose=job.labels.get(PURPOSE),
+        managedBy=job.labels.get(MANAGED_BY),
+        reservationTarget=job.queue if job.queue != DEFAULT else None,
+        inactivityTimeout=None if job.inactivity_timeout_s is None else duration(job.inactivity_timeout_s),
+        disableInactivityCleanup=spec.disable_inactivity_cleanup,
+        acceleratorSeconds={job.needs.gpu_type or "GPU": str(round(job.gpu_s))} if job.gpu_s else None,
+        directRouteHandle=f"training/v1/rlorTrainerJobs/{job.account_id}/{job.handle or job.job_id}",
+        trainingConfig=_training_config(job, request, spec),
     )
 
 
 def _training_config(job: Job, request: SubmitJobRequest, spec: TrainerServiceSpec) -> dict[str, Any]:
     capabilities = request.scheduling_config.required_capabilities
     return present(
-        {
-            "baseModel": spec.base_model,
-            "loraRank": spec.lora_rank,
-            "learningRate": spec.learning_rate,
-            "gradientAccumulationSteps": spec.gradient_accumulation_steps,
-            "maxContextLength": spec.max_context_length,
-            "region": next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None),
-            "acceleratorType": spec.accelerator_type,
-            "acceleratorCount": job.needs.gpus_per_node,
-            "extraArgs": list(spec.extra_args) or None,
-        }
+        baseModel=spec.base_model,
+        loraRank=spec.lora_rank,
+        learningRate=spec.learning_rate,
+        gradientAccumulationSteps=spec.gradient_accumulation_steps,
+        maxContextLength=spec.max_context_length,
+        region=next((each.removeprefix(REGION) for each in capabilities if each.startswith(REGION)), None),
+        acceleratorType=spec.accelerator_type,
+        acceleratorCount=job.needs.gpus_per_node,
+        extraArgs=list(spec.extra_args) or None,
     )
 
 

@@ -28,15 +28,7 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, by_hand, choose_shape, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND
-from trainmaster.server.doors.fireworks.job_documents import (
-    IDLE_AFTER_S,
-    MEMBERS,
-    NO_DEPLOYMENTS,
-    RUNS,
-    CreateJobBody,
-    job_document,
-    state_of,
-)
+from trainmaster.server.doors.fireworks import job_documents
 from trainmaster.server.doors.fireworks.resources import (
     Listed,
     ManagedScope,
@@ -99,11 +91,11 @@ async def create(
     deployment_id: Annotated[PlainText, Query(alias="deploymentId")] = "",
 ) -> Response:
     """An id that was ever used is refused with 409: its checkpoints are still there."""
-    body = parse(CreateJobBody, parse_json(await read_body(request)))
+    body = parse(job_documents.CreateJobBody, parse_json(await read_body(request)))
     if not body.service_mode:
         raise RefusedError("serviceMode: only trainers in service mode are made here; set it to true")
     if deployment_id:
-        raise RefusedError(f"deploymentId: {NO_DEPLOYMENTS}")
+        raise RefusedError(f"deploymentId: {job_documents.NO_DEPLOYMENTS}")
     wanted = body.wanted(job_id or f"rlor-{secrets.token_hex(6)}")
 
     def prepare(connection: Connection) -> SubmitJobRequest:
@@ -130,18 +122,15 @@ async def create(
         if not error.problems:
             raise
         raise RefusedError.because(_in_their_words(error.problems)) from None
-    return ok(job_document(outcome.job))
+    return ok(job_documents.job_document(outcome.job))
 
 
 @router.get("/rlorTrainerJobs")
 async def list_jobs(
-    scope: ViewedScope,
-    context: Context,
-    query: Listed,
-    order_by: Annotated[PlainText, Query(alias="orderBy")] = "",
+    scope: ViewedScope, context: Context, query: Listed, order_by: Annotated[PlainText, Query(alias="orderBy")] = ""
 ) -> Response:
     """Trainers that nobody used for a while are shown as IDLE."""
-    conditions = read_filter(query.filter, MEMBERS)
+    conditions = read_filter(query.filter, job_documents.MEMBERS)
     order = read_order(order_by, ORDERS, "name")
     now = context.clock()
 
@@ -154,7 +143,7 @@ async def list_jobs(
             part = page(connection, scope, wanted)
             for job in part.jobs:
                 last_use = max(used.get(job.job_id) or 0.0, job.last_activity_at or 0.0)
-                document = job_document(job, idle=now - last_use > IDLE_AFTER_S)
+                document = job_documents.job_document(job, idle=now - last_use > job_documents.IDLE_AFTER_S)
                 if all(condition.holds(document) for condition in conditions):
                     if len(found) == query.size:
                         return found, following
@@ -190,9 +179,9 @@ async def show(
     until = time.monotonic() + KNOWN_WITHIN_S
     while True:
         job, reason = await run_in_threadpool(find)
-        answers = state_of(job) != RUNS or await door_of(request).answers(job)
+        answers = job_documents.state_of(job) != job_documents.RUNS or await door_of(request).answers(job)
         if answers or time.monotonic() > until:
-            return ok(masked(job_document(job, waits_for=reason, answers=answers), read_mask))
+            return ok(masked(job_documents.job_document(job, waits_for=reason, answers=answers), read_mask))
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -204,7 +193,7 @@ async def delete(scope: ManagedScope, context: Context, job_id: ResourcePath) ->
     """
     until = time.monotonic() + DELETED_WITHIN_S
     while True:
-        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        job = await context.read(trainer_job, scope, job_id)
         if job.deleted_at is not None or time.monotonic() > until:
             return ok({})
         if job.desired is not Desired.DELETE:
@@ -217,23 +206,23 @@ async def delete(scope: ManagedScope, context: Context, job_id: ResourcePath) ->
 async def resume(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """One that waits or runs stays as it is."""
     while True:
-        job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+        job = await context.read(trainer_job, scope, job_id)
         _require_not_deleted(job)
         if job.status in WAITING | ACTIVE:
             if job.desired is not Desired.RUN or (job.attempt is not None and job.attempt.stop is not None):
                 raise ServiceNotReadyError("the trainer is being stopped; try again soon", retry_after_s=RETRY_AFTER_S)
-            return ok(job_document(job))
+            return ok(job_documents.job_document(job))
         try:
             outcome = await asyncio.wrap_future(context.commands.resume(scope, job.job_id))
         except InvalidTransitionError:
             continue  # somebody else was quicker
-        return ok(job_document(outcome.job))
+        return ok(job_documents.job_document(outcome.job))
 
 
 @router.post("/rlorTrainerJobs/{job_id}:cancel")
 async def cancel(scope: ManagedScope, context: Context, job_id: ResourcePath) -> Response:
     """Without saving; it can be resumed."""
-    job = await context.read(lambda connection: trainer_job(connection, scope, job_id))
+    job = await context.read(trainer_job, scope, job_id)
     _require_not_deleted(job)
     if job.status is not JobStatus.CANCELLED:
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id))

@@ -19,91 +19,67 @@ from trainmaster.server.doors.fireworks.resources import (
     Listed,
     ManagedScope,
     ResourcePath,
-    moment,
     own,
     present,
     router,
+    words,
 )
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
-from trainmaster.server.http.envelope import clean
+from trainmaster.server.http.envelope import clean, instant
 from trainmaster.server.store import jobs, promoted
 from trainmaster.server.store.promoted import PromotedModel
 
 READY = "READY"
-MODEL_MEMBERS = frozenset(
-    {
-        "name",
-        "displayName",
-        "createTime",
-        "state",
-        "status.code",
-        "status.message",
-        "kind",
-        "public",
-        "importedFrom",
-        "fineTuningJob",
-        "sizeBytes",
-        "contextLength",
-        "peftDetails.baseModel",
-        "peftDetails.r",
-        "peftDetails.targetModules",
-        "baseModelDetails.moe",
-        "baseModelDetails.checkpointFormat",
-        "baseModelDetails.huggingfaceModelType",
-        "baseModelDetails.supportsFireattention",
-    }
-)
+MODEL_MEMBERS = words("""
+    name displayName createTime state status.code status.message kind public importedFrom fineTuningJob sizeBytes
+    contextLength peftDetails.baseModel peftDetails.r peftDetails.targetModules baseModelDetails.moe
+    baseModelDetails.checkpointFormat baseModelDetails.huggingfaceModelType baseModelDetails.supportsFireattention
+""")
 """What a model may show."""
 
 
-def promoted_document(model: PromotedModel, job: Job | None) -> dict[str, Any]:
+def promoted_document(model: PromotedModel, job: Job) -> dict[str, Any]:
     details = model.details
     return present(
-        {
-            "name": f"accounts/{model.account_id}/models/{model.model_id}",
-            "displayName": model.model_id,
-            "createTime": moment(model.created_at),
-            "state": READY,
-            "status": {"code": "OK", "message": ""},
-            "kind": model.kind,
-            "public": False,
-            "importedFrom": None if job is None else job_name(job),
-            "fineTuningJob": None if job is None else job_name(job),
-            "sizeBytes": str(model.size_bytes),
-            "peftDetails": {
-                "baseModel": model.base_model,
-                "r": details.get("r"),
-                "targetModules": clean(details.get("target_modules")),
-            }
-            if model.kind == PEFT_ADDON
-            else None,
-            "baseModelDetails": {"moe": False, "checkpointFormat": "HUGGINGFACE"} if model.kind == BASE_MODEL else None,
+        name=f"accounts/{model.account_id}/models/{model.model_id}",
+        displayName=model.model_id,
+        createTime=instant(model.created_at),
+        state=READY,
+        status={"code": "OK", "message": ""},
+        kind=model.kind,
+        public=False,
+        importedFrom=job_name(job),
+        fineTuningJob=job_name(job),
+        sizeBytes=str(model.size_bytes),
+        peftDetails={
+            "baseModel": model.base_model,
+            "r": details.get("r"),
+            "targetModules": clean(details.get("target_modules")),
         }
+        if model.kind == PEFT_ADDON
+        else None,
+        baseModelDetails={"moe": False, "checkpointFormat": "HUGGINGFACE"} if model.kind == BASE_MODEL else None,
     )
 
 
 def base_model_document(model: BaseModel) -> dict[str, Any]:
     config = model.config()
     return present(
-        {
-            "name": model.name,
-            "displayName": model.path.name,
-            "state": READY,
-            "status": {"code": "OK", "message": ""},
-            "kind": BASE_MODEL,
-            "public": True,
-            "contextLength": model.context_length,
-            "baseModelDetails": present(
-                {
-                    "moe": model.is_moe,
-                    "checkpointFormat": "HUGGINGFACE",
-                    "huggingfaceModelType": clean(config.get("model_type")),
-                    "supportsFireattention": False,
-                }
-            ),
-        }
+        name=model.name,
+        displayName=model.path.name,
+        state=READY,
+        status={"code": "OK", "message": ""},
+        kind=BASE_MODEL,
+        public=True,
+        contextLength=model.context_length,
+        baseModelDetails=present(
+            moe=model.is_moe,
+            checkpointFormat="HUGGINGFACE",
+            huggingfaceModelType=clean(config.get("model_type")),
+            supportsFireattention=False,
+        ),
     )
 
 
@@ -149,33 +125,18 @@ async def remove_model(scope: ManagedScope, context: Context, model_id: Resource
 
 # Training shapes and their versions: list and show them.
 
-_SNAPSHOT = frozenset(
-    {
-        "trainerMode",
-        "baseModels",
-        "region",
-        "acceleratorType",
-        "acceleratorCount",
-        "nodeCount",
-        "trainerImageTag",
-        "maxSupportedContextLength",
-        "baseModelWeightPrecision",
-        "trainerShardingScheme.pipelineParallelism",
-        "trainerShardingScheme.tensorParallelism",
-        "trainerShardingScheme.contextParallelism",
-        "trainerShardingScheme.expertParallelism",
-        "deploymentShapeVersion",
-        "deploymentImageTag",
-    }
-)
-SHAPE_MEMBERS = _SNAPSHOT | {"name", "displayName", "description"}
+_SNAPSHOT = words("""
+    trainerMode baseModels region acceleratorType acceleratorCount nodeCount trainerImageTag maxSupportedContextLength
+    baseModelWeightPrecision trainerShardingScheme.pipelineParallelism trainerShardingScheme.tensorParallelism
+    trainerShardingScheme.contextParallelism trainerShardingScheme.expertParallelism deploymentShapeVersion
+    deploymentImageTag
+""")
+SHAPE_MEMBERS = (*_SNAPSHOT, "name", "displayName", "description")
 """What a shape may show."""
-VERSION_MEMBERS = frozenset({f"snapshot.{member}" for member in _SNAPSHOT}) | {
-    "name",
-    "validated",
-    "latestValidated",
-    "statusMessage",
-}
+VERSION_MEMBERS = (
+    *(f"snapshot.{member}" for member in _SNAPSHOT),
+    *words("name validated latestValidated statusMessage"),
+)
 """What a version of a shape may show."""
 
 
@@ -187,43 +148,39 @@ def shape_document(account_id: str, shape: Shape) -> dict[str, Any]:
     """Shows the latest version that can be launched, where there is one."""
     latest = shape.latest
     about = {"name": shape_name(account_id, shape.name), "displayName": shape.name, "description": shape.description}
-    return present({**about, **(_snapshot(latest) if latest is not None else {})})
+    return present(**about, **(_snapshot(latest) if latest is not None else {}))
 
 
 def version_document(account_id: str, shape: Shape, version: ShapeVersion) -> dict[str, Any]:
     return present(
-        {
-            "name": f"{shape_name(account_id, shape.name)}/versions/{version.version}",
-            "snapshot": _snapshot(version),
-            "validated": version.validated and version.unusable is None,
-            "latestValidated": version == shape.latest,
-            "statusMessage": version.unusable,
-        }
+        name=f"{shape_name(account_id, shape.name)}/versions/{version.version}",
+        snapshot=_snapshot(version),
+        validated=version.validated and version.unusable is None,
+        latestValidated=version == shape.latest,
+        statusMessage=version.unusable,
     )
 
 
 def _snapshot(version: ShapeVersion) -> dict[str, Any]:
     sharding = version.sharding
     return present(
-        {
-            "trainerMode": version.trainer_mode,
-            "baseModels": list(version.base_models) or None,
-            "region": version.region,
-            "acceleratorType": version.accelerator_type or "",
-            "acceleratorCount": version.accelerator_count,
-            "nodeCount": version.node_count,
-            "trainerImageTag": version.image_tag or "",
-            "maxSupportedContextLength": version.max_context_length,
-            "baseModelWeightPrecision": version.precision,
-            "trainerShardingScheme": {
-                "pipelineParallelism": sharding.pipeline_parallelism,
-                "tensorParallelism": sharding.tensor_parallelism,
-                "contextParallelism": sharding.context_parallelism,
-                "expertParallelism": sharding.expert_parallelism,
-            },
-            "deploymentShapeVersion": version.deployment_shape or "",
-            "deploymentImageTag": version.deployment_image_tag or "",
-        }
+        trainerMode=version.trainer_mode,
+        baseModels=list(version.base_models) or None,
+        region=version.region,
+        acceleratorType=version.accelerator_type or "",
+        acceleratorCount=version.accelerator_count,
+        nodeCount=version.node_count,
+        trainerImageTag=version.image_tag or "",
+        maxSupportedContextLength=version.max_context_length,
+        baseModelWeightPrecision=version.precision,
+        trainerShardingScheme={
+            "pipelineParallelism": sharding.pipeline_parallelism,
+            "tensorParallelism": sharding.tensor_parallelism,
+            "contextParallelism": sharding.context_parallelism,
+            "expertParallelism": sharding.expert_parallelism,
+        },
+        deploymentShapeVersion=version.deployment_shape or "",
+        deploymentImageTag=version.deployment_image_tag or "",
     )
 
 

@@ -10,7 +10,6 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Path, Query, Response
@@ -19,12 +18,13 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
-from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, Problem, SpecError, choice_message
+from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, SpecError, choice_message
 from trainmaster.server.core.fields import Broken, Matches, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.http.auth import Manager, Principal, Viewer
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.router import PlainText, StrictRoute
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
@@ -93,18 +93,17 @@ Choice = Annotated[Line | None, AfterValidator(_specified)]
 """A value of an enumeration, whose first one stands for nothing."""
 
 
-def moment(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
 def duration(seconds: float) -> str:
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
-def present(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if value is not None}
+def words(text: str) -> tuple[str, ...]:
+    """The names in a text, such as those of the members that a resource may show."""
+    return tuple(text.split())
+
+
+def present(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 MAX_COMPARISONS = 32
@@ -156,41 +155,32 @@ class Comparison:
 
 
 def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
-    """The conditions of a filter; `members` are those that a resource of the list may have, with dots for nested ones.
-
-    Raises SpecError for a syntax that is not supported, and for other members.
-    """
+    """The conditions of a filter; `members` are those that a resource may have, with dots for nested ones."""
     found: list[Comparison] = []
     text, position = text.strip(), 0
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None or len(found) == MAX_COMPARISONS:
             message = f"is understood as FIELD=VALUE AND FIELD>VALUE ..., and not at '{text[position : position + 20]}'"
-            raise SpecError([Problem(field="filter", message=message)])
+            raise wrong("filter", message)
         field = ".".join(_camel(part) for part in token["field"].split("."))
         if field not in members:
-            message = choice_message("member", token["field"], sorted(members))
-            raise SpecError([Problem(field="filter", message=message)])
+            raise wrong("filter", choice_message("member", token["field"], sorted(members)))
         quoted = token["quoted"]
         value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else token["single"] or token["plain"] or ""
         found.append(Comparison(field=field, operator=token["operator"], value=value))
         position = token.end()
-        joined = _AND.match(text, position)
-        if joined is not None:
+        if joined := _AND.match(text, position):
             position = joined.end()
     return found
 
 
 def read_order(text: str, known: Mapping[str, str], default: str) -> str:
-    """The order of a list as the store has it: `createTime desc` becomes `-created_at`.
-
-    `known` maps the members that a list can be ordered by to the store's names. Raises SpecError for another member.
-    """
+    """The order of a list in the store's names, which `known` has: `createTime desc` becomes `-created_at`."""
     name, *rest = text.split() or [default]
     member = _camel(name)
     if member not in known or rest not in ([], ["asc"], ["desc"]):
-        message = choice_message("order", text, [f"{name} [desc]" for name in known])
-        raise SpecError([Problem(field="orderBy", message=message)])
+        raise wrong("orderBy", choice_message("order", text, [f"{name} [desc]" for name in known]))
     return f"-{known[member]}" if rest == ["desc"] else known[member]
 
 
@@ -259,8 +249,7 @@ def page_size(asked: int) -> int:
 
 
 def unknown_token() -> SpecError:
-    message = "is not a token of this list (any more); begin anew"
-    return SpecError([Problem(field="pageToken", message=message)])
+    return wrong("pageToken", "is not a token of this list (any more); begin anew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

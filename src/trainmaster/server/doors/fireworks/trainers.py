@@ -30,28 +30,11 @@ from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecErro
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import ACTIVE, WAITING, Desired
 from trainmaster.server.core.workloads.trainer_service import HEALTH
+from trainmaster.server.doors import futures
 from trainmaster.server.doors.bodies import IncomingBody, text_field
 from trainmaster.server.doors.door import DoorState
-from trainmaster.server.doors.fireworks.resources import own, trainer_job
-from trainmaster.server.doors.futures import (
-    MAX_SMALL_BYTES,
-    Category,
-    accepted_failure,
-    failed,
-    failure_of,
-    ok,
-    poll,
-    text_of,
-    wait_until,
-)
-from trainmaster.server.doors.trainers import (
-    FRESH_S,
-    Lookups,
-    TrainerGoneError,
-    Trainers,
-    how_it_ended,
-    location_of,
-)
+from trainmaster.server.doors.fireworks.resources import own, trainer_job, words
+from trainmaster.server.doors.trainers import FRESH_S, Lookups, TrainerGoneError, Trainers, how_it_ended, location_of
 from trainmaster.server.http.auth import Gate, guard, require
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.errors import BadGatewayError, ServiceNotReadyError, SessionEndedError, TooLargeError
@@ -72,19 +55,10 @@ LOADS = {"load_weights": ("path", TRAINING), "load_adapter": ("adapter_path", "s
 """Operations that name saved weights: in which member, and of which kind."""
 SAVES = {"SaveWeights": TRAINING, "SaveWeightsForSampler": "sampler"}
 """Clients' names for requests whose results name what they saved, and the kind of that."""
-WORK = frozenset(
-    {
-        "forward_backward",
-        "forward",
-        "optim_step",
-        "save_weights",
-        "save_weights_for_sampler",
-        "load_weights",
-        "load_adapter",
-        "unload_model",
-        "weight_sync",
-    }
-)
+WORK = words("""
+    forward_backward forward optim_step save_weights save_weights_for_sampler load_weights load_adapter unload_model
+    weight_sync
+""")
 """Operations on a model, whose outcome is reported through a future."""
 HEALTHZ = "healthz"
 HEARTBEAT = "session_heartbeat"
@@ -151,9 +125,7 @@ class FireworksDoor(DoorState):
 
     async def explain_loss(self, job: Job, model_id: str = "") -> str:
         scope = Scope(job.account_id)
-        saved = await self._context.read(
-            lambda connection: checkpoints.newest_of_kind(connection, scope, job.job_id, TRAINING, most=MOST_SHOWN)
-        )
+        saved = await self._context.read(checkpoints.newest_of_kind, scope, job.job_id, TRAINING, most=MOST_SHOWN)
         own_saves = [each for each in saved if each.attributes.get("model_id") == model_id]
         said = f"{how_it_ended(job.handle or job.job_id, job)}, and its models are gone with it"
         if own_saves:
@@ -170,11 +142,11 @@ class FireworksDoor(DoorState):
                 return False
             return True
 
-        await wait_until(lambda: self._context.read(find))
+        await futures.wait_until(lambda: self._context.read(find))
 
     async def _read(self, key: tuple[str, str]) -> Job:
         account_id, name = key
-        return await self._context.read(lambda connection: trainer_job(connection, Scope(account_id), name))
+        return await self._context.read(trainer_job, Scope(account_id), name)
 
 
 def trainer_of(job: Job) -> Trainer | None:
@@ -245,10 +217,10 @@ async def _pass_on(
 
 
 async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
-    body = await read_body(request, MAX_SMALL_BYTES)
-    request_id = text_of(body, "request_id")
-    if (failure := failure_of(request_id)) is not None:
-        return failed(*failure)
+    body = await read_body(request, futures.MAX_SMALL_BYTES)
+    request_id = futures.text_of(body, "request_id")
+    if (failure := futures.failure_of(request_id)) is not None:
+        return futures.failed(*failure)
     trainer, current = trainer_of_future(request_id), trainer_of(job)
     if trainer is None or trainer.job_id != job.job_id:
         raise NotFoundError(f"there is no future {request_id[:128]} of this trainer")
@@ -256,7 +228,7 @@ async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
     async def ask() -> Response:
         response = await door.trainers.pass_on(request, trainer, body, door=FIREWORKS, grammar=_ADDRESS)
         kind = SAVES.get(request.headers.get("x-tinker-request-type", ""))
-        saved = text_of(bytes(getattr(response, "body", b"")), "path")
+        saved = futures.text_of(bytes(getattr(response, "body", b"")), "path")
         if kind is not None and response.status_code == HTTPStatus.OK and saved:
             await door.wait_until_registered(job, kind, saved)
         return response
@@ -265,8 +237,8 @@ async def _future(request: Request, door: FireworksDoor, job: Job) -> Response:
         return await door.explain_loss(await door.current(job), owner_of_future(request_id))
 
     if trainer == current:
-        return await poll(request_id, ask(), lost)
-    return failed(await door.explain_loss(job, owner_of_future(request_id)), Category.SERVER)
+        return await futures.poll(request_id, ask(), lost)
+    return futures.failed(await door.explain_loss(job, owner_of_future(request_id)), futures.Category.SERVER)
 
 
 async def _absent(door: FireworksDoor, job: Job, operation: str, body: IncomingBody) -> Response:
@@ -274,15 +246,15 @@ async def _absent(door: FireworksDoor, job: Job, operation: str, body: IncomingB
     if operation in WORK:
         model_id = await _model_id(body)
         await body.drain()
-        return accepted_failure(await door.explain_loss(job, model_id), Category.SERVER)
+        return futures.accepted_failure(await door.explain_loss(job, model_id), futures.Category.SERVER)
     if operation == HEARTBEAT:
         raise SessionEndedError(await door.explain_loss(job))
     if operation == "telemetry":
         await body.drain()
-        return ok({"status": "accepted"})
+        return futures.ok({"status": "accepted"})
     if operation.startswith("sessions/") and operation.endswith("/finish"):
         await body.drain()
-        return ok({})
+        return futures.ok({})
     if job.deleted_at is not None:
         raise NotFoundError(f"trainer {job.handle or job.job_id} was deleted")
     if job.desired is Desired.RUN and job.status in WAITING | ACTIVE:
@@ -306,7 +278,7 @@ async def _model_id(body: IncomingBody) -> str:
 async def _source(door: FireworksDoor, scope: Scope, body: bytes, member: str, kind: str) -> dict[str, str]:
     """The headers that tell a trainer where the weights lie that a request names."""
     try:
-        source = await door.source(scope, text_of(body, member), kind)
+        source = await door.source(scope, futures.text_of(body, member), kind)
     except NotFoundError as error:
         return {REFUSAL_HEADER: quote(error.message[:_MAX_REFUSAL])}
     return {} if source is None else {SOURCE_HEADER: source}

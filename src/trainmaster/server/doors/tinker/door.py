@@ -124,7 +124,7 @@ class TinkerDoor(DoorState):
     async def _notify_of_last_finished(self) -> None:
         """Tell trainers of the sessions that were finished last: the server before this one may have died over it."""
         try:
-            for session_id in await self.context.read(lambda c: records.last_finished(c, Scope.everything())):
+            for session_id in await self.context.read(records.last_finished, Scope.everything()):
                 self._notify_trainers(session_id, await self.sessions.end(session_id))
         except StoreUnavailableError as error:
             _log.warning("trainers may have models of sessions that are over: %s", error.message)

@@ -30,16 +30,7 @@ from trainmaster.server.doors.tinker.runs import CHECKPOINT, weights_of
 from trainmaster.server.doors.tinker.wire import instant
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
-from trainmaster.server.http.routes.artifacts import (
-    MANIFEST,
-    Artifact,
-    ArtifactPlace,
-    FileStream,
-    checkpoint_place,
-    files,
-    open_file,
-    part_of,
-)
+from trainmaster.server.http.routes import artifacts
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import checkpoints, jobs
@@ -80,7 +71,6 @@ def _covered(path: str, account_id: str, expires: str) -> str:
 
 MAX_FILES = 10_000
 """Of a checkpoint that is downloaded: all of them are held in memory."""
-_CHUNK_BYTES = 1 << 20
 _COMPLETE = "checkpoint_complete"
 """An empty file that clients look for in an archive."""
 _END = bytes(2 * tarfile.BLOCKSIZE)
@@ -108,7 +98,7 @@ async def external_weights_urls(request: Request, door: TinkerDoor, principal: P
         return {
             name: url_of(request, sealer, account_id, checkpoint, f"{FILES}/{name}", expires)
             for name in names
-            if name != MANIFEST
+            if name != artifacts.MANIFEST
         }
 
     return ok({"urls": await run_in_threadpool(sign), "expires": instant(expires)})
@@ -135,13 +125,7 @@ async def download_file(request: Request, job_id: str, checkpoint_id: str, name:
     context = context_of(request)
     account_id = require_signed(request, context.vault.sealer, context.clock())
     place = await _place(context, Scope(account_id), job_id, checkpoint_id)
-    opened = await run_in_threadpool(open_file, [place], place.prefix + name)
-    try:
-        begin, end = part_of(request, opened.artifact)
-    except BaseException:
-        os.close(opened.descriptor)
-        raise
-    return FileStream(opened, begin, end)
+    return await artifacts.wanted_part(request, [place], place.prefix + name)
 
 
 async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
@@ -153,7 +137,7 @@ async def _readable(request: Request, door: TinkerDoor, principal: Principal) ->
     return checkpoint, found.run.account_id
 
 
-async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> ArtifactPlace:
+async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> artifacts.ArtifactPlace:
     """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
 
     def find(connection: Connection) -> list[Checkpoint]:
@@ -162,12 +146,12 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
 
     for found in await context.read(find):
         if found.root == ARTIFACTS:
-            return checkpoint_place(context.roots, found.checkpoint_id, found.path)
+            return artifacts.checkpoint_place(context.roots, found.checkpoint_id, found.path)
     raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
 
 
-def _all_files(place: ArtifactPlace) -> list[Artifact]:
-    found = list(itertools.islice(files(place), MAX_FILES + 1))
+def _all_files(place: artifacts.ArtifactPlace) -> list[artifacts.Artifact]:
+    found = list(itertools.islice(artifacts.files(place), MAX_FILES + 1))
     if len(found) > MAX_FILES:
         raise RefusedError(
             f"the checkpoint has more than {MAX_FILES} files: list its job's artifacts, and fetch those you need"
@@ -175,24 +159,17 @@ def _all_files(place: ArtifactPlace) -> list[Artifact]:
     return found
 
 
-def _archive_size(found: Sequence[Artifact]) -> int:
+def _archive_size(found: Sequence[artifacts.Artifact]) -> int:
     size = sum(len(_header(_name(each), each.size)) + _padded(each.size) for each in found)
     return size + len(_header(_COMPLETE, 0)) + len(_END)
 
 
-async def _archived(place: ArtifactPlace, found: Sequence[Artifact]) -> AsyncIterator[bytes]:
+async def _archived(place: artifacts.ArtifactPlace, found: Sequence[artifacts.Artifact]) -> AsyncIterator[bytes]:
     for artifact in found:
         yield _header(_name(artifact), artifact.size)
-        opened = await run_in_threadpool(open_file, [place], artifact.path)
+        opened = await run_in_threadpool(artifacts.open_file, [place], artifact.path)
         try:
-            at = 0
-            while at < artifact.size:
-                wanted = min(_CHUNK_BYTES, artifact.size - at)
-                data = await run_in_threadpool(os.pread, opened.descriptor, wanted, at)
-                if not data:
-                    # The head of the answer said how long it is: the client sees that it broke off.
-                    raise OSError(f"{artifact.path} became shorter while it was sent")
-                at += len(data)
+            async for data in artifacts.read_part(opened, 0, artifact.size):
                 yield data
         finally:
             os.close(opened.descriptor)
@@ -200,7 +177,7 @@ async def _archived(place: ArtifactPlace, found: Sequence[Artifact]) -> AsyncIte
     yield _header(_COMPLETE, 0) + _END
 
 
-def _name(artifact: Artifact) -> str:
+def _name(artifact: artifacts.Artifact) -> str:
     return artifact.path.removeprefix(artifact.place.prefix)
 
 

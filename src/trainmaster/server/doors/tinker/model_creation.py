@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.protocol.trainer_requests import TINKER, Mode, Trainer
@@ -100,11 +99,7 @@ class Creations:
     async def abandon(self, session_id: str, account_id: str) -> None:
         """Give up the pending models of a session that has ended, and cancel trainers that wait for these alone."""
         scope = Scope(account_id)
-
-        def work(connection: Connection) -> list[str]:
-            return records.abandon_pending(connection, scope, session_id)
-
-        for job_id in await self._context.write(work):
+        for job_id in await self._context.write(records.abandon_pending, scope, session_id):
             _log.info("session %s has ended, and nobody else waits for job %s", session_id, job_id)
             await run_in_threadpool(self._trainer_jobs.cancel_waiting, scope, job_id)
 
@@ -170,7 +165,7 @@ class Creations:
             return replace(run, state=RunState.CREATED, job_id=trainer.job_id, attempt=trainer.attempt)
 
     async def _record(self, run: TinkerRun) -> TinkerRun:
-        await self._context.write(lambda connection: records.settle_run(connection, Scope(run.account_id), run))
+        await self._context.write(records.settle_run, Scope(run.account_id), run)
         return run
 
 

@@ -23,20 +23,8 @@ from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, owner_o
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.spec.documents import parse
+from trainmaster.server.doors import futures
 from trainmaster.server.doors.bodies import IncomingBody, is_plain, plain_id, text_field
-from trainmaster.server.doors.futures import (
-    MAX_SMALL_BYTES,
-    REGISTERED_WITHIN_S,
-    Category,
-    accepted_failure,
-    failed,
-    failure_of,
-    ok,
-    poll,
-    text_of,
-    try_again,
-    wait_until,
-)
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import created_model
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun
@@ -74,7 +62,7 @@ async def forward_backward(request: Request, door: TinkerDoor, principal: Princi
 
 
 async def _small_operation(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    body = await read_body(request, MAX_SMALL_BYTES)
+    body = await read_body(request, futures.MAX_SMALL_BYTES)
     run = await door.sessions.run(principal.scope, parse(OfModel, parse_json(body)).model_id)
     return await _pass_on(request, door, run, body)
 
@@ -90,10 +78,10 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     document = await read_document(request)
     if document.get("model_id") is None and document.get("session_id") is not None:
         message = "this server makes a model first (create_model) and loads weights into it then"
-        return accepted_failure(message, Category.USER)
+        return futures.accepted_failure(message, futures.Category.USER)
     if named := [name for name in _OF_A_NEW_MODEL if document.get(name) is not None]:
         message = f"{', '.join(named)}: set by create_model; weights are loaded into a model as it is"
-        return accepted_failure(message, Category.USER)
+        return futures.accepted_failure(message, futures.Category.USER)
     run = await door.sessions.run(principal.scope, parse(OfModel, document).model_id)
     token = document.pop("weights_access_token", None)
     extra: dict[str, str] = {}
@@ -109,10 +97,10 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
 @answer("POST", "/retrieve_future", KeyScope.VIEW, by=By.TRAINER, note="for create_model: answered by the server")
 async def retrieve_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Held until there is an outcome, or for `HOLD_S`."""
-    body = await read_body(request, MAX_SMALL_BYTES)
+    body = await read_body(request, futures.MAX_SMALL_BYTES)
     request_id = _request_id(body)
-    if (failure := failure_of(request_id)) is not None:
-        return failed(*failure)
+    if (failure := futures.failure_of(request_id)) is not None:
+        return futures.failed(*failure)
     if (model_id := created_model(request_id)) is not None:
         return await _creation(door, principal, request_id, model_id)
     trainer = trainer_of_future(request_id)
@@ -123,26 +111,28 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
     async def ask() -> Response:
         response = await door.trainers.pass_on(request, trainer, body, door=TINKER)
         if request.headers.get("x-tinker-request-type") in _SAVES:
-            await _wait_until_registered(door, principal, text_of(bytes(getattr(response, "body", b"")), "path"))
+            await _wait_until_registered(
+                door, principal, futures.text_of(bytes(getattr(response, "body", b"")), "path")
+            )
         return response
 
     async def lost(how_it_ended: str) -> str:
         return await door.explain_loss(how_it_ended, principal.account_id, owner_of_future(request_id))
 
-    return await poll(request_id, ask(), lost)
+    return await futures.poll(request_id, ask(), lost)
 
 
 @answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="for samples only")
 async def cancel_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    body = await read_body(request, MAX_SMALL_BYTES)
+    body = await read_body(request, futures.MAX_SMALL_BYTES)
     trainer = trainer_of_future(_request_id(body))
     if trainer is None:
-        return ok({})
+        return futures.ok({})
     await door.trainers.require(principal.account_id, trainer.job_id)
     try:
         return await door.trainers.pass_on(request, trainer, body, door=TINKER)
     except TrainerGoneError:
-        return ok({})
+        return futures.ok({})
 
 
 async def _pass_on(
@@ -157,18 +147,18 @@ async def _pass_on(
     door.heartbeats.used(run.model_id)
     try:
         if run.trainer is None:
-            return await _refuse(body, _why_not_created(run), Category.USER, run)
+            return await _refuse(body, _why_not_created(run), futures.Category.USER, run)
         content = await body.content() if isinstance(body, IncomingBody) else body
         return await door.trainers.pass_on(request, run.trainer, content, door=TINKER, extra=extra)
     except TrainerGoneError as gone:
         message = await door.explain_loss(gone.message, run.account_id, run.model_id)
-        return await _refuse(body, message, Category.SERVER, run)
+        return await _refuse(body, message, futures.Category.SERVER, run)
 
 
-async def _refuse(body: IncomingBody | bytes, message: str, category: Category, run: TinkerRun) -> Response:
+async def _refuse(body: IncomingBody | bytes, message: str, category: futures.Category, run: TinkerRun) -> Response:
     if isinstance(body, IncomingBody):
         await body.drain()
-    return accepted_failure(message, category, model_id=run.model_id)
+    return futures.accepted_failure(message, category, model_id=run.model_id)
 
 
 def _why_not_created(run: TinkerRun) -> str:
@@ -185,8 +175,8 @@ async def _wait_until_registered(door: TinkerDoor, principal: Principal, path: s
             return False
         return True
 
-    if path and not await wait_until(is_registered):
-        _log.warning("%s is saved, and not on record after %.0f s", path, REGISTERED_WITHIN_S)
+    if path and not await futures.wait_until(is_registered):
+        _log.warning("%s is saved, and not on record after %.0f s", path, futures.REGISTERED_WITHIN_S)
 
 
 async def _creation(door: TinkerDoor, principal: Principal, request_id: str, model_id: str) -> Response:
@@ -194,10 +184,10 @@ async def _creation(door: TinkerDoor, principal: Principal, request_id: str, mod
     made = await door.creations.outcome(run, created_by=principal.name, hold_s=HOLD_S)
     if made is None:
         queue_state, reason = await door.waiting(principal.scope, model_id)
-        return try_again(request_id, queue_state=queue_state, reason=reason)
+        return futures.try_again(request_id, queue_state=queue_state, reason=reason)
     if made.state is RunState.FAILED:
-        return failed(made.error, made.category)
-    return ok({"model_id": made.model_id, "type": "create_model"})
+        return futures.failed(made.error, made.category)
+    return futures.ok({"model_id": made.model_id, "type": "create_model"})
 
 
 def _request_id(body: bytes) -> str:

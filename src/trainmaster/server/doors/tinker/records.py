@@ -125,7 +125,6 @@ def open_session(connection: Connection, scope: Scope, session: TinkerSession) -
 
 
 def get_session(connection: Connection, scope: Scope, session_id: str) -> TinkerSession:
-    """Raises NotFoundError where there is none in scope."""
     missing = f"there is no session {session_id}"
     return SESSIONS.get(connection, scope, _sessions.c.session_id == session_id, missing=missing)
 
@@ -169,9 +168,7 @@ def last_finished(connection: Connection, scope: Scope) -> list[str]:
 
 
 def move_session(connection: Connection, scope: Scope, session_id: str, project_id: str) -> None:
-    """Raises NotFoundError where there is no such session in scope."""
-    session = get_session(connection, scope, session_id)
-    connection.execute(_change(session).values(project_id=project_id))
+    connection.execute(_change(get_session(connection, scope, session_id)).values(project_id=project_id))
 
 
 def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:
@@ -185,7 +182,6 @@ def open_run(connection: Connection, scope: Scope, run: TinkerRun) -> TinkerRun:
 
 
 def get_run(connection: Connection, scope: Scope, model_id: str) -> TinkerRun:
-    """Raises NotFoundError where there is none in scope."""
     return RUNS.get(connection, scope, _runs.c.model_id == model_id, missing=f"there is no model {model_id}")
 
 

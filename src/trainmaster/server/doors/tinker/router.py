@@ -14,13 +14,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import ConflictError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import ConflictError, RefusedError
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.bodies import IncomingBody
 from trainmaster.server.doors.futures import MAX_SMALL_BYTES, Category, accepted_failure, ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, door_of
 from trainmaster.server.http.auth import Principal, guard, require
-from trainmaster.server.http.errors import BadGatewayError
+from trainmaster.server.http.errors import BadGatewayError, wrong
 from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 from trainmaster.server.http.router import Handler
@@ -94,7 +94,6 @@ def _handler(endpoint: Endpoint, scope: KeyScope) -> Handler:
 
 
 async def read(request: Request, model: type[ModelT]) -> ModelT:
-    """Raises SpecError where the body has a wrong shape or value."""
     return parse(model, await read_document(request))
 
 
@@ -103,7 +102,7 @@ async def read_document(request: Request) -> dict[str, Any]:
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body) if body.strip() else {}
     if not isinstance(document, dict):
-        raise SpecError([Problem(field="body", message="must be an object")])
+        raise wrong("body", "must be an object")
     return document
 
 
@@ -113,7 +112,7 @@ def page_of(request: Request, default: int) -> tuple[int, int]:
     for name, usual, low, high in (("limit", default, 1, MAX_PAGE), ("offset", 0, 0, 2**31 - 1)):
         given = request.query_params.get(name, str(usual))
         if not given.isdecimal() or len(given) > _MAX_DIGITS or not low <= int(given) <= high:
-            raise SpecError([Problem(field=name, message=f"must be from {low} to {high}")])
+            raise wrong(name, f"must be from {low} to {high}")
         found.append(int(given))
     return found[0], found[1]
 

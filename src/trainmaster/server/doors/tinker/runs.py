@@ -22,28 +22,20 @@ from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.doors.tinker import records
+from trainmaster.server.doors.tinker import records, wire
 from trainmaster.server.doors.tinker.door import TinkerDoor, Weights, path_of
 from trainmaster.server.doors.tinker.model_creation import creation_id, mode_of
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun
 from trainmaster.server.doors.tinker.router import answer, page_of, read, read_document
-from trainmaster.server.doors.tinker.wire import (
-    NO_PROJECT,
-    CreateModel,
-    OfModel,
-    OfWeights,
-    SetTtl,
-    checkpoint_resource,
-    run_resource,
-)
 from trainmaster.server.http.auth import Principal
+from trainmaster.server.store.scope import Scope
 
 
 @answer("POST", "/create_model", KeyScope.MANAGE, note="starts a trainer for the base model if none runs")
 async def create_model(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A repeated request gets the same model."""
     document = await read_document(request)
-    wanted = parse(CreateModel, document)
+    wanted = parse(wire.CreateModel, document)
     await door.sessions.require(principal.scope, wanted.session_id)
     now = door.context.clock()
     run = TinkerRun(
@@ -56,7 +48,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
         created_at=now,
         used_at=now,
     )
-    kept = await door.context.write(lambda connection: records.open_run(connection, principal.scope, run))
+    kept = await door.context.write(records.open_run, principal.scope, run)
     if kept.state is RunState.PENDING:
         door.creations.start(kept, created_by=principal.name)
     return ok({"request_id": creation_id(kept.model_id), "model_id": kept.model_id})
@@ -64,7 +56,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
 
 @answer("POST", "/get_info", KeyScope.VIEW)
 async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, OfModel)
+    wanted = await read(request, wire.OfModel)
     run = await door.sessions.run(principal.scope, wanted.model_id)
     return ok(
         {
@@ -81,7 +73,7 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
 
 @answer("POST", "/weights_info", KeyScope.VIEW, note="for the account's own and published weights")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, OfWeights)
+    wanted = await read(request, wire.OfWeights)
     found = await door.weights(principal.scope, wanted.tinker_path)
     attributes = found.checkpoint.attributes
     info: dict[str, Any] = {
@@ -110,7 +102,7 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
             for checkpoint in records.weights(connection, principal.scope, job_id=job_id):
                 saved.setdefault(str(checkpoint.attributes.get("model_id")), []).append(checkpoint)
         return {
-            "training_runs": [run_resource(run, saved.get(run.model_id, ())) for run in found],
+            "training_runs": [wire.run_resource(run, saved.get(run.model_id, ())) for run in found],
             "cursor": {"offset": offset, "limit": limit, "total_count": total},
         }
 
@@ -119,37 +111,27 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
 
 @answer("GET", "/training_runs/{run_id}", KeyScope.VIEW)
 async def get_training_run(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    run_id = str(request.path_params["run_id"])
-
-    def question(connection: Connection) -> dict[str, Any]:
-        run = records.get_run(connection, principal.scope, run_id)
-        return run_resource(run, records.weights_of_run(connection, principal.scope, run))
-
-    return ok(await door.context.read(question))
+    return ok(wire.run_resource(*await door.context.read(_run_of, principal.scope, request)))
 
 
 @answer("GET", "/training_runs/{run_id}/checkpoints", KeyScope.VIEW)
 async def list_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    run_id = str(request.path_params["run_id"])
+    _, saved = await door.context.read(_run_of, principal.scope, request)
+    return ok({"checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved]})
 
-    def question(connection: Connection) -> dict[str, Any]:
-        run = records.get_run(connection, principal.scope, run_id)
-        saved = records.weights_of_run(connection, principal.scope, run)
-        return {"checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved]}
 
-    return ok(await door.context.read(question))
+def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[TinkerRun, list[Checkpoint]]:
+    """The run that the path of a request names, and what it saved."""
+    run = records.get_run(connection, scope, str(request.path_params["run_id"]))
+    return run, records.weights_of_run(connection, scope, run)
 
 
 @answer("GET", "/checkpoints", KeyScope.VIEW)
 async def list_user_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     limit, offset = page_of(request, _CHECKPOINTS_PAGE)
-    saved = await door.context.read(lambda connection: records.weights(connection, principal.scope))
-    return ok(
-        {
-            "checkpoints": [checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]],
-            "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)},
-        }
-    )
+    saved = await door.context.read(records.weights, principal.scope)
+    page = [wire.checkpoint_resource(checkpoint) for checkpoint in saved[offset : offset + limit]]
+    return ok({"checkpoints": page, "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)}})
 
 
 @answer("GET", "/billing/usage/checkpoints/current", KeyScope.VIEW, note="without costs")
@@ -158,9 +140,9 @@ async def checkpoint_usage(request: Request, door: TinkerDoor, principal: Princi
 
     def question(connection: Connection) -> list[tuple[str, int]]:
         found = records.sessions(connection, principal.scope, limit=2**31 - 1)
-        projects = {session.session_id: session.project_id or NO_PROJECT for session in found}
+        projects = {session.session_id: session.project_id or wire.NO_PROJECT for session in found}
         return [
-            (projects.get(str(checkpoint.attributes.get("session_id")), NO_PROJECT), checkpoint.size_bytes)
+            (projects.get(str(checkpoint.attributes.get("session_id")), wire.NO_PROJECT), checkpoint.size_bytes)
             for checkpoint in records.weights(connection, principal.scope)
         ]
 
@@ -199,7 +181,7 @@ async def unpublish(request: Request, door: TinkerDoor, principal: Principal) ->
 
 @answer("PUT", f"{CHECKPOINT}/ttl", KeyScope.MANAGE)
 async def set_ttl(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, SetTtl)
+    wanted = await read(request, wire.SetTtl)
     at = None if wanted.ttl_seconds is None else door.context.clock() + wanted.ttl_seconds
     return await _command(request, door, principal, checkpoints.edit, "expires_at", at)
 
@@ -229,6 +211,5 @@ async def _command(
 
 
 async def weights_of(request: Request, door: TinkerDoor, principal: Principal) -> Weights:
-    """The weights that the path of a request names."""
     run_id, place, name = (str(request.path_params[part]) for part in ("run_id", "place", "name"))
     return await door.weights(principal.scope, str(WeightsPath(run=run_id, place=place, name=name)))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, Mode, Trainer, trainer_of_sampling_session
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.bodies import IncomingBody, plain_id, text_field
@@ -27,7 +27,7 @@ from trainmaster.server.doors.tinker.trainer_jobs import TrainerCancelledError, 
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession
 from trainmaster.server.doors.trainers import TrainerGoneError, location_of
 from trainmaster.server.http.auth import Principal
-from trainmaster.server.http.errors import ServiceNotReadyError
+from trainmaster.server.http.errors import ServiceNotReadyError, wrong
 from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 
@@ -37,13 +37,7 @@ ten times when they are told to."""
 _MOST_SAMPLES = 65_536
 
 
-@answer(
-    "POST",
-    "/create_sampling_session",
-    KeyScope.MANAGE,
-    by=By.TRAINER,
-    note="blocks while the trainer starts",
-)
+@answer("POST", "/create_sampling_session", KeyScope.MANAGE, by=By.TRAINER, note="blocks while the trainer starts")
 async def create_sampling_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
     wanted = parse(CreateSamplingSession, document)
@@ -54,7 +48,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
         base_model, mode = found.run.base_model, found.run.mode
         extra[SOURCE_HEADER] = location_of(door.context, found.checkpoint)
     if base_model is None:
-        raise SpecError([Problem(field="base_model", message="required, or else model_path")])
+        raise wrong("base_model", "required, or else model_path")
     deadline = time.monotonic() + HOLD_S
     while True:
         job = await _serving(door, principal, base_model, mode, deadline)
@@ -75,7 +69,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
             model_path=wanted.model_path,
             created_at=door.context.clock(),
         )
-        await door.context.write(lambda connection: records.add_sampler(connection, principal.scope, sampler))
+        await door.context.write(records.add_sampler, principal.scope, sampler)
         door.sessions.joined(wanted.session_id, trainer)
     return response
 
@@ -107,7 +101,7 @@ async def retrieve_futures(request: Request, door: TinkerDoor, principal: Princi
 )
 async def get_sampler(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     sampler_id = str(request.path_params["sampler_id"])
-    known = await door.context.read(lambda connection: records.find_sampler(connection, principal.scope, sampler_id))
+    known = await door.context.read(records.find_sampler, principal.scope, sampler_id)
     if known is None:
         return await door.trainers.pass_on(request, await _trainer(door, principal, sampler_id), b"", door=TINKER)
     return ok({"sampler_id": sampler_id, "base_model": known.base_model, "model_path": known.model_path})

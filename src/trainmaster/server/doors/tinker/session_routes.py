@@ -14,21 +14,10 @@ from starlette.responses import Response
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.futures import ok
-from trainmaster.server.doors.tinker import records
+from trainmaster.server.doors.tinker import records, wire
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.records import TinkerSession
 from trainmaster.server.doors.tinker.router import answer, page_of, read
-from trainmaster.server.doors.tinker.wire import (
-    NO_PROJECT,
-    AssignProject,
-    CreateSession,
-    FinishSession,
-    OfSession,
-    SearchSessions,
-    instant,
-    session_resource,
-    texts,
-)
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import read_body
 from trainmaster.server.store.scope import Scope
@@ -41,7 +30,7 @@ _LONGEST_KEY = 256
 @answer("POST", "/create_session", KeyScope.MANAGE)
 async def create_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """A repeated request with the same idempotency key gets the same session."""
-    wanted = await read(request, CreateSession)
+    wanted = await read(request, wire.CreateSession)
     now = round(door.context.clock(), 6)  # as exact as the times in the cursor of a search
     session = TinkerSession(
         session_id=f"sess-{secrets.token_hex(16)}",
@@ -55,7 +44,7 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
         display_name=wanted.display_name,
         heartbeat_at=now,
     )
-    kept = await door.context.write(lambda connection: records.open_session(connection, principal.scope, session))
+    kept = await door.context.write(records.open_session, principal.scope, session)
     return ok({"session_id": kept.session_id, "type": "create_session"})
 
 
@@ -63,7 +52,7 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
     "POST", "/session_heartbeat", KeyScope.VIEW, note="counts as use of the trainers that have the session's models"
 )
 async def session_heartbeat(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, OfSession)
+    wanted = await read(request, wire.OfSession)
     session = await door.sessions.require(principal.scope, wanted.session_id)
     door.heartbeats.heard(wanted.session_id)
     for trainer in session.trainers:
@@ -74,15 +63,11 @@ async def session_heartbeat(request: Request, door: TinkerDoor, principal: Princ
 @answer("POST", "/sessions/{session_id}/finish", KeyScope.MANAGE)
 async def finish_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """May be repeated."""
-    wanted = await read(request, FinishSession)
+    wanted = await read(request, wire.FinishSession)
     session_id = str(request.path_params["session_id"])
     finish = {"reason": {"type": wanted.reason.type}, "detail": wanted.detail}
     now = door.context.clock()
-
-    def work(connection: Connection) -> None:
-        records.finish_session(connection, principal.scope, session_id, at=now, finish=finish)
-
-    await door.context.write(work)
+    await door.context.write(records.finish_session, principal.scope, session_id, at=now, finish=finish)
     await door.heartbeats.end(session_id)
     return ok({})
 
@@ -90,9 +75,7 @@ async def finish_session(request: Request, door: TinkerDoor, principal: Principa
 @answer("GET", "/sessions", KeyScope.VIEW)
 async def list_sessions(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     limit, offset = page_of(request, _LIST_PAGE)
-    found = await door.context.read(
-        lambda connection: records.sessions(connection, principal.scope, limit=limit, offset=offset)
-    )
+    found = await door.context.read(records.sessions, principal.scope, limit=limit, offset=offset)
     return ok({"sessions": [session.session_id for session in found]})
 
 
@@ -107,7 +90,7 @@ async def get_session(request: Request, door: TinkerDoor, principal: Principal) 
         return {
             "training_run_ids": [run.model_id for run in runs],
             "sampler_ids": [sampler.sampler_id for sampler in samplers],
-            "user_metadata": texts(session.user_metadata),
+            "user_metadata": wire.texts(session.user_metadata),
             "display_name": session.display_name,
             "tags": list(session.tags),
             "sdk_version": session.sdk_version,
@@ -118,19 +101,15 @@ async def get_session(request: Request, door: TinkerDoor, principal: Principal) 
 
 @answer("PUT", "/sessions/{session_id}/project", KeyScope.MANAGE, note="a project is a name that sessions share")
 async def assign_project(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, AssignProject)
+    wanted = await read(request, wire.AssignProject)
     session_id = str(request.path_params["session_id"])
-
-    def work(connection: Connection) -> None:
-        records.move_session(connection, principal.scope, session_id, wanted.project_id)
-
-    await door.context.write(work)
+    await door.context.write(records.move_session, principal.scope, session_id, wanted.project_id)
     return ok({})
 
 
 @answer("POST", "/sessions/search", KeyScope.VIEW)
 async def search_sessions(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, SearchSessions)
+    wanted = await read(request, wire.SearchSessions)
     now = door.context.clock()
 
     def question(connection: Connection) -> dict[str, Any]:
@@ -140,14 +119,16 @@ async def search_sessions(request: Request, door: TinkerDoor, principal: Princip
         for checkpoint in records.weights(connection, principal.scope) if page else ():
             saved.setdefault(str(checkpoint.attributes.get("session_id")), []).append(checkpoint)
         last = page[-1] if more else None
-        cursor = {"last_created_at": instant(last.created_at), "last_session_id": last.session_id} if last else None
-        resources = [session_resource(each, saved.get(each.session_id, ()), now=now) for each in page]
+        cursor = (
+            {"last_created_at": wire.instant(last.created_at), "last_session_id": last.session_id} if last else None
+        )
+        resources = [wire.session_resource(each, saved.get(each.session_id, ()), now=now) for each in page]
         return {"sessions": resources, "next_cursor": cursor}
 
     return ok(await door.context.read(question))
 
 
-def _search(connection: Connection, scope: Scope, wanted: SearchSessions, now: float) -> list[TinkerSession]:
+def _search(connection: Connection, scope: Scope, wanted: wire.SearchSessions, now: float) -> list[TinkerSession]:
     """One session more than a page has, where there are so many."""
     if wanted.owner.type == "user" and scope.account not in wanted.owner.owner_urns:
         return []
@@ -163,12 +144,12 @@ def _search(connection: Connection, scope: Scope, wanted: SearchSessions, now: f
     return found[: wanted.limit + 1]
 
 
-def _fits(session: TinkerSession, wanted: SearchSessions, now: float) -> bool:
+def _fits(session: TinkerSession, wanted: wire.SearchSessions, now: float) -> bool:
     if wanted.session_id is not None or wanted.display_name is not None:
         name, words = (session.display_name or "").casefold(), (wanted.display_name or "").casefold().split()
         if session.session_id != wanted.session_id and not (words and all(word in name for word in words)):
             return False
-    if wanted.project_ids is not None and (session.project_id or NO_PROJECT) not in wanted.project_ids:
+    if wanted.project_ids is not None and (session.project_id or wire.NO_PROJECT) not in wanted.project_ids:
         return False
     known: Mapping[str, Any] = session.user_metadata
     if any(str(known.get(name)) != str(value) for name, value in wanted.user_metadata.items()):
@@ -234,9 +215,6 @@ async def own_key(request: Request, door: TinkerDoor, principal: Principal) -> R
             "key_id": int(principal.key_id.removeprefix("key-"), 16),
             "name": principal.name,
             "note": principal.key_id,
-            "details": {
-                "org_details": {"name": principal.account_id},
-                "user_details": {"email": principal.name},
-            },
+            "details": {"org_details": {"name": principal.account_id}, "user_details": {"email": principal.name}},
         }
     )

@@ -67,10 +67,9 @@ class Sessions:
         return known
 
     async def run(self, scope: Scope, model_id: str) -> TinkerRun:
-        """Raises NotFoundError where there is none in scope."""
         run = self._runs.get(model_id)
         if run is None:
-            run = await self._context.read(lambda connection: records.get_run(connection, _EVERYTHING, model_id))
+            run = await self._context.read(records.get_run, _EVERYTHING, model_id)
             if run.state is RunState.CREATED:  # and so it stays, with the same trainer
                 if len(self._runs) >= MAX_REMEMBERED:
                     self._runs.clear()
@@ -171,14 +170,10 @@ class Heartbeats:
 
     async def _write(self) -> None:
         sessions, self._sessions, runs, self._runs = self._sessions, {}, self._runs, {}
-
-        def work(connection: Connection) -> None:
-            records.note_use(connection, _EVERYTHING, sessions_heard=sessions, runs_used=runs)
-
         if not sessions and not runs:
             return
         try:
-            await self._context.write(work)
+            await self._context.write(records.note_use, _EVERYTHING, sessions_heard=sessions, runs_used=runs)
         except StoreUnavailableError:
             # These clients are not silent, whenever that can be written.
             self._sessions, self._runs = sessions | self._sessions, runs | self._runs
@@ -187,11 +182,9 @@ class Heartbeats:
     async def _finish_silent(self) -> None:
         now = self._context.clock()
         finish = {"reason": {"type": "interrupted"}, "detail": f"its client was silent for {self._silent_s:.0f} s"}
-
-        def work(connection: Connection) -> list[str]:
-            return records.end_silent(connection, _EVERYTHING, before=now - self._silent_s, at=now, finish=finish)
-
-        self._ending.update(await self._context.write(work))
+        silent_since = now - self._silent_s
+        ended = await self._context.write(records.end_silent, _EVERYTHING, before=silent_since, at=now, finish=finish)
+        self._ending.update(ended)
 
     async def _end_finished(self) -> None:
         for session_id in list(self._ending):

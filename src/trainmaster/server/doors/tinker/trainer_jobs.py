@@ -103,14 +103,7 @@ class TinkerTrainers:
     def ensure(
         self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, started_job: str | None = None
     ) -> TrainerStatus:
-        """Ensure that a trainer runs, and return its status.
-
-        `started_job` was started for the same request: it is not started again.
-
-        Raises:
-            TrainerFailedError: it cannot be started, or has ended since.
-            TrainerCancelledError: it was cancelled since, because nobody was known to want it.
-        """
+        """Ensure that a trainer runs. `started_job` was started for the same request: it is not started again."""
         model = self.model(base_model, scope.account)
         if started_job is not None:
             job = self._find(scope, started_job)

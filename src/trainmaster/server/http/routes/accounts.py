@@ -13,33 +13,23 @@ from pydantic import Field, StringConstraints
 from sqlalchemy import Connection
 
 from trainmaster.schema.accounts import AccountList, AccountResource, KeyList, KeyResource, NewKey
-from trainmaster.server.core.accounts import (
-    ACCOUNT_ID_PATTERN,
-    DEFAULT_PREFIX,
-    MAX_UID,
-    PREFIX_PATTERN,
-    Account,
-    KeyScope,
-    key_digest,
-    key_id_of,
-    new_key,
-)
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError
+from trainmaster.server.core import accounts as core
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.fields import Model
 from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, ok, resource
-from trainmaster.server.http.errors import InsufficientScopeError
+from trainmaster.server.http.errors import InsufficientScopeError, wrong
 from trainmaster.server.http.requests import read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, answers, errors
 from trainmaster.server.store import accounts
 from trainmaster.server.store.accounts import ApiKey
 from trainmaster.server.store.scope import Scope
 
-AccountId = Annotated[str, StringConstraints(pattern=ACCOUNT_ID_PATTERN)]
+AccountId = Annotated[str, StringConstraints(pattern=core.ACCOUNT_ID_PATTERN)]
 Uid = Annotated[
     int | None,
-    Field(ge=1, le=MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
+    Field(ge=1, le=core.MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
 ]
 
 
@@ -87,7 +77,7 @@ async def list_accounts(
 
     Clients of the Fireworks door take the account of their key from `accounts`, and want to find exactly one there.
     """
-    found = await context.read(lambda connection: accounts.all(connection, principal.reach))
+    found = await context.read(accounts.all, principal.reach)
     whole = AccountsAnswer(
         data=AccountList(accounts=[resource(AccountResource, account) for account in found]),
         accounts=[NamedAccount(name=f"accounts/{principal.account_id}", displayName=principal.account_id)],
@@ -104,17 +94,16 @@ async def list_accounts(
 async def create_account(request: Request, context: Context) -> Response:
     """Make an account."""
     wanted = await read_model(request, NewAccountBody)
-    account = Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
+    account = core.Account(account_id=wanted.account_id, uid=wanted.uid, created_at=context.clock())
     context.check_account(account)
-    await context.write(lambda connection: accounts.create(connection, _EVERYTHING, account))
+    await context.write(accounts.create, _EVERYTHING, account)
     return ok(resource(AccountResource, account), HTTPStatus.CREATED)
 
 
 @router.get("/accounts/{account_id}", **answers(AccountResource, 404))
 async def show_account(principal: Viewer, context: Context, account_id: AccountPath) -> Response:
     """Show an account."""
-    found = await context.read(lambda connection: accounts.get(connection, principal.reach, account_id))
-    return ok(resource(AccountResource, found))
+    return ok(resource(AccountResource, await context.read(accounts.get, principal.reach, account_id)))
 
 
 @router.patch(
@@ -125,9 +114,9 @@ async def show_account(principal: Viewer, context: Context, account_id: AccountP
 async def edit_account(request: Request, context: Context, account_id: AccountPath) -> Response:
     """Say as which of the system's users the jobs of an account run; null for none in particular."""
     wanted = await read_model(request, EditAccountBody)
-    context.check_account(Account(account_id=account_id, uid=wanted.uid))
+    context.check_account(core.Account(account_id=account_id, uid=wanted.uid))
 
-    def change(connection: Connection) -> Account:
+    def change(connection: Connection) -> core.Account:
         accounts.set_uid(connection, _EVERYTHING, account_id, wanted.uid)
         return accounts.get(connection, _EVERYTHING, account_id)
 
@@ -138,7 +127,7 @@ async def edit_account(request: Request, context: Context, account_id: AccountPa
 async def remove_account(context: Context, account_id: AccountPath) -> Response:
     """Remove an account that has neither jobs nor keys."""
 
-    def remove(connection: Connection) -> Account:
+    def remove(connection: Connection) -> core.Account:
         account = accounts.get(connection, _EVERYTHING, account_id)
         accounts.remove(connection, _EVERYTHING, account_id)
         return account
@@ -156,40 +145,39 @@ class NewKeyBody(Model):
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
     account_id: AccountId | None = Field(default=None, description="Whose it is; by default that of your key.")
-    scopes: Annotated[list[KeyScope], Field(min_length=1, max_length=len(KeyScope))]
+    scopes: Annotated[list[core.KeyScope], Field(min_length=1, max_length=len(core.KeyScope))]
     prefix: Annotated[
-        str, StringConstraints(pattern=PREFIX_PATTERN), Field(description="What the key begins with.")
-    ] = DEFAULT_PREFIX
+        str, StringConstraints(pattern=core.PREFIX_PATTERN), Field(description="What the key begins with.")
+    ] = core.DEFAULT_PREFIX
 
 
 @keys_router.get("/keys", **answers(KeyList))
 async def list_keys(principal: Viewer, context: Context) -> Response:
     """List keys, also revoked ones: those of your account, or of all accounts with `cluster_admin`."""
-    found = await context.read(lambda connection: accounts.all_keys(connection, principal.reach))
+    found = await context.read(accounts.all_keys, principal.reach)
     return ok(KeyList(keys=[resource(KeyResource, key) for key in found]))
 
 
 @keys_router.get("/keys/current", **answers(KeyResource))
 async def show_own_key(principal: Viewer, context: Context) -> Response:
     """Show the key that this request was sent with: its name, account and scopes."""
-    own = await context.read(lambda connection: accounts.get_key(connection, _EVERYTHING, principal.key_id))
-    return ok(resource(KeyResource, own))
+    return ok(resource(KeyResource, await context.read(accounts.get_key, _EVERYTHING, principal.key_id)))
 
 
 @keys_router.post("/keys", status_code=HTTPStatus.CREATED, **answers(NewKey, body=NewKeyBody, required=True))
 async def create_key(request: Request, principal: Admin, context: Context) -> Response:
     """Make a key. The answer has it, and nobody is ever shown it again."""
     wanted = await read_model(request, NewKeyBody)
-    scopes = tuple(scope for scope in KeyScope if scope in wanted.scopes)
+    scopes = tuple(scope for scope in core.KeyScope if scope in wanted.scopes)
     if beyond := ", ".join(scope for scope in scopes if scope not in principal.scopes):
         raise InsufficientScopeError(f"your key cannot give what it does not have: {beyond}")
-    key = new_key(wanted.prefix)
+    key = core.new_key(wanted.prefix)
     stored = ApiKey(
-        key_id=key_id_of(key),
+        key_id=core.key_id_of(key),
         account_id=principal.account_id if wanted.account_id is None else wanted.account_id,
         name=wanted.name,
         scopes=scopes,
-        hash=key_digest(key),
+        hash=core.key_digest(key),
         created_at=context.clock(),
         created_by=principal.key_id,
     )
@@ -198,7 +186,7 @@ async def create_key(request: Request, principal: Admin, context: Context) -> Re
         try:
             accounts.get(connection, _EVERYTHING, stored.account_id)
         except NotFoundError as error:
-            raise SpecError([Problem(field="account_id", message=f"{error.message}; make it first")]) from None
+            raise wrong("account_id", f"{error.message}; make it first") from None
         accounts.create_key(connection, _EVERYTHING, stored)
 
     await context.write(create)

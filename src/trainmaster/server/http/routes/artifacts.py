@@ -31,16 +31,7 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.errors import UnsatisfiableRangeError
-from trainmaster.server.http.router import (
-    BINARY,
-    BINARY_CONTENT,
-    JobId,
-    PageToken,
-    PlainText,
-    Responses,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.page_tokens import bad_token, decode_position, encode_position, is_text
@@ -80,7 +71,6 @@ class ArtifactPlace:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the paths of its files."""
         return f"{OUTPUT}/" if self.checkpoint_id is None else f"{CHECKPOINTS}/{self.checkpoint_id}/"
 
     @property
@@ -90,8 +80,6 @@ class ArtifactPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A file, as it was when it was opened."""
-
     place: ArtifactPlace
     path: str
     size: int
@@ -127,7 +115,6 @@ def checkpoints_on_the_way(path: str) -> list[str]:
 
 
 def has_output(roots: Roots, job: Job) -> bool:
-    """Whether the output directory of a job has any entry."""
     return has_entries(roots.path(ARTIFACTS, ""), f"{job.job_id}/{OUTPUT}")
 
 
@@ -147,7 +134,6 @@ def files(place: ArtifactPlace, after: Position = ()) -> Iterator[Artifact]:
 
 
 def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
-    """Open the file of a path."""
     for place in found:
         name = path.removeprefix(place.prefix)
         if name == path or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
@@ -159,7 +145,6 @@ def open_file(found: Sequence[ArtifactPlace], path: str) -> OpenArtifact:
 
 
 def position_of_token(token: str) -> Position:
-    """The position that a page token stands for."""
     with contextlib.suppress(ValueError, TypeError):
         position = decode_position(token)
         if len(position) > 1 and position[0] in ("checkpoint", "output") and all(map(is_text, position)):
@@ -210,7 +195,7 @@ MAX_PLACES = 1000
 """Directories of checkpoints that one page reads: a job may have tens of thousands, most of them empty."""
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_FILE: Responses = {
+_FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The content.", "content": BINARY_CONTENT},
     206: {"description": "The part of it that was asked for with `Range`.", "content": BINARY_CONTENT},
 }
@@ -245,9 +230,13 @@ async def list_artifacts(
     found = await run_in_threadpool(look)
     if len(found) > page_size:
         following = encode_position(found[page_size - 1].position)
-    return ok(
-        ArtifactPage(artifacts=[_resource(artifact) for artifact in found[:page_size]], next_page_token=following)
-    )
+    shown = [
+        resource(
+            ArtifactResource, each, kind=each.place.kind, checkpoint_id=each.place.checkpoint_id, size_bytes=each.size
+        )
+        for each in found[:page_size]
+    ]
+    return ok(ArtifactPage(artifacts=shown, next_page_token=following))
 
 
 def _places(
@@ -299,11 +288,15 @@ async def get_artifact(
             ),
         ]
 
-    found = await context.read(find)
-    opened = await run_in_threadpool(open_file, found, path)
+    return await wanted_part(request, await context.read(find), path)
+
+
+async def wanted_part(request: Request, places: Sequence[ArtifactPlace], path: str) -> Response:
+    """The file of a path, or the part of it that a request asks for."""
+    opened = await run_in_threadpool(open_file, places, path)
     try:
         begin, end = part_of(request, opened.artifact)
-    except UnsatisfiableRangeError:
+    except BaseException:
         os.close(opened.descriptor)
         raise
     return FileStream(opened, begin, end)
@@ -326,7 +319,7 @@ class FileStream(StreamingResponse):
         if partial:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{artifact.size}"
         status = HTTPStatus.PARTIAL_CONTENT if partial else HTTPStatus.OK
-        super().__init__(self._read(begin, end), status_code=status, headers=headers, media_type=BINARY)
+        super().__init__(read_part(opened, begin, end), status_code=status, headers=headers, media_type=BINARY)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         try:
@@ -334,13 +327,15 @@ class FileStream(StreamingResponse):
         finally:
             os.close(self._opened.descriptor)
 
-    async def _read(self, begin: int, end: int) -> AsyncGenerator[bytes, None]:
-        while begin < end:
-            data = await run_in_threadpool(os.pread, self._opened.descriptor, min(_CHUNK, end - begin), begin)
-            if not data:
-                raise OSError(f"{self._opened.artifact.path} became shorter while it was sent")
-            begin += len(data)
-            yield data
+
+async def read_part(opened: OpenArtifact, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+    while begin < end:
+        data = await run_in_threadpool(os.pread, opened.descriptor, min(_CHUNK, end - begin), begin)
+        if not data:
+            # The head of the answer said how long it is: the client sees that it broke off.
+            raise OSError(f"{opened.artifact.path} became shorter while it was sent")
+        begin += len(data)
+        yield data
 
 
 def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
@@ -359,10 +354,3 @@ def part_of(request: Request, artifact: Artifact) -> tuple[int, int]:
     if begin >= size:
         raise UnsatisfiableRangeError(f"the file has {size} bytes")
     return begin, end
-
-
-def _resource(artifact: Artifact) -> ArtifactResource:
-    place = artifact.place
-    return resource(
-        ArtifactResource, artifact, kind=place.kind, checkpoint_id=place.checkpoint_id, size_bytes=artifact.size
-    )

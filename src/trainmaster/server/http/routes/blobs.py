@@ -7,6 +7,7 @@ import os
 import secrets
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
@@ -15,21 +16,13 @@ from starlette.responses import FileResponse
 
 from trainmaster.schema.reports import BlobResource
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
-from trainmaster.server.http.errors import InvalidTokenError
+from trainmaster.server.http.errors import InvalidTokenError, wrong
 from trainmaster.server.http.requests import bounded_pieces
-from trainmaster.server.http.router import (
-    BINARY,
-    BINARY_CONTENT,
-    BY_KEY_OR_TOKEN,
-    Responses,
-    Sha256,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_KEY_OR_TOKEN, Sha256, StrictRoute, answers
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
@@ -39,7 +32,7 @@ router = APIRouter(route_class=StrictRoute, tags=["blobs"])
 
 _BUFFER_BYTES = 1 << 20
 """How much is received before a thread writes it: a thread for each packet would cost more than the writing."""
-_FILE: Responses = {200: {"description": "The content.", "content": BINARY_CONTENT}}
+_FILE: dict[int | str, dict[str, Any]] = {200: {"description": "The content.", "content": BINARY_CONTENT}}
 
 
 @router.put(
@@ -146,8 +139,7 @@ async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:
                 waiting, held = [], 0
         await run_in_threadpool(write, waiting)
         if digest.hexdigest() != sha256:
-            message = f"the content has the digest {digest.hexdigest()}, not {sha256}; was it cut off?"
-            raise SpecError([Problem(field="sha256", message=message)])
+            raise wrong("sha256", f"the content has the digest {digest.hexdigest()}, not {sha256}; was it cut off?")
         await run_in_threadpool(finish)
     return size
 

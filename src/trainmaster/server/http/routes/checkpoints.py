@@ -17,7 +17,7 @@ from trainmaster.schema.jobs import JobCheckpoints, TombstonePage, TombstoneReso
 from trainmaster.schema.reports import CollectedKind, Collection
 from trainmaster.server.coordinator import checkpoints as commands
 from trainmaster.server.coordinator.commands import CommandOutcome
-from trainmaster.server.coordinator.retention import FAILED, Collected, Collector, Tombstone, tombstones
+from trainmaster.server.coordinator.retention import FAILED, Collected, Collector, tombstones
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import ADMINS_ONLY, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
@@ -95,7 +95,7 @@ async def _pin(
 
 async def _answer(context: ApiContext, scope: Scope, command: Future[CommandOutcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
-    found = await context.read(lambda connection: _page(connection, scope, outcome.job))
+    found = await context.read(_page, scope, outcome.job)
     return ok(found, headers=REPLAYED if outcome.replayed else None)
 
 
@@ -174,16 +174,6 @@ def _kind(what: str, found: list[Collected], removed: bool) -> CollectedKind:
     )
 
 
-def tombstone_resource(tombstone: Tombstone) -> TombstoneResource:
-    return resource(
-        TombstoneResource,
-        tombstone.job,
-        kind=tombstone.job.workload_kind,
-        deleted_at=instant(tombstone.deleted_at),
-        size_bytes=tombstone.size_bytes,
-    )
-
-
 @retention_router.get("/tombstones", tags=["jobs"], **answers(TombstonePage))
 async def list_tombstones(
     principal: Viewer,
@@ -203,6 +193,16 @@ async def list_tombstones(
             page_size=page_size,
             page_token=page_token or None,
         )
-        return TombstonePage(tombstones=[tombstone_resource(each) for each in found], next_page_token=following)
+        resources = [
+            resource(
+                TombstoneResource,
+                each.job,
+                kind=each.job.workload_kind,
+                deleted_at=instant(each.deleted_at),
+                size_bytes=each.size_bytes,
+            )
+            for each in found
+        ]
+        return TombstonePage(tombstones=resources, next_page_token=following)
 
     return ok(await run_in_threadpool(look))

@@ -16,24 +16,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster import __version__
-from trainmaster.schema.cluster import (
-    Amount,
-    BackendList,
-    BackendResource,
-    BackendSummary,
-    ClusterEventList,
-    ClusterEventResource,
-    ClusterResource,
-    EngineResource,
-    GpuResource,
-    GpuTypeResource,
-    LeaderResource,
-    NodeList,
-    NodeResource,
-    RuntimeList,
-    RuntimeProblem,
-    RuntimeResource,
-)
+from trainmaster.schema import cluster as schema
 from trainmaster.server.core.fields import Flag, Model, Names
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Free, Node, NodeState, whole
@@ -53,14 +36,13 @@ router = APIRouter(route_class=StrictRoute, tags=["cluster"])
 _EVERYTHING = Scope.everything()
 
 
-@router.get("/cluster", **answers(ClusterResource))
+@router.get("/cluster", **answers(schema.ClusterResource))
 async def show_cluster(principal: Viewer, context: Context) -> Response:
     """Show the cluster: nodes, GPUs, jobs, how much of it is used, and which server leads."""
-    now = context.clock()
-    return ok(await context.read(lambda connection: _cluster(connection, principal.scope, now)))
+    return ok(await context.read(_cluster, principal.scope, context.clock()))
 
 
-def _cluster(connection: Connection, scope: Scope, now: float) -> ClusterResource:
+def _cluster(connection: Connection, scope: Scope, now: float) -> schema.ClusterResource:
     """The cluster over all accounts; nodes that are offline do not count."""
     held = _held(connection)
     every = nodes.all(connection, scope)
@@ -77,18 +59,18 @@ def _cluster(connection: Connection, scope: Scope, now: float) -> ClusterResourc
     lease = leases.current(connection, scope)
     leader = None
     if lease is not None and lease.expires_at > now:
-        leader = resource(LeaderResource, lease, id=lease.holder, since=instant(lease.since))
-    return ClusterResource(
+        leader = resource(schema.LeaderResource, lease, id=lease.holder, since=instant(lease.since))
+    return schema.ClusterResource(
         version=__version__,
         leader=leader,
         backends=sorted({node.backend for node in every}),
         nodes=dict(Counter(node.state for node in every)),
         gpus=[
-            GpuTypeResource(type=name, total=count, free=idle[name], unhealthy=unhealthy[name])
+            schema.GpuTypeResource(type=name, total=count, free=idle[name], unhealthy=unhealthy[name])
             for name, count in sorted(total.items())
         ],
-        cpu_cores=Amount(total=cores, free=sum(free[node.node_id].cpu_cores for node in ready)),
-        ram_mb=Amount(
+        cpu_cores=schema.Amount(total=cores, free=sum(free[node.node_id].cpu_cores for node in ready)),
+        ram_mb=schema.Amount(
             total=sum(node.ram_mb for node in present), free=sum(free[node.node_id].ram_mb for node in ready)
         ),
         gpu_utilisation=round(gpus_held / total.total(), 4) if total else None,
@@ -105,30 +87,27 @@ _looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts
 BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 
 
-@router.get("/backends", dependencies=VIEWERS_ONLY, **answers(BackendList))
+@router.get("/backends", dependencies=VIEWERS_ONLY, **answers(schema.BackendList))
 async def list_backends(context: Context) -> Response:
     """List where jobs can run."""
     default, known = context.commands.admission.default_backend, context.commands.admission.backends
-    return ok(
-        BackendList(
-            backends=[
-                BackendSummary(name=name, default=name == default, images=known[name].images)
-                for name in sorted(known, key=lambda name: name != default)
-            ]
-        )
-    )
+    summaries = [
+        schema.BackendSummary(name=name, default=name == default, images=known[name].images)
+        for name in sorted(known, key=lambda name: name != default)
+    ]
+    return ok(schema.BackendList(backends=summaries))
 
 
-@router.get("/backends/{name}", dependencies=VIEWERS_ONLY, **answers(BackendResource, 404))
+@router.get("/backends/{name}", dependencies=VIEWERS_ONLY, **answers(schema.BackendResource, 404))
 async def show_backend(context: Context, name: BackendName) -> Response:
     """Show one backend, and the engine that runs its jobs, where there is one."""
     capable = context.commands.admission.backend(name)
     facts = await _looked_at(context.engine, name)
     engine = None
     if facts is not None:
-        engine = EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
+        engine = schema.EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
     default = name == context.commands.admission.default_backend
-    return ok(BackendResource(name=name, default=default, images=capable.images, engine=engine))
+    return ok(schema.BackendResource(name=name, default=default, images=capable.images, engine=engine))
 
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
@@ -166,22 +145,19 @@ runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependen
 RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
-@runtimes_router.get("/runtimes", **answers(RuntimeList))
+@runtimes_router.get("/runtimes", **answers(schema.RuntimeList))
 async def list_runtimes(context: Context) -> Response:
     """List the runtimes of this server, for every account the same; built-in ones are the clients'."""
     found = await run_in_threadpool(context.runtimes)
-    return ok(
-        RuntimeList(
-            runtimes=[resource(RuntimeResource, runtime) for runtime in found.runtimes],
-            problems=[resource(RuntimeProblem, each) for each in found.broken],
-        )
-    )
+    runtimes = [resource(schema.RuntimeResource, runtime) for runtime in found.runtimes]
+    problems = [resource(schema.RuntimeProblem, each) for each in found.broken]
+    return ok(schema.RuntimeList(runtimes=runtimes, problems=problems))
 
 
-@runtimes_router.get("/runtimes/{name}", **answers(RuntimeResource, 404))
+@runtimes_router.get("/runtimes/{name}", **answers(schema.RuntimeResource, 404))
 async def show_runtime(context: Context, name: RuntimeName) -> Response:
     """Show one runtime."""
-    return ok(resource(RuntimeResource, (await run_in_threadpool(context.runtimes)).get(name)))
+    return ok(resource(schema.RuntimeResource, (await run_in_threadpool(context.runtimes)).get(name)))
 
 
 # Nodes: the machines that jobs run on, their resources, and draining.
@@ -212,13 +188,13 @@ class NodeBody(Model):
     capabilities: Names | None = Field(default=None, description="Replaces all capabilities that operators gave it.")
 
 
-def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -> NodeResource:
+def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -> schema.NodeResource:
     """A node and its allocations as an account sees them: without the names of others' jobs."""
     free = _free(node, allocations)
     mine = [held for held in allocations if scope.admits(held.account_id)]
     holders = {gpu: held.job_id for held in mine for gpu in held.share.gpus}
     return resource(
-        NodeResource,
+        schema.NodeResource,
         node,
         id=node.node_id,
         drain_reason=node.drain_reason or None,
@@ -226,7 +202,7 @@ def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -
         capabilities=sorted(node.tags),
         gpus=[
             resource(
-                GpuResource,
+                schema.GpuResource,
                 gpu,
                 problem=None if gpu.healthy else gpu.problem or "unhealthy",
                 free=gpu.index in free.gpus,
@@ -234,10 +210,10 @@ def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -
             )
             for gpu in node.gpus
         ],
-        cpu_cores=Amount(total=node.cpu_cores, free=free.cpu_cores),
-        ram_mb=Amount(total=node.ram_mb, free=free.ram_mb),
-        storage_mb=Amount(total=node.storage_mb, free=free.storage_mb),
-        slots=Amount(total=node.slots, free=free.slots),
+        cpu_cores=schema.Amount(total=node.cpu_cores, free=free.cpu_cores),
+        ram_mb=schema.Amount(total=node.ram_mb, free=free.ram_mb),
+        storage_mb=schema.Amount(total=node.storage_mb, free=free.storage_mb),
+        slots=schema.Amount(total=node.slots, free=free.slots),
         jobs=list(dict.fromkeys(held.job_id for held in mine)),
         last_heartbeat=instant(node.last_seen_at),
     )
@@ -255,25 +231,25 @@ nodes_router = APIRouter(route_class=StrictRoute, tags=["nodes"])
 NodeId = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
-@nodes_router.get("/nodes", **answers(NodeList))
+@nodes_router.get("/nodes", **answers(schema.NodeList))
 async def list_nodes(principal: Viewer, context: Context) -> Response:
     """List all nodes with what is free on them."""
 
-    def find(connection: Connection) -> NodeList:
+    def find(connection: Connection) -> schema.NodeList:
         held = _held(connection)
         found = nodes.all(connection, principal.scope)
-        return NodeList(nodes=[node_resource(node, held[node.node_id], principal.scope) for node in found])
+        return schema.NodeList(nodes=[node_resource(node, held[node.node_id], principal.scope) for node in found])
 
     return ok(await context.read(find))
 
 
-@nodes_router.get("/nodes/{node_id}", **answers(NodeResource, 404))
+@nodes_router.get("/nodes/{node_id}", **answers(schema.NodeResource, 404))
 async def show_node(principal: Viewer, context: Context, node_id: NodeId) -> Response:
     """Show one node."""
-    return ok(await context.read(lambda connection: _node(connection, principal.scope, node_id)))
+    return ok(await context.read(_node, principal.scope, node_id))
 
 
-@nodes_router.get("/nodes/{node_id}/events", **answers(ClusterEventList, 404))
+@nodes_router.get("/nodes/{node_id}/events", **answers(schema.ClusterEventList, 404))
 async def node_events(
     principal: Viewer,
     context: Context,
@@ -282,15 +258,17 @@ async def node_events(
 ) -> Response:
     """Read what happened to a node: drains, GPUs that left the pool, changed labels."""
 
-    def find(connection: Connection) -> ClusterEventList:
+    def find(connection: Connection) -> schema.ClusterEventList:
         node = nodes.get(connection, principal.scope, node_id)
         found = events.of_subject(connection, principal.scope, f"node/{node.node_id}", limit)
-        return ClusterEventList(events=[resource(ClusterEventResource, event, ts=instant(event.at)) for event in found])
+        return schema.ClusterEventList(
+            events=[resource(schema.ClusterEventResource, event, ts=instant(event.at)) for event in found]
+        )
 
     return ok(await context.read(find))
 
 
-@nodes_router.post("/nodes/{node_id}/drain", **answers(NodeResource, 404, body=DrainBody))
+@nodes_router.post("/nodes/{node_id}/drain", **answers(schema.NodeResource, 404, body=DrainBody))
 async def drain_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node no more work. It is DRAINED when nothing runs there; with `force`, what runs is preempted."""
     wanted = await read_model(request, DrainBody)
@@ -298,14 +276,14 @@ async def drain_node(request: Request, principal: Admin, context: Context, node_
     return await _changed(context, principal, node_id, drain)
 
 
-@nodes_router.post("/nodes/{node_id}/enable", **answers(NodeResource, 404, body=EnableBody))
+@nodes_router.post("/nodes/{node_id}/enable", **answers(schema.NodeResource, 404, body=EnableBody))
 async def enable_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node work again."""
     await read_model(request, EnableBody)
     return await _changed(context, principal, node_id, nodes.enable)
 
 
-@nodes_router.patch("/nodes/{node_id}", **answers(NodeResource, 404, body=NodeBody))
+@nodes_router.patch("/nodes/{node_id}", **answers(schema.NodeResource, 404, body=NodeBody))
 async def change_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Set the labels or capabilities that a node has beside those that its backend reports."""
     wanted = await read_model(request, NodeBody)
@@ -316,19 +294,17 @@ async def change_node(request: Request, principal: Admin, context: Context, node
 async def _changed(
     context: ApiContext, principal: Principal, node_id: str, change: Callable[[Connection, Scope, str, float], object]
 ) -> Response:
-    """Change a node, and show it."""
     now = context.clock()
 
-    def work(connection: Connection) -> NodeResource:
+    def work(connection: Connection) -> schema.NodeResource:
         change(connection, _EVERYTHING, node_id, now)
         return _node(connection, principal.scope, node_id)
 
     return ok(await context.change_cluster(work))
 
 
-def _node(connection: Connection, scope: Scope, node_id: str) -> NodeResource:
-    node = nodes.get(connection, scope, node_id)
-    return node_resource(node, _held(connection)[node_id], scope)
+def _node(connection: Connection, scope: Scope, node_id: str) -> schema.NodeResource:
+    return node_resource(nodes.get(connection, scope, node_id), _held(connection)[node_id], scope)
 
 
 def _held(connection: Connection) -> defaultdict[str, list[Allocation]]:

@@ -14,14 +14,8 @@ from sqlalchemy import Connection
 
 from trainmaster.schema.accounts import CreatedWebhook, Trial, WebhookList, WebhookResource
 from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, FeedPage
-from trainmaster.server.coordinator.webhook_delivery import (
-    MAX_URL_LENGTH,
-    TIMEOUT_S,
-    DeliveryError,
-    headers_of,
-    trial,
-)
-from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET, Subscriptions
+from trainmaster.server.coordinator.webhook_delivery import MAX_URL_LENGTH, TIMEOUT_S, DeliveryError, headers_of, trial
+from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET
 from trainmaster.server.core.fields import Model
 from trainmaster.server.core.job import Event
 from trainmaster.server.core.states import TERMINAL, JobStatus
@@ -88,7 +82,7 @@ async def job_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     """Read what happened to a job, or follow it with `Accept: text/event-stream`; the cursor is `seq`."""
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     start = int(last_event_id or after or 0)
     return await _events(request, principal.scope, context, job.job_id, start, limit)
 
@@ -108,7 +102,7 @@ async def feed(
     """
     start = int(last_event_id) if last_event_id else after
     if start is None and wants_events(request):
-        start = await context.read(lambda connection: events.last_id(connection, principal.scope))
+        start = await context.read(events.last_id, principal.scope)
     return await _events(request, principal.scope, context, None, start or 0, limit)
 
 
@@ -118,7 +112,7 @@ async def _events(
     if wants_events(request):
         source = EventSource(scope=scope, job_id=job_id, database=context.database)
         return EventStream(followers_of(request).follow(source, str(start)))
-    found = await context.read(lambda connection: numbered_events(connection, scope, job_id, start, limit))
+    found = await context.read(numbered_events, scope, job_id, start, limit)
     last = found[-1][0] if found else start
     return ok({"events": [event for _, event in found], "next_cursor": last})
 
@@ -172,14 +166,6 @@ AT_ONCE_OF_AN_ACCOUNT = 4
 """Limits test deliveries that wait for slow receivers."""
 
 
-class TrialDeliveries:
-    """Sends test deliveries. Belongs to one event loop."""
-
-    def __init__(self, subscriptions: Subscriptions) -> None:
-        self.poster = subscriptions.poster
-        self.limit = ConcurrencyLimit(AT_ONCE_OF_AN_ACCOUNT)
-
-
 Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
 Secret = Annotated[str, StringConstraints(min_length=SHORTEST_SECRET, max_length=LONGEST_SECRET)]
 Statuses = Annotated[tuple[JobStatus, ...], Field(max_length=len(JobStatus))]
@@ -213,7 +199,7 @@ WebhookId = Annotated[str, Path(description="The webhook's id.", min_length=1, m
 @webhooks_router.get("/webhooks", **answers(WebhookList))
 async def list_webhooks(principal: Manager, context: Context) -> Response:
     """List the account's webhooks, and how each of them does."""
-    found = await context.read(lambda connection: webhooks.all(connection, principal.scope))
+    found = await context.read(webhooks.all, principal.scope)
     return ok(WebhookList(webhooks=[webhook_resource(webhook) for webhook in found]))
 
 
@@ -242,8 +228,7 @@ async def create_webhook(request: Request, principal: Manager, context: Context)
 @webhooks_router.get("/webhooks/{webhook_id}", **answers(WebhookResource, 404))
 async def show_webhook(principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Show one webhook."""
-    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
-    return ok(webhook_resource(found))
+    return ok(webhook_resource(await context.read(webhooks.get, principal.scope, webhook_id)))
 
 
 @webhooks_router.patch("/webhooks/{webhook_id}", **answers(WebhookResource, 404, body=ChangeWebhookBody))
@@ -266,16 +251,16 @@ async def remove_webhook(principal: Manager, context: Context, webhook_id: Webho
 @webhooks_router.post("/webhooks/{webhook_id}/test", **answers(Trial, 404))
 async def try_webhook(request: Request, principal: Manager, context: Context, webhook_id: WebhookId) -> Response:
     """Send a webhook an event of the type `test`, once, and say how that went."""
-    found = await context.read(lambda connection: webhooks.get(connection, principal.scope, webhook_id))
+    found = await context.read(webhooks.get, principal.scope, webhook_id)
     now = context.clock()
     message = trial(f"test-{secrets.token_hex(6)}", principal.account_id, now)
     headers = headers_of(message, context.subscriptions.secret_of(found), now)
-    deliveries: TrialDeliveries = request.app.state.trial_deliveries
+    limit: ConcurrencyLimit = request.app.state.trial_deliveries
     status, problem = None, ""
     too_many = RateLimitedError("other tests of your account's webhooks are under way; wait for them", TIMEOUT_S)
     try:
-        with deliveries.limit.count(principal.account_id, too_many):
-            status = await deliveries.poster.post(found.url, message, headers)
+        with limit.count(principal.account_id, too_many):
+            status = await context.subscriptions.poster.post(found.url, message, headers)
     except DeliveryError as error:
         problem = str(error)
     return ok(Trial(event_id=message.event_id, delivered=not problem, status_code=status, problem=problem))

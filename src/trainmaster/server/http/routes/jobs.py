@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.schema.jobs import JobList, JobResource
 from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Model, Name
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.spec.configs import Priority
@@ -28,6 +27,7 @@ from trainmaster.server.core.workloads import kinds
 from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import encoded, ok_json
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import MAX_JOB_ID, JobId, PageToken, PlainText, StrictRoute, answers
@@ -49,11 +49,7 @@ class Summaries:
         self._kept: dict[tuple[str, int], Summary] = {}
 
     def page(self, connection: Connection, scope: Scope, query: JobQuery, now: float) -> bytes:
-        """One page of a list, as JSON: a `JobList`.
-
-        Raises:
-            SpecError: the token is not one of such a list.
-        """
+        """One page of a list, as JSON: a `JobList`."""
         index = job_list.index(connection, scope, query)
         found = {key: self._kept.get(key) for key in index.versions.items()}
         missing = [job_id for (job_id, _), summary in found.items() if summary is None]
@@ -180,13 +176,12 @@ async def list_quickly(request: Request) -> Response | None:
 async def _listed(request: Request, principal: Principal, context: ApiContext, query: JobQuery) -> Response:
     summaries: Summaries = request.app.state.summaries
     scope, now = principal.scope, context.clock()
-    return ok_json(await context.read(lambda connection: summaries.page(connection, scope, query, now)))
+    return ok_json(await context.read(summaries.page, scope, query, now))
 
 
 @router.get("/jobs/{job_id}", **answers(JobResource, 404))
 async def show_job(principal: Viewer, context: Context, job_id: JobId) -> Response:
     """Show a job, whole: its configs, attempts, progress, checkpoints, and why it waits or failed."""
-
     scope = principal.scope
 
     def show() -> bytes:
@@ -273,10 +268,10 @@ def _labels(request: Request) -> dict[str, tuple[str, ...]]:
         if name.startswith(LABEL_PREFIX):
             key = name.removeprefix(LABEL_PREFIX)
             if not key or "\0" in key or "\0" in value:
-                raise SpecError([Problem(field=LABEL_PREFIX, message="write labels.KEY=VALUE")])
+                raise wrong(LABEL_PREFIX, "write labels.KEY=VALUE")
             wanted[key] = (*wanted.get(key, ()), value)
     if len(wanted) > MAX_LABELS:
-        raise SpecError([Problem(field=LABEL_PREFIX, message=f"no job has more than {MAX_LABELS} labels")])
+        raise wrong(LABEL_PREFIX, f"no job has more than {MAX_LABELS} labels")
     return wanted
 
 

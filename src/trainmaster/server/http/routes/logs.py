@@ -121,7 +121,7 @@ async def logs(
     position = Cursor.decode(given) if given else None
     since_s = parse_time("since", since) if since is not None else None
 
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     reader = LogReader(context.roots, job.job_id, chosen)
 
     def begin() -> tuple[LogSight, Cursor]:
@@ -164,7 +164,6 @@ class LogSource:
         return reader.look(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
 
     def read(self, sight: LogSight, cursor: str) -> StreamPiece:
-        """Lines as events, each with the cursor after it."""
         position = Cursor.decode(cursor)
         page = self._reader().read(sight, position, PIECE_LINES, PIECE_BYTES)
         attempt, offsets = position.attempt, dict(position.offsets)
@@ -179,11 +178,7 @@ class LogSource:
             events.append(sse_end(sight.status, sight.notice))
         passing = b"".join(sse_event("progress", open_line_json(entry)) for entry in page.open_lines)
         return StreamPiece(
-            data=b"".join(events),
-            cursor=page.cursor.encode(),
-            end=page.complete,
-            at_end=page.at_end,
-            passing=passing,
+            data=b"".join(events), cursor=page.cursor.encode(), end=page.complete, at_end=page.at_end, passing=passing
         )
 
     def _reader(self) -> LogReader:

@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.run_directory import metrics_stream
 from trainmaster.schema.reports import JobMetrics, MetricSeries, MetricsReport
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import encoded, number, numbers, ok, reported_at
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
@@ -57,19 +57,18 @@ async def metrics(
     found = await run_in_threadpool(
         series, context.roots, job, names=_parted(names), since_step=since_step, limit=limit
     )
-    return ok(
-        JobMetrics(
-            job_id=job.job_id,
-            status=job.status,
-            step=job.progress.step,
-            epoch=number(job.progress.epoch),
-            latest=numbers(dict(job.progress.metrics)),
-            series=found,
-            checkpoints=[checkpoint_resource(job, each) for each in committed],
-            best_checkpoint_id=job.best_checkpoint_id,
-            notice=await run_in_threadpool(removal_notice, context.roots, job),
-        )
+    shown = JobMetrics(
+        job_id=job.job_id,
+        status=job.status,
+        step=job.progress.step,
+        epoch=number(job.progress.epoch),
+        latest=numbers(dict(job.progress.metrics)),
+        series=found,
+        checkpoints=[checkpoint_resource(job, each) for each in committed],
+        best_checkpoint_id=job.best_checkpoint_id,
+        notice=await run_in_threadpool(removal_notice, context.roots, job),
     )
+    return ok(shown)
 
 
 @router.get("/jobs/{job_id}/metrics/stream", **answers(None, 404, also=STREAM_TOO))
@@ -86,7 +85,7 @@ async def stream(
     """Follow a job's metrics: every report is an `event: metrics`; `event: end` says that there will be no more."""
     start = last_event_id or cursor or START
     decode_cursor(start)
-    job = await context.read(lambda connection: jobs.get(connection, principal.scope, job_id))
+    job = await context.read(jobs.get, principal.scope, job_id)
     source = MetricsSource(
         job_id=job.job_id, names=frozenset(_parted(names)), since_step=since_step, roots=context.roots
     )
@@ -201,10 +200,9 @@ class MetricsSource:
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
-    """Attempt and offset of a cursor."""
     match = _CURSOR.fullmatch(text)
     if match is None:
-        raise SpecError([Problem(field="cursor", message="is not a cursor of these metrics; leave it out")])
+        raise wrong("cursor", "is not a cursor of these metrics; leave it out")
     return int(match[1]), int(match[2])
 
 

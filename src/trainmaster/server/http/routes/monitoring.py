@@ -173,6 +173,7 @@ _OPEN: dict[str, Any] = {"security": []}
 _log = logging.getLogger(__name__)
 
 PROBE_PATIENCE_S = 10.0
+_UNAVAILABLE = "The server cannot do its work; the message says why."
 
 
 @health_router.get("/healthz", response_model=Ok[Alive], openapi_extra=_OPEN)
@@ -186,10 +187,7 @@ async def alive() -> Response:
     response_model=Ok[Ready],
     openapi_extra=_OPEN,
     responses={
-        HTTPStatus.SERVICE_UNAVAILABLE: {
-            "model": ErrorEnvelope,
-            "description": "The server cannot do its work; the message says why.",
-        }
+        HTTPStatus.SERVICE_UNAVAILABLE: {"model": ErrorEnvelope, "description": _UNAVAILABLE},
     },
 )
 async def ready(context: Context) -> Response:

@@ -16,12 +16,12 @@ from trainmaster.schema.cluster import EntryResource, QueueList, QueuePage, Queu
 from trainmaster.schema.reports import Usage, UsageRow
 from trainmaster.server.coordinator.explain import QueueEntry
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Matches, Model, Natural
 from trainmaster.server.core.resources import Queue
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, instant, ok, resource
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.requests import not_a_time, parse_time, read_model
 from trainmaster.server.http.router import PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.scheduling.obstacles import gpus_of
@@ -115,8 +115,7 @@ async def put_queue(request: Request, context: Context, name: QueueName) -> Resp
 @router.delete("/queues/{name}", dependencies=ADMINS_ONLY, **answers(Nothing, 404, 409))
 async def delete_queue(context: Context, name: QueueName) -> Response:
     """Remove a queue in which no job waits or runs."""
-    now = context.clock()
-    await context.change_cluster(lambda connection: queues.remove(connection, _EVERYTHING, name, now))
+    await context.change_cluster(queues.remove, _EVERYTHING, name, context.clock())
     return ok(Nothing())
 
 
@@ -195,7 +194,7 @@ async def show_usage(
     """Add up what attempts used: those that ended, as far as they lie in the interval; those that run, up to now."""
     if not _GROUP.fullmatch(group_by):
         known = ", ".join(usage.GROUPS)
-        raise SpecError([Problem(field="group_by", message=f"must be one of {known}, or {usage.LABEL}KEY")])
+        raise wrong("group_by", f"must be one of {known}, or {usage.LABEL}KEY")
     scope = principal.scope
     if all_accounts:
         require(request, KeyScope.CLUSTER_ADMIN)
@@ -204,7 +203,7 @@ async def show_usage(
     begin = _parse_bound("from", since) if since else 0.0
     end = _parse_bound("to", until) if until else now
     if end < begin:
-        raise SpecError([Problem(field="to", message="must not be before `from`")])
+        raise wrong("to", "must not be before `from`")
 
     def find(connection: Connection) -> Usage:
         rows = usage.by_group(connection, scope, group_by, since=begin, until=end, now=now, limit=limit + 1)

@@ -24,7 +24,7 @@ from trainmaster.schema.jobs import CheckedJob, SubmittedJob
 from trainmaster.server.coordinator.admission import check_results
 from trainmaster.server.coordinator.data_checks import DataCheck
 from trainmaster.server.core.accounts import Account, KeyScope
-from trainmaster.server.core.errors import NotFoundError, Problem, RefusedError, SpecError
+from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
@@ -38,6 +38,7 @@ from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import Ok, ok, resource
+from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body, read_model
 from trainmaster.server.http.router import RawRoute, StrictRoute, answers
 from trainmaster.server.http.routes.blobs import blob_file
@@ -61,18 +62,11 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 async def forwarded_tokens(request: Request, context: ApiContext) -> dict[str, str]:
-    """The tokens that a request forwards to its job; missing ones come from the token exchange, if there is one.
-
-    Raises:
-        SpecError: a token is malformed.
-        CredentialsRefusedError: the exchange refuses the caller's credential.
-        ExchangeUnavailableError: the exchange does not answer.
-    """
+    """The tokens that a request forwards to its job; missing ones come from the token exchange, if there is one."""
     tokens = {name: token for name, header in HEADERS.items() if (token := request.headers.get(header))}
     for name, token in tokens.items():
         if len(token) > MAX_TOKEN_LENGTH or not _TOKEN.fullmatch(token):
-            message = f"must have at most {MAX_TOKEN_LENGTH} printable characters without spaces"
-            raise SpecError([Problem(field=HEADERS[name], message=message)])
+            raise wrong(HEADERS[name], f"must have at most {MAX_TOKEN_LENGTH} printable characters without spaces")
     if context.token_exchange is None or len(tokens) == len(HEADERS):
         return tokens
     missing = [name for name in HEADERS if name not in tokens]
@@ -102,12 +96,6 @@ class Submissions:
             return await run_in_threadpool(work)
 
     async def read(self, document: bytes, account_id: str) -> SubmitJobRequest:
-        """The checked submission in a body.
-
-        Raises:
-            SpecError: the body holds none, or a wrong one.
-            RefusedError: the request asks for something that is not available.
-        """
         seed = new_seed()
         wanted = await self.run(lambda: parse_submit(parse_json(document), seed=seed), large=is_large(document))
         return await self._context.commands.admission.look_up(wanted, account_id)
@@ -194,7 +182,7 @@ async def validate(request: Request) -> Response:
     )
     await asyncio.wrap_future(check)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
-    missing = set(await context.read(lambda connection: job_inputs.missing_blobs(connection, principal.scope, shipped)))
+    missing = set(await context.read(job_inputs.missing_blobs, principal.scope, shipped))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}

@@ -26,25 +26,17 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import CONTROL, RENDEZVOUS, REQUEST, RunDirectory, StreamGapError
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.schema import Doc
-from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StoreUnavailableError
+from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.core.fields import MAX_INTEGER
 from trainmaster.server.core.job import Attempt
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.http.auth import credential_of, guard
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, ok, ok_document
-from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError
+from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError, wrong
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import parse_json, read_body, read_model
-from trainmaster.server.http.router import (
-    BINARY_CONTENT,
-    BY_RANK_TOKEN,
-    BY_TOKEN,
-    MAX_OFFSET,
-    AttemptId,
-    StrictRoute,
-    answers,
-)
+from trainmaster.server.http.router import BINARY_CONTENT, BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, StrictRoute, answers
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
@@ -144,6 +136,7 @@ NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
 
+AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
 NodeNumber = Annotated[int, Path(ge=0, le=999_999)]
 FilePath = Annotated[str, Path(max_length=256, description="Relative to the attempt's run directory.")]
 
@@ -160,13 +153,7 @@ class RemoteWorker:
     directory: RunDirectory
 
     async def report(self, write: Callable[[], T]) -> T:
-        """Write to the run directory, and hint the coordinator.
-
-        Raises:
-            NotFoundError: the directory is gone.
-            SpecError: there can be no such file.
-            StoreUnavailableError: the disk is full or broken; the worker keeps what it has and tries again.
-        """
+        """Write to the run directory, and hint the coordinator. Where the disk is full, the worker tries again."""
 
         def work() -> T:
             if not (self.directory.path / REQUEST).exists():
@@ -184,7 +171,7 @@ class RemoteWorker:
         """Refuse the name of a file of a node that the attempt does not have."""
         match = _NODE.fullmatch(name)
         if match is not None and int(match[1]) >= self.nodes:
-            raise SpecError([Problem(field="path", message=f"the attempt has {self.nodes} nodes")])
+            raise wrong("path", f"the attempt has {self.nodes} nodes")
 
 
 @guard
@@ -213,7 +200,7 @@ async def _attempt(
     request: Request, context: ApiContext, attempt_id: str, token_of: Callable[[Attempt], str]
 ) -> Attempt:
     try:
-        attempt = await context.read(lambda connection: attempts.get(connection, Scope.everything(), attempt_id))
+        attempt = await context.read(attempts.get, Scope.everything(), attempt_id)
     except NotFoundError:
         raise InvalidTokenError("this token is not valid for this attempt") from None
     if not hmac.compare_digest(token_of(attempt).encode(), credential_of(request).encode()):
@@ -274,7 +261,7 @@ async def append(
         except StreamGapError as gap:
             raise StreamGapConflictError(gap.next_offset) from None
         except ValueError as error:
-            raise SpecError([Problem(field="stream", message=str(error))]) from None
+            raise wrong("stream", str(error)) from None
 
     return ok(NextOffset(next_offset=await worker.report(write)))
 
@@ -287,7 +274,7 @@ async def put_document(request: Request, worker: Worker, document: FilePath) -> 
     worker.check_node(document)
     content = parse_json(await read_body(request))
     if not isinstance(content, dict):
-        raise SpecError([Problem(field="body", message="must be an object")])
+        raise wrong("body", "must be an object")
     if document.endswith("/exit.json"):
         parse(ExitDocument, content)
 
@@ -295,7 +282,7 @@ async def put_document(request: Request, worker: Worker, document: FilePath) -> 
         try:
             worker.directory.put_document(document, content)
         except ValueError as error:
-            raise SpecError([Problem(field="document", message=str(error))]) from None
+            raise wrong("document", str(error)) from None
 
     await worker.report(write)
     return ok(Nothing())
