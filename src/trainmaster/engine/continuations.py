@@ -25,7 +25,6 @@ from trainmaster.engine.types import (
 )
 
 MAX_TOPK = 1024
-"""The most top logprobs per token."""
 PIECE = 256
 """Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
@@ -157,7 +156,6 @@ class Generation:
         return not self.wanted_sequences
 
     def begin(self, room: Room | None) -> None:
-        """Start the next continuation."""
         request, index = self.request, self.started
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
         self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))

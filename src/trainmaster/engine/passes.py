@@ -24,10 +24,7 @@ from trainmaster.engine.types import EngineError, Pass, Trained, check_tokens, c
 
 
 def cut(lengths: Sequence[int], widths: Sequence[Hashable], budget: int) -> list[range]:
-    """Split sequences into consecutive chunks of one width, of at most `budget` tokens unless one sequence is longer.
-
-    `widths` are the numbers of targets per position.
-    """
+    """Split sequences into chunks of one width (targets per position), of at most `budget` tokens or one sequence."""
     chunks: list[range] = []
     start, room = 0, budget
     for index, length in enumerate(lengths):
@@ -138,8 +135,6 @@ class ChunkResult:
 
 @dataclass(slots=True)
 class Computed:
-    """The results of a pass so far."""
-
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
     metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Of each chunk, with its number of data."""
@@ -156,7 +151,6 @@ class Computed:
 
 
 def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: int) -> CheckedPass:
-    """Check a whole request before anything is computed."""
     loss, options = losses.find(request.loss), losses.options_of(request.loss, request.options)
     if request.backward and model.trained is Trained.NOTHING:
         raise EngineError(

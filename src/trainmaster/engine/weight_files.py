@@ -138,7 +138,6 @@ class StoredWeights:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """The file of each weight."""
     index = directory / _INDEX
     if index.is_file():
         try:

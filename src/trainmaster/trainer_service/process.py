@@ -100,12 +100,7 @@ class TrainerService:
         self._queues: dict[str, deque[Request]] = {}
 
     def run(self) -> StopRequest:
-        """Serve until a stop is asked for, and do what it asks; which it was.
-
-        Raises:
-            ChannelClosedError: the front is gone.
-            FatalError: the engine cannot continue.
-        """
+        """Serve until a stop is asked for, and do what it asks; which it was. Raises ChannelClosedError, FatalError."""
         self._channel.send(
             EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.named.listing()))
         )

@@ -298,9 +298,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError
-    where the parameters differ.
-    """
+    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError."""
     ours, theirs = optimizer_state(model, optimizer)["groups"], saved["groups"]
     names, saved_names = ([name for group in groups for name in group["params"]] for groups in (ours, theirs))
     _require_same("the optimizer", names, saved_names)

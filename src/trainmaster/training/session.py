@@ -57,8 +57,7 @@ class Resumed:
 def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
     """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
 
-    The tree of a `sharded` training is read later, into the shards. Raises InexactResumeError where something is
-    missing without which the training would take another course, and CorruptCheckpointError where all are corrupt.
+    Raises InexactResumeError where something is missing, and CorruptCheckpointError where all are corrupt.
     """
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
@@ -134,10 +133,7 @@ def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> s
 
 
 class NodeCopies:
-    """Copies every checkpoint for each further node, where the job wants every node to save.
-
-    The first rank of each node but the first commits copies below `node-<index>`. They are not registered.
-    """
+    """Copies every checkpoint below `node-<index>`, by the first rank of each further node. They are not registered."""
 
     def __init__(self, root: Root, reporter: Reporter, *, keep: int) -> None:
         self._root = root
@@ -258,8 +254,7 @@ class Session:
     ) -> None:
         """Begin a save; training continues while it is written.
 
-        `state` is the loop's own, `evaluated` the result of an evaluation at this very step, and `progress` whatever
-        else a resume has to know.
+        `evaluated` is the result of an evaluation at this very step, `progress` whatever else a resume has to know.
         """
         with self._reporting.not_training() if self._reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()

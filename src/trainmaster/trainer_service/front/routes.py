@@ -226,10 +226,7 @@ for new ones."""
 
 
 class Paced:
-    """An application whose requests begin a few in each round of the event loop, in the order in which they came.
-
-    A burst of a thousand samples must not keep a heartbeat waiting.
-    """
+    """Begins a few requests in each round of the event loop, in order: many samples must not delay a heartbeat."""
 
     def __init__(self, app: ASGIApp, *, urgent: frozenset[str]) -> None:
         self._app = app

@@ -84,12 +84,7 @@ class Samples:
     async def open(
         self, session: SamplingSession, fields: Mapping[str, Any], *, door: str, source: str, hold_s: float
     ) -> Reply | None:
-        """Have the engine load the weights of a session, once.
-
-        Returns:
-            How that went; None while it is under way after `hold_s`, and when it is long ago. A session that could
-            not be opened is given up.
-        """
+        """Have the engine load a session's weights, once; if it cannot, give it up. None: under way, or long ago."""
         request_id = self._trainer.future_id(session.sampling_session_id, "open")
         if not session.opened:
             sent = {**fields, "sampling_session_id": session.sampling_session_id}

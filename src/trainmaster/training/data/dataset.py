@@ -62,10 +62,7 @@ def build(
     directory: Path,
     progress: OnProgress = ignore_progress,
 ) -> Built:
-    """Make the datasets of a job. Raises InputError where a source or a row is wrong.
-
-    The datasets are mapped from files in `directory`; the caller removes it when they are saved elsewhere.
-    """
+    """Make the datasets of a job, mapped from files in `directory`, which the caller removes. Raises InputError."""
     from datasets import Dataset
     from datasets.utils.logging import set_verbosity_error
     from datasets.utils.tqdm import disable_progress_bars

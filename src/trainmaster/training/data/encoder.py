@@ -53,8 +53,7 @@ def load_tokenizer(
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
     """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
 
-    `directories` are those of the model and of the tokenizer; `model_kwargs` may change how many positions the model
-    has. Raises InputError where nobody says, or the model has fewer positions than the job wants.
+    `model_kwargs` may change how many positions the model has. Raises InputError where these are fewer, or unknown.
     """
     if wanted is not None:
         known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
@@ -101,11 +100,7 @@ class ChatRenderer:
         self._completion_only = completion_only
 
     def render(self, chat: Chat, origin: Origin) -> Rendered:
-        """The text of a conversation, and the parts of it that are trained on.
-
-        Raises InputError where the tokenizer has no template that fits, and RowError where the template refuses the
-        row.
-        """
+        """The text of a conversation, and the parts of it that are trained on. Raises InputError, also as RowError."""
         template = self._template(chat)
         spans: tuple[Span, ...] | None = None
         if self._assistant_only:
@@ -210,9 +205,7 @@ class Encoder:
     """Turns rows into samples, the same way for training and for a check."""
 
     def __init__(self, config: TokenizationConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> None:
-        """Raises InputError where the tokenizer lacks a token that the job wants, or the job maps a field that no row
-        has.
-        """
+        """Raises InputError where the tokenizer lacks a token that the job wants, or no row has a mapped field."""
         for name, instead in refused_fields(config.data.preprocess.field_mapping):
             raise InputError(f"preprocess.field_mapping.{name}: {instead}")
         self._config = config
@@ -232,9 +225,7 @@ class Encoder:
         return shape_of(row, self._config.data.preprocess.field_mapping, origin, text_only=self._pretrains)
 
     def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
-        """The samples of each row: one, or several where a long document is split. Raises InputError where a row is
-        wrong.
-        """
+        """The samples of each row: several where a long document is split. Raises InputError where a row is wrong."""
         shapes = [self.shape(row, origin) for row, origin in zip(rows, origins, strict=True)]
         texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]
         if any(text.trained is not None for text in texts):

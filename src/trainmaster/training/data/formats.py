@@ -112,11 +112,7 @@ def read(
     columns: Collection[str] | None = None,
     whole: bool = True,
 ) -> Iterator[RawRow]:
-    """The rows of a file, in order. Raises FileError where it is not in that format.
-
-    Formats that can read nothing but `columns`. Without `whole`, it is the beginning of a larger file, so that its last
-    line may be cut off.
-    """
+    """The rows of a file, of `columns` alone if it can; without `whole`, its end may be cut off. Raises FileError."""
     try:
         yield from _READERS[format](path, columns, whole)
     except (EOFError, OSError, lzma.LZMAError) as error:

@@ -50,10 +50,7 @@ class Cache:
         self.root = root
 
     def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-        """The entry's directory; where there is none, `make` fills one.
-
-        The directory may hold what an earlier call left that did not come to its end.
-        """
+        """The entry's directory; where there is none, `make` fills one, which may hold what an unfinished call left."""
         place = self.root / kind / key
         if not place.is_dir():
             with self.lock(kind, key):

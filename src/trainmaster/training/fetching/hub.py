@@ -85,10 +85,7 @@ def dataset(
 def repository(
     uri: str, kind: str, access: Access, on_progress: OnProgress = ignore_progress, *, ignored: Sequence[str] = ()
 ) -> dict[str, Path]:
-    """The files of a repository, or of the part that the URI names, by their paths in it.
-
-    `kind` is `dataset` or `model`; files that match a pattern in `ignored` are left out. Raises PreparingError.
-    """
+    """The files of a dataset's or model's repository, or of the part that the URI names, by their paths in it."""
     name = name_of(uri)
     with translated(_shown(name.repo, name.revision), access):
         # What was fetched before may be a part of it alone, and nobody could tell.
