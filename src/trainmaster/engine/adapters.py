@@ -68,7 +68,7 @@ class Adapter:
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set all factors, by the names of `named_parameters`; none, and EngineError, if one does not fit."""
+        """Set all factors, by the names of `named_parameters`. Raises EngineError, first, if one does not fit."""
         own = dict(self.named_parameters())
         check_shapes("these are not this adapter's factors", own, tensors)
         with torch.no_grad():

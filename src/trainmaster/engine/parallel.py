@@ -65,7 +65,7 @@ class Commanded(Protocol):
 
 
 class ProcessRanks(Ranks):
-    """Processes, joined by torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, in a command `timeout_s` apart."""
+    """Processes, joined by torchrun's environment (RANK and others); in a command they may be `timeout_s` apart."""
 
     def __init__(self, device: torch.device, *, timeout_s: float = 600.0) -> None:
         timeout = timedelta(seconds=timeout_s)

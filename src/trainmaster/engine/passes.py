@@ -187,22 +187,17 @@ def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkRe
     upstream: list[Tensor] = []
     for chunk, own in zip(chunks, owned, strict=True):
         own = own.requires_grad_(backward)
-        of_tokens = chunk.of.loss.formula(_tokens(chunk, own))
+        inputs = {name: _on(device, chunk.joined(name)) for name in chunk.names}
+        lengths = _on(device, np.array(chunk.lengths))
+        of_tokens = chunk.of.loss.formula(
+            Tokens(logprobs=own, inputs=inputs, options=chunk.of.options, lengths=lengths)
+        )
         if backward:
             upstream += torch.autograd.grad(of_tokens.values.sum(), own)
         found.append(of_tokens)
     if backward:
         logprobs.backward(torch.cat(upstream))  # type: ignore[no-untyped-call]
     return [_part(chunk, own.detach(), each) for chunk, own, each in zip(chunks, owned, found, strict=True)]
-
-
-def _tokens(chunk: Chunk, logprobs: Tensor) -> Tokens:
-    return Tokens(
-        logprobs=logprobs,
-        inputs={name: _on(logprobs.device, chunk.joined(name)) for name in chunk.names},
-        options=chunk.of.options,
-        lengths=_on(logprobs.device, np.array(chunk.lengths)),
-    )
 
 
 def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> ChunkResult | EngineError:

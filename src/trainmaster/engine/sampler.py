@@ -26,14 +26,7 @@ from torch import Tensor
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import CachedAttention, Span
 from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, blocks_for
-from trainmaster.engine.continuations import (
-    PIECE,
-    Continuation,
-    Generation,
-    check,
-    end_tokens,
-    read_tokenizer,
-)
+from trainmaster.engine.continuations import PIECE, Continuation, Generation, check, end_tokens, read_tokenizer
 from trainmaster.engine.logprobs import (
     all_logits,
     choose,

@@ -120,12 +120,7 @@ class TrainedModel:
         return {
             **weights_state(self.trained, self.lora, self.optimizer.weights()),
             "optimizer": self.optimizer.state(),
-            "gradients": {
-                "tensors": gradients.tensors,
-                "loss_tokens": gradients.loss_tokens,
-                "sequences": gradients.sequences,
-                "waiting": gradients.waiting,
-            },
+            "gradients": {name: getattr(gradients, name) for name in Gradients.__slots__},
         }
 
     def load_state(self, state: State, ranks: Ranks, *, optimizer: bool) -> None:

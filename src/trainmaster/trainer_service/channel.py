@@ -75,7 +75,6 @@ class EngineChannel:
         return message
 
     def send(self, message: Message) -> None:
-        """Raises ChannelClosedError where the front is gone."""
         datagram, bodies = _packed(message)
         try:
             with self._sending:

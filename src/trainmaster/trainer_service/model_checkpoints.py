@@ -86,7 +86,6 @@ class Saving:
         overwrite: bool,
         **attributes: Any,
     ) -> SavePlan:
-        """Raises EngineError where the name is taken and must not be replaced, or a field of the request is wrong."""
         before = self.named.versions(label)
         if before and not overwrite:
             raise EngineError(
@@ -102,9 +101,7 @@ class Saving:
             "is_lora": model.trained is Trained.ADAPTER,
             "lora_rank": lora.rank if lora else None,
             "lora_alpha": lora.alpha if lora else None,
-            "train_unembed": lora.train_unembed if lora else None,
-            "train_mlp": lora.train_mlp if lora else None,
-            "train_attn": lora.train_attn if lora else None,
+            **{name: getattr(lora, name, None) for name in ("train_unembed", "train_mlp", "train_attn")},
             "user_metadata": dict(model.user_metadata) if (given := metadata(fields)) is None else given,
             **attributes,
         }

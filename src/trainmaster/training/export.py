@@ -54,7 +54,6 @@ def destination(document: Document) -> str | None:
 
 
 def record(directory: Path) -> None:
-    """List the files of a result in it."""
     files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     (directory / RECORD).write_text(_record_of(files))
 

@@ -129,7 +129,6 @@ class PreparingProgress:
 
 
 def say(message: str) -> None:
-    """Write a line to the log."""
     sys.stdout.write(f"{message}\n")
     sys.stdout.flush()
 

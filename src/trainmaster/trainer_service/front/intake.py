@@ -187,7 +187,6 @@ class Intake:
         self.held_bytes -= size
 
     def require_room(self) -> None:
-        """Raises BusyError where more is held than may be."""
         most, most_bytes = self._settings.max_held, self._settings.max_held_bytes
         if self.held > most:
             raise BusyError(f"the trainer holds {most} requests already")

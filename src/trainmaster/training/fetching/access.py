@@ -87,7 +87,6 @@ class Access:
         )
 
     def service(self, scheme: str, path: str) -> Service:
-        """Raises InputError where the server knows no such service, CredentialsError where the job has no token."""
         found = self.services.get(scheme)
         if found is None:
             raise InputError(f"{path}: this server knows no {scheme}; its operator sets {scheme}_url")
@@ -98,7 +97,7 @@ class Access:
 
 
 def initializer_access(part: str, spec: Mapping[str, Any], document: Mapping[str, Any]) -> Access:
-    """The access of an initializer's step; endpoint and keys go into the environment. Raises InputError: not public."""
+    """The access of an initializer's step; endpoint and keys go into the environment, where the clients look."""
     where = f"workload.initializers.{part}"
     secrets = {field: os.environ.pop(name, None) for field, name in environment.INITIALIZER_SECRETS.items()}
     access = replace(
@@ -158,7 +157,6 @@ class LocalFiles:
 
 
 def local_path(path: str, access: Access) -> Path:
-    """Raises InputError where there is nothing, or jobs may not read it."""
     named = file_path(path) or path
     found = access.working_directory / named
     _require_allowed(path, found, access)

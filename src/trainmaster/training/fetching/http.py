@@ -39,7 +39,6 @@ from trainmaster.training.steps import (
 )
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
-"""Before each further try."""
 MAX_REDIRECTS = 10
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _KEEP_VERSIONS_S = 24 * 3600.0
@@ -60,7 +59,6 @@ class Target:
 
 
 def target_of(url: str) -> Target:
-    """Raises InputError where the URL is none, or holds a password."""
     try:
         parts = urlsplit(url)
         port = parts.port

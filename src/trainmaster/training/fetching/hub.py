@@ -41,7 +41,6 @@ _LIBRARY = "trainmaster"
 
 
 def name_of(uri: str) -> HubName:
-    """Raises InputError where the URI is not written like one of the Hub."""
     found = hub_name(uri)
     if found is None:
         raise InputError(
@@ -55,13 +54,12 @@ def model(repo: str, revision: str | None, access: Access, on_progress: OnProgre
     shown = _shown(repo, revision)
     with translated(shown, access):
         names = _files(repo, revision, "model", access)
-        if not any(fnmatch.fnmatch(name, "*.safetensors") for name in names):
-            if names and not any(fnmatch.fnmatch(name, "*.bin") for name in names):
-                raise InputError(f"{shown} holds no weights that can be loaded: neither *.safetensors nor *.bin")
-            ignored: tuple[str, ...] = _OTHER_FORMS
-        else:
-            ignored = (*_OTHER_FORMS, "*.bin")
-        return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=list(ignored))
+        ignored = [*_OTHER_FORMS]
+        if any(fnmatch.fnmatch(name, "*.safetensors") for name in names):
+            ignored.append("*.bin")
+        elif names and not any(fnmatch.fnmatch(name, "*.bin") for name in names):
+            raise InputError(f"{shown} holds no weights that can be loaded: neither *.safetensors nor *.bin")
+        return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=ignored)
 
 
 def tokenizer(repo: str, revision: str | None, access: Access) -> Path:

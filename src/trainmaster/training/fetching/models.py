@@ -30,7 +30,6 @@ _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
 def fetch_model(base_model: BaseModelConfig, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
-    """The directory of a base model. Raises PreparingError."""
     name = base_model.model_id
     source = model_source(name, base_model.source)
     if source is ModelSource.HUGGINGFACE:

@@ -140,7 +140,6 @@ class _Meter:
 
 @contextlib.contextmanager
 def _translated(uri: str, access: Access) -> Iterator[None]:
-    """Raise the client's errors as ours."""
     remedy = access.remedies.s3_keys
     try:
         from obstore.exceptions import BaseError  # where it is not installed, that is an error to report as well

@@ -34,14 +34,7 @@ from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access, initializer_access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.fetching.s3 import in_role
-from trainmaster.training.steps import (
-    InputError,
-    OnProgress,
-    PreparingError,
-    say,
-    try_again_while_unavailable,
-    write_whole,
-)
+from trainmaster.training.steps import InputError, OnProgress, PreparingError, say, write_whole
 from trainmaster.training.tables.table_reader import (
     PART_SUFFIX,
     Source,
@@ -268,7 +261,7 @@ def _write_for_gang(key: str, index: int) -> None:
             write_shard(table, index, count, target)
 
     if not target.is_file():
-        try_again_while_unavailable(write)
+        steps.try_again_while_unavailable(write)
 
 
 def _end_with_head(gang: ShardGang) -> None:
