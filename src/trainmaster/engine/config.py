@@ -227,7 +227,6 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _language_model(values: _Values, model_type: str) -> _Values:
-    """The values of the language model in a file with a vision tower."""
     inner = values.raw.get("text_config")
     if not isinstance(inner, dict):
         raise values.refuse("it has no text_config, which would describe its language model")

@@ -18,16 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainmaster.engine import products
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.model import Unembedding
-from trainmaster.engine.products import (
-    AdapterShare,
-    add_shares,
-    back_product,
-    factors_of,
-    share_gradients,
-    wide_product,
-)
+from trainmaster.engine.products import AdapterShare, add_shares, factors_of, share_gradients, wide_product
 
 LOGITS = 2**27
 """How many logits are held at a time: half a gigabyte, some 900 rows of a vocabulary of 150,000."""
@@ -164,7 +158,7 @@ class _TargetLogprobs(torch.autograd.Function):
                 grad_logits *= slope
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[group.rows] = back_product(grad_logits, weight)
+                grad_hidden[group.rows] = products.back_product(grad_logits, weight)
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ rows
             onto = None if grad_hidden is None else grad_hidden[group.rows]

@@ -304,7 +304,6 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
 
 
 def _lora_options(described: Mapping[str, Any], names: Iterable[str]) -> LoraOptions:
-    """The options of an adapter, from its `adapter_config.json` and the names of its tensors."""
     for name, value in _PEFT_OPTIONS.items():
         if described.get(name, value) != value:
             raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")

@@ -110,7 +110,6 @@ def _restore_file(delta: Path, base: Path, target: Path, *, size: int) -> str:
 
 
 def _open_if_there(path: Path) -> BinaryIO:
-    """A file, or an empty one in its place."""
     return open(path, "rb") if path.is_file() else io.BytesIO()
 
 

@@ -31,13 +31,8 @@ from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.trainer_requests import TINKER
-from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import (
-    CheckpointKind,
-    CheckpointLabel,
-    CommittedCheckpoint,
-    NamedCheckpoints,
-)
+from trainmaster.trainer_service import checkpoint_names, export_files
+from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CheckpointLabel, CommittedCheckpoint
 from trainmaster.trainer_service.models import LoadedModel, metadata
 from trainmaster.trainer_service.schema import whole
 
@@ -66,7 +61,7 @@ class Saving:
         self._reporter = reporter
         self._base_model = base_model
         self._root = reporter.checkpoint_root()
-        self.named = NamedCheckpoints(self._root)
+        self.named = checkpoint_names.NamedCheckpoints(self._root)
         self._saver = Saver(self._root, reporter=reporter)
         self._exporter = ThreadPoolExecutor(1, thread_name_prefix="export")
         self._under_way: tuple[SavePlan, Callable[[], bool], Callable[[], CommittedCheckpoint], Done] | None = None

@@ -13,13 +13,8 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
 from trainmaster.protocol.trainer_requests import Mode
-from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import (
-    CheckpointKind,
-    CheckpointLabel,
-    CommittedCheckpoint,
-    description,
-)
+from trainmaster.trainer_service import checkpoint_names, export_files
+from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CheckpointLabel, CommittedCheckpoint
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import (
@@ -317,7 +312,7 @@ class ModelOperations:
         if isinstance(outcome, Exception):
             self._reply(reply_to_failure(request.request_id, outcome))
         else:
-            about = description(outcome.manifest)
+            about = checkpoint_names.description(outcome.manifest)
             self._reply(_done(request, about, path=about["path"]))
 
 

@@ -65,22 +65,14 @@ class RawRow:
 
 
 def format_of(name: str) -> str | None:
-    """The format by a file's name; None where the name does not tell.
-
-    >>> format_of("a/train.jsonl.gz"), format_of("table.PQ"), format_of("README.md")
-    ('jsonl', 'parquet', None)
-    """
+    """The format by a file's name, such as `a/train.jsonl.gz` or `table.PQ`; None where the name does not tell."""
     path = PurePath(name.lower())
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSIONS else path.suffix
     return FORMAT_OF_SUFFIX.get(suffix)
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for messages.
-
-    >>> kind_of("a"), kind_of(1.5), kind_of([]), kind_of(None)
-    ('text', 'a number', 'a list', 'null')
-    """
+    """The type of a value, for messages, such as `text` or `a number`."""
     match value:
         case None:
             return "null"

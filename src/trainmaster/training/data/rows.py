@@ -164,7 +164,6 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _check_names(source: DataSource, counts: RowCounts) -> None:
-    """Refuse column names that no row has."""
     if not counts.read:
         return
     named = [("columns", column) for column in source.columns or ()]

@@ -145,11 +145,7 @@ def _chosen(
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the path; one with a slash at its end matches everything in that directory.
-
-    >>> is_ignored("onnx/model.bin", ["*.bin"]), is_ignored("onnx/model.pb", ["onnx/"]), is_ignored("a.txt", ["*.bin"])
-    (True, True, False)
-    """
+    """Whether a pattern matches the path; one with a slash at its end matches everything in that directory."""
     return any(fnmatch.fnmatch(name, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in patterns)
 
 
@@ -193,13 +189,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _preferred(names: Sequence[str]) -> str | None:
-    """The format to read where a dataset has its rows in several."""
     formats = {format_of(name) for name in names if name.rpartition("/")[2] not in _NOT_ROWS}
     return next((each for each in _PREFERRED if each in formats), None)
 
 
 def _splits_named_in(name: str) -> list[str]:
-    """The splits that a file's path names."""
     if (shard := _SHARD.search(name)) is not None:
         return [_canonical(shard["split"])]
     return [split for split in _WORDS if _names_split(name, split)]

@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.server.core.training.sources import HubName, hub_name
+from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, key_of
 from trainmaster.training.fetching.file_choice import is_ignored
-from trainmaster.training.steps import (
-    CredentialsError,
-    InputError,
-    OnProgress,
-    SourceUnavailableError,
-    doing,
-    ignore_progress,
-    write_whole,
-)
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, SourceUnavailableError, ignore_progress
 
 TOKENIZER_PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja", "vocab.*", "merges.txt",
@@ -131,7 +124,7 @@ def _files(repo: str, revision: str | None, kind: str, access: Access, *, kept: 
             return _cached_files(repo, revision, kind, access)
         raise
     last_listing.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(last_listing, json.dumps(names))
+    steps.write_whole(last_listing, json.dumps(names))
     return names
 
 
@@ -221,7 +214,7 @@ def translated(shown: str, access: Access) -> Iterator[None]:
 
     token = "the token that was sent" if access.hub_token or os.environ.get("HF_TOKEN") else "no token was sent"
     try:
-        doing(f"fetching {shown} from {endpoint()}")
+        steps.doing(f"fetching {shown} from {endpoint()}")
         with _only_first_retry_reported(shown):
             yield
     except errors.GatedRepoError as error:
@@ -288,7 +281,7 @@ def _only_first_retry_reported(shown: str) -> Iterator[None]:
             return True
         if not told:
             told = True
-            doing(f"{doing_so}: {record.getMessage()}")
+            steps.doing(f"{doing_so}: {record.getMessage()}")
         return False
 
     logger.addFilter(first)
