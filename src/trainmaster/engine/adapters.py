@@ -17,7 +17,6 @@ from trainmaster.engine.products import AdapterShare, Factors
 from trainmaster.engine.types import EngineError, LoraOptions
 
 UNEMBEDDING = "lm_head"
-"""The name of the unembedding among the layers that can be adapted."""
 
 
 def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -69,9 +68,7 @@ class Adapter:
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set all factors, by the names of `named_parameters`. Raises EngineError, with nothing changed, where one does
-        not fit.
-        """
+        """Set all factors, by the names of `named_parameters`. Raises EngineError, first, if one does not fit."""
         own = dict(self.named_parameters())
         check_shapes("these are not this adapter's factors", own, tensors)
         with torch.no_grad():
@@ -79,7 +76,6 @@ class Adapter:
                 parameter.copy_(tensors[name])
 
     def copy(self) -> Adapter:
-        """A copy without gradients."""
         twin = object.__new__(Adapter)
         twin.config, twin.options, twin.scale = self.config, self.options, self.scale
         twin.factors = {

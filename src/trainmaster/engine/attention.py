@@ -33,10 +33,7 @@ _HEAD_DIMS = range(8, 257, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How the scores of a layer's attention are computed."""
-
     scale: float
-    """Factor of the scores."""
     window: int | None
     """How many of the last rows each row sees, including itself; None: all."""
     softcap: float | None
@@ -47,9 +44,7 @@ class Attention(Protocol):
     """Attention over the rows of a pack; an implementation decides which rows see which."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """Attend: [rows, query heads, width], from queries of that shape, and from keys and values [rows, key-value
-        heads, width].
-        """
+        """Attend: queries and result are [rows, query heads, width], keys and values [rows, key-value heads, width]."""
 
 
 class PackedAttention:
@@ -84,7 +79,6 @@ def computed_in(query: Tensor) -> torch.dtype:
 
 
 def _attend_to_sequence(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of all rows of one sequence."""
     groups = query.shape[1] // key.shape[1]
     given, dtype = query.dtype, computed_in(query)
     query, key, value = (each.to(dtype).transpose(0, 1).unsqueeze(0) for each in (query, key, value))
@@ -230,9 +224,7 @@ class _Member:
 
 
 class _SpanGroup:
-    """Spans that are computed in one shape: each padded to `width` rows by repeating its last one, and its sequence to
-    `blocks` with the zero page.
-    """
+    """Spans that are computed in one shape: padded to `width` rows by the last one, to `blocks` by the zero page."""
 
     def __init__(self, members: Sequence[_Member], width: int, blocks: int, device: torch.device) -> None:
         tables = np.full((len(members), blocks, members[0].pages.shape[1]), NO_PAGE)

@@ -79,11 +79,9 @@ class Layout:
         return blocks_for(self.window - 1 + tokens) + 1
 
     def pages(self, blocks: int, ring: int) -> int:
-        """Pages for this many blocks of a sequence."""
         return self.strata[Sight.ALL] * blocks + self.strata[Sight.WINDOW] * min(blocks, ring)
 
     def blocks(self, pages: int, ring: int) -> int:
-        """Blocks of a sequence that fit into this many pages."""
         everything, windowed = self.strata
         while_all_are_kept = pages // (everything + windowed)
         if while_all_are_kept < ring:

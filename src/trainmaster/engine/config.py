@@ -18,8 +18,6 @@ from trainmaster.engine.types import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embedding."""
-
     theta: float
     kind: str = "default"
     """`default`, `linear`, `llama3` or `yarn`."""
@@ -39,8 +37,6 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer."""
-
     model_type: str
     vocab_size: int
     hidden_size: int
@@ -76,7 +72,6 @@ class ModelConfig:
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
-        """Read the configuration of a checkpoint."""
         path = Path(directory) / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +85,6 @@ class ModelConfig:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], path: Path) -> ModelConfig:
-        """Read a configuration that was loaded from a path."""
         try:
             return _from_values(_Values(document, path))
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
@@ -233,7 +227,6 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _language_model(values: _Values, model_type: str) -> _Values:
-    """The values of the language model in a file with a vision tower."""
     inner = values.raw.get("text_config")
     if not isinstance(inner, dict):
         raise values.refuse("it has no text_config, which would describe its language model")

@@ -25,7 +25,6 @@ from trainmaster.engine.types import (
 )
 
 MAX_TOPK = 1024
-"""The most top logprobs per token."""
 PIECE = 256
 """Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
@@ -157,7 +156,6 @@ class Generation:
         return not self.wanted_sequences
 
     def begin(self, room: Room | None) -> None:
-        """Start the next continuation."""
         request, index = self.request, self.started
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
         self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))
@@ -209,11 +207,8 @@ class Generation:
 
 
 def _stacked(rows: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.zeros((len(rows), k), dtype=np.int32)
-    logprobs = np.zeros((len(rows), k), dtype=np.float32)
-    for place, (row_ids, row_logprobs) in enumerate(rows):
-        ids[place], logprobs[place] = row_ids, row_logprobs
-    return ids, logprobs
+    ids, logprobs = ([row[part] for row in rows] for part in (0, 1))
+    return np.array(ids, np.int32).reshape(-1, k), np.array(logprobs, np.float32).reshape(-1, k)
 
 
 # A continuation ends at a token, or at a string in its text, wherever the borders of tokens lie.

@@ -28,16 +28,9 @@ PACK_TOKENS = 8192
 
 
 class Engine:
-    """Trains models on one base model.
+    """Trains models on one base model, whose weights have the `dtype`; adapters, moments and gradients are float32.
 
-    Args:
-        model_dir: A transformers checkpoint.
-        device: Where to compute.
-        dtype: Of the base model's weights. Adapters, moments and gradients are float32.
-        max_context_length: Of a sequence; None: the model's own limit.
-        process: The ranks that work together; None: this one alone.
-        pack_tokens: How many tokens are computed together.
-        gradient_accumulation_steps: How many calls of `optim_step` make one step.
+    `max_context_length` None: the model's own limit. `gradient_accumulation_steps` calls of `optim_step` are one step.
     """
 
     def __init__(
@@ -142,10 +135,7 @@ class Engine:
         return WeightsSnapshot(transformer=transformer)
 
     def export(self, snapshot: WeightsSnapshot, directory: Path, *, merged: bool, tinker_names: bool = False) -> None:
-        """Write a snapshot as a PEFT adapter, or merged as a transformers checkpoint.
-
-        With `tinker_names`, an adapter of a tied model names the unembedding as Tinker's tools do.
-        """
+        """Write a snapshot as a PEFT adapter (`tinker_names`: for Tinker's tools), or merged as a checkpoint."""
         transformer, adapter = snapshot.transformer, snapshot.adapter
         if merged:
             trained = transformer is not self.base

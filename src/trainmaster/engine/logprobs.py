@@ -18,16 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainmaster.engine import products
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.model import Unembedding
-from trainmaster.engine.products import (
-    AdapterShare,
-    add_shares,
-    back_product,
-    factors_of,
-    share_gradients,
-    wide_product,
-)
+from trainmaster.engine.products import AdapterShare, add_shares, factors_of, share_gradients, wide_product
 
 LOGITS = 2**27
 """How many logits are held at a time: half a gigabyte, some 900 rows of a vocabulary of 150,000."""
@@ -59,10 +53,7 @@ def target_logprobs(
 def top_logprobs(
     hidden: Tensor, k: int, unembedding: Unembedding, adapters: AdapterRows | None = None, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each row, likeliest first, and their logprobs: int64 and float32 [n, k].
-
-    The arguments are those of `target_logprobs`.
-    """
+    """The k likeliest tokens of each row, likeliest first, and their logprobs: int64 and float32 [n, k]."""
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     tokens = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty(len(hidden), k, dtype=_wide(hidden), device=hidden.device)
@@ -101,10 +92,7 @@ class _RowGroup:
 
 
 class _Plan:
-    """Which rows' logits are computed together.
-
-    A group ends with the span that fills it, so many adapters make no more groups than one.
-    """
+    """Which rows' logits are computed together. The span that fills a group ends it: adapters make no more groups."""
 
     def __init__(self, unembedding: Unembedding, adapters: AdapterRows | None, rows: int, chunk: int | None) -> None:
         if adapters is not None and adapters.total != rows:
@@ -170,7 +158,7 @@ class _TargetLogprobs(torch.autograd.Function):
                 grad_logits *= slope
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[group.rows] = back_product(grad_logits, weight)
+                grad_hidden[group.rows] = products.back_product(grad_logits, weight)
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ rows
             onto = None if grad_hidden is None else grad_hidden[group.rows]
@@ -219,19 +207,13 @@ class Rule:
 
 
 def draws_of(seed: int | None, index: int) -> Callable[[], float]:
-    """A generator of numbers in [0, 1), one per token, for sample `index` of a request.
-
-    The numbers depend on the seed and the index alone, not on the device. Without a seed they are random.
-    """
+    """Makes numbers in [0, 1), one per token of sample `index`: by the seed, the same on all devices; else random."""
     known = secrets.randbits(64) if seed is None else seed % 2**64
     return np.random.default_rng([known, index]).random
 
 
 def choose(logits: Tensor, rules: Sequence[Rule], draws: Sequence[float]) -> Tensor:
-    """Choose a token for each row of logits, float32 [rows, vocabulary]: int64 [rows].
-
-    There is a rule for each row, and a draw in [0, 1), which greedy rows do not use.
-    """
+    """A token for each row of logits, float32 [rows, vocabulary], by its rule and a draw in [0, 1): int64 [rows]."""
     greedy = [row for row, rule in enumerate(rules) if rule.is_greedy]
     open_ = [row for row, rule in enumerate(rules) if not rule.is_greedy and not rule.is_filtered]
     filtered = [row for row, rule in enumerate(rules) if not rule.is_greedy and rule.is_filtered]
@@ -249,10 +231,7 @@ def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def tempered_logprobs_of(logits: Tensor, rules: Sequence[Rule], tokens: Tensor) -> Tensor:
-    """The logprobs of tokens by the distribution they were drawn from, with temperature, top_k and top_p: [rows].
-
-    A greedy choice is certain: 0.
-    """
+    """The logprobs of tokens by the distribution they were drawn from: [rows]. A greedy choice is certain: 0."""
     found = torch.zeros(len(rules), dtype=torch.float32, device=logits.device)
     for row, rule in enumerate(rules):
         own, token = logits[row : row + 1], tokens[row]

@@ -213,7 +213,6 @@ class Transformer(nn.Module):
     def load(
         self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Transformer:
-        """Read the weights of a checkpoint; returns self."""
         load_weights(self, self.config, Path(directory), torch.device(device), dtype)
         return self
 
@@ -238,8 +237,7 @@ class Transformer(nn.Module):
         *,
         recompute: bool = False,
     ) -> Tensor:
-        """Hidden states [n, hidden] after the last norm, of all sequences end to end: tokens and positions are int64
-        [n].
+        """Hidden states [n, hidden] after the last norm, of sequences end to end; tokens and positions are int64 [n].
 
         `recompute` keeps only the inputs of each layer, and computes the rest again for the gradients: one more forward
         pass, for a fraction of the memory.

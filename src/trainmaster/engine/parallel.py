@@ -37,10 +37,7 @@ E = TypeVar("E", bound="Commanded")
 
 
 class Ranks:
-    """The ranks that work together, as one of them sees them: here, this one alone.
-
-    All must call the same methods in the same order.
-    """
+    """The ranks that work together, here this one alone. All must call the same methods in the same order."""
 
     rank = 0
     size = 1
@@ -68,10 +65,7 @@ class Commanded(Protocol):
 
 
 class ProcessRanks(Ranks):
-    """Ranks that are processes, connected by torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    Within one command they may be `timeout_s` apart.
-    """
+    """Processes, joined by torchrun's environment (RANK and others); in a command they may be `timeout_s` apart."""
 
     def __init__(self, device: torch.device, *, timeout_s: float = 600.0) -> None:
         timeout = timedelta(seconds=timeout_s)
@@ -102,7 +96,6 @@ class ProcessRanks(Ranks):
         return tensors
 
     def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a method on all ranks; called on rank 0."""
         if self.rank != 0:
             raise RuntimeError("commands are given to rank 0 alone")
         self._send((method.__name__, args, kwargs))
@@ -185,7 +178,6 @@ def join(device: torch.device) -> ProcessRanks | None:
 
 
 def as_engine_error(error: Exception) -> EngineError:
-    """The error to report for an unexpected exception."""
     if isinstance(error, EngineError):
         return error
     _log.error("a command failed", exc_info=error)

@@ -24,10 +24,7 @@ from trainmaster.engine.types import EngineError, Pass, Trained, check_tokens, c
 
 
 def cut(lengths: Sequence[int], widths: Sequence[Hashable], budget: int) -> list[range]:
-    """Split sequences into consecutive chunks of one width, of at most `budget` tokens unless one sequence is longer.
-
-    `widths` are the numbers of targets per position.
-    """
+    """Split sequences into chunks of one width (targets per position), of at most `budget` tokens or one sequence."""
     chunks: list[range] = []
     start, room = 0, budget
     for index, length in enumerate(lengths):
@@ -138,8 +135,6 @@ class ChunkResult:
 
 @dataclass(slots=True)
 class Computed:
-    """The results of a pass so far."""
-
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
     metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Of each chunk, with its number of data."""
@@ -156,7 +151,6 @@ class Computed:
 
 
 def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: int) -> CheckedPass:
-    """Check a whole request before anything is computed."""
     loss, options = losses.find(request.loss), losses.options_of(request.loss, request.options)
     if request.backward and model.trained is Trained.NOTHING:
         raise EngineError(
@@ -193,22 +187,17 @@ def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkRe
     upstream: list[Tensor] = []
     for chunk, own in zip(chunks, owned, strict=True):
         own = own.requires_grad_(backward)
-        of_tokens = chunk.of.loss.formula(_tokens(chunk, own))
+        inputs = {name: _on(device, chunk.joined(name)) for name in chunk.names}
+        lengths = _on(device, np.array(chunk.lengths))
+        of_tokens = chunk.of.loss.formula(
+            Tokens(logprobs=own, inputs=inputs, options=chunk.of.options, lengths=lengths)
+        )
         if backward:
             upstream += torch.autograd.grad(of_tokens.values.sum(), own)
         found.append(of_tokens)
     if backward:
         logprobs.backward(torch.cat(upstream))  # type: ignore[no-untyped-call]
     return [_part(chunk, own.detach(), each) for chunk, own, each in zip(chunks, owned, found, strict=True)]
-
-
-def _tokens(chunk: Chunk, logprobs: Tensor) -> Tokens:
-    return Tokens(
-        logprobs=logprobs,
-        inputs={name: _on(logprobs.device, chunk.joined(name)) for name in chunk.names},
-        options=chunk.of.options,
-        lengths=_on(logprobs.device, np.array(chunk.lengths)),
-    )
 
 
 def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> ChunkResult | EngineError:

@@ -92,10 +92,7 @@ def factors_of(shares: Sequence[AdapterShare]) -> list[nn.Parameter]:
 
 
 def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare]) -> list[Tensor]:
-    """Add the adapters' part to the outputs of a layer: [n, out], of the type of the rows, or wider.
-
-    Returns for each share its rows times A and the scale, [rows, rank], for the gradients.
-    """
+    """Add the adapters' part to the outputs of a layer, [n, out]; returns `scale * rows @ A.T` of each share."""
     lowered = []
     second_product = product if outputs.dtype == rows.dtype else wide_product
     for share in shares:
@@ -108,10 +105,7 @@ def add_shares(outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare]) ->
 def share_gradients(
     grad: Tensor, rows: Tensor, lowered: Sequence[Tensor], shares: Sequence[AdapterShare], grad_rows: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of A and B of each share; those of the rows are added to `grad_rows`, if it is given.
-
-    `grad` is [n, out], of the outputs; `rows` and `shares` are the arguments of `add_shares`, `lowered` its result.
-    """
+    """The gradients of A and B of each share, by those of the outputs; those of the rows are added to `grad_rows`."""
     grads = []
     for share, own_lowered in zip(shares, lowered, strict=True):
         own = slice(share.start, share.stop)
@@ -123,10 +117,7 @@ def share_gradients(
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """One layer with all adapters.
-
-    With autograd, slices would make a gradient as large as the whole pack for each adapter.
-    """
+    """One layer with all adapters: autograd's slices would make a gradient as large as the pack for each adapter."""
 
     @staticmethod
     def forward(

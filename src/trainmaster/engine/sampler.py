@@ -26,14 +26,7 @@ from torch import Tensor
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import CachedAttention, Span
 from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, blocks_for
-from trainmaster.engine.continuations import (
-    PIECE,
-    Continuation,
-    Generation,
-    check,
-    end_tokens,
-    read_tokenizer,
-)
+from trainmaster.engine.continuations import PIECE, Continuation, Generation, check, end_tokens, read_tokenizer
 from trainmaster.engine.logprobs import (
     all_logits,
     choose,
@@ -61,15 +54,9 @@ _log = logging.getLogger(__name__)
 class Sampler:
     """Takes requests, and returns results as they finish. For one thread.
 
-    Args:
-        transformer: The base model; every snapshot has its shape.
-        checkpoint: Its directory, for the tokenizer and the end-of-text tokens.
-        context_length: Of prompt and continuation together; None: the model's own limit.
-        cache_bytes: Memory for keys and values; None: a quarter of what is free on the GPU, 2 GiB on the CPU. Never
-            more than `max_sequences` of the longest could use.
-        max_sequences: Continuations that run at once.
-        tempered_logprobs: Whether sampled tokens get the logprobs of the distribution that they were drawn from
-            (temperature, top_k, top_p) instead of the model's own, which training computes.
+    `checkpoint` has the tokenizer and the end-of-text tokens. `cache_bytes` None: a quarter of what is free on the GPU,
+    2 GiB on the CPU; never more than `max_sequences` of the longest could use. With `tempered_logprobs`, tokens get the
+    logprobs of the distribution that they were drawn from instead of the model's own, which training computes.
     """
 
     def __init__(
@@ -113,7 +100,6 @@ class Sampler:
         return max(pages / self._cache.pages, sequences / self._max_sequences)
 
     def submit(self, request: SampleRequest, snapshot: WeightsSnapshot) -> None:
-        """Accept a request. Raises EngineError where it is invalid."""
         if request.request_id in self._generations:
             raise EngineError(f"request {request.request_id} is under way; give each an id of its own")
         vocabulary = self._transformer.config.vocab_size
@@ -218,7 +204,6 @@ class Sampler:
             self._choose(choices)
 
     def _choose(self, choices: Sequence[_Choice]) -> None:
-        """Choose the next token of each continuation."""
         logits = torch.stack([choice.logits for choice in choices])
         rules = [choice.generation.rule for choice in choices]
         tokens = choose(logits, rules, [choice.continuation.draw() for choice in choices])
@@ -356,7 +341,6 @@ def _read_prompts(transformer: Transformer, pieces: Sequence[_Piece], hidden: Te
 
 
 def _note_likeliest(choices: Sequence[_Choice], logits: Tensor) -> None:
-    """Record the top logprobs for requests that asked for them."""
     by_count: dict[int, list[int]] = defaultdict(list)
     for row, choice in enumerate(choices):
         if count := choice.generation.request.topk_sample_logprobs:

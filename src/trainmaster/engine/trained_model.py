@@ -19,15 +19,11 @@ from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Norm
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightsSnapshot:
-    """A model's weights at one moment: no training step changes them.
-
-    Snapshots compare by identity, so they can be keys when batching by weights.
-    """
+    """A model's weights at one moment. Snapshots compare by identity, so they can be keys when batching by weights."""
 
     transformer: Transformer
     """The base model itself if an adapter or nothing is trained; else a copy of the trained weights."""
     adapter: Adapter | None = None
-    """A copy of the trained adapter."""
 
 
 ANOTHER_MODEL = "the saved state is of another base model"
@@ -100,10 +96,7 @@ class TrainedModel:
         return taken
 
     def step(self, options: AdamOptions, ranks: Ranks, every: int) -> dict[str, float]:
-        """Step by the gradients of all ranks since the last step; before the `every`-th call, only accumulate.
-
-        Without gradients, as after a failed forward_backward, nothing changes, and the metrics say so.
-        """
+        """Step by the gradients of all ranks since the last step, if any; before the `every`-th call, accumulate."""
         if not self.parameters:
             raise EngineError(f"model {self.model_id!r} is frozen: it has nothing to step")
         check_step(options)
@@ -127,12 +120,7 @@ class TrainedModel:
         return {
             **weights_state(self.trained, self.lora, self.optimizer.weights()),
             "optimizer": self.optimizer.state(),
-            "gradients": {
-                "tensors": gradients.tensors,
-                "loss_tokens": gradients.loss_tokens,
-                "sequences": gradients.sequences,
-                "waiting": gradients.waiting,
-            },
+            "gradients": {name: getattr(gradients, name) for name in Gradients.__slots__},
         }
 
     def load_state(self, state: State, ranks: Ranks, *, optimizer: bool) -> None:
@@ -235,11 +223,7 @@ def check_step(options: AdamOptions) -> None:
 def scale_gradients(
     gradients: Mapping[str, Tensor], options: AdamOptions, *, loss_tokens: int, sequences: int
 ) -> dict[str, float]:
-    """Divide gradients as the options say, then clip them by their norm: in place. Returns the requested metrics, norms
-    after the division and before the clip.
-
-    Raises EngineError where a gradient is not finite; some may have been changed.
-    """
+    """Divide gradients as the options say, then clip them: in place. The metrics have the norms before the clip."""
     counts = {Normalization.NUM_LOSS_TOKENS: loss_tokens, Normalization.NUM_SEQUENCES: sequences}
     # Without one token to learn from there is nothing to divide either.
     divisor = max(counts.get(options.normalization, 1), 1)
@@ -304,7 +288,6 @@ class AdamW:
                 self._follow(name, self._originals.get(name, parameter))
 
     def state(self) -> dict[str, Any]:
-        """The moments and the number of steps."""
         found: dict[str, Any] = {"steps": self.steps, "first_moments": {}, "second_moments": {}}
         if self._adam is not None and self.steps:
             for name, original in self._originals.items():

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class Blame(StrEnum):
-    """Who caused an error."""
-
     USER = "user"
     SERVER = "server"
 
@@ -144,8 +142,6 @@ class SampleRequest:
 
 
 class StopReason(StrEnum):
-    """Why a continuation ended."""
-
     STOP = "stop"
     LENGTH = "length"
 

@@ -112,33 +112,7 @@ def load_weights(
             setattr(module, name, loaded[id(parameter)])
 
 
-class StoredWeights:
-    """The weights of a checkpoint as its files have them, read one at a time."""
-
-    def __init__(self, directory: Path, config: ModelConfig) -> None:
-        self._files = _files(directory)
-        self._naming = naming_of(config, self._files)
-
-    def name(self, own: str) -> str:
-        """The name of a weight in the files."""
-        return self._naming.theirs(own)
-
-    def read(self, own: str) -> Tensor:
-        return self._read(self.name(own))
-
-    def beside(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights outside the language model, by the files' names."""
-        for name in self._files:
-            if self._naming.is_beside(name):
-                yield name, self._read(name)
-
-    def _read(self, name: str) -> Tensor:
-        ((_, tensor),) = _read(self._files[name], [name], torch.device("cpu"))
-        return tensor
-
-
 def _files(directory: Path) -> dict[str, Path]:
-    """The file of each weight."""
     index = directory / _INDEX
     if index.is_file():
         try:
@@ -183,14 +157,15 @@ def export_model(
     for path in sorted(base_model.iterdir()):
         if path.is_file() and path.suffix not in _WEIGHTS and path.name != _INDEX:
             shutil.copyfile(path, directory / path.name)
-    # An adapter of the unembedding alone parts it from the embedding.
-    untied = adapter is not None and UNEMBEDDING in adapter.factors
-    if untied:
+    if _parts_unembedding(adapter):
         described = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
         _write_json(directory / _CONFIG, _untied(described))
-    stored = StoredWeights(base_model, config)
-    weights = _merged(transformer, adapter, stored, trained=trained, tied=config.tied, untied=untied)
-    _write_weights(weights, directory)
+    _write_weights(_merged(transformer, adapter, base_model, config, trained=trained), directory)
+
+
+def _parts_unembedding(adapter: Adapter | None) -> bool:
+    """An adapter of the unembedding alone parts it from the embedding."""
+    return adapter is not None and UNEMBEDDING in adapter.factors
 
 
 def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,20 +176,28 @@ def _untied(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(
-    transformer: nn.Module, adapter: Adapter | None, stored: StoredWeights, *, trained: bool, tied: bool, untied: bool
+    transformer: nn.Module, adapter: Adapter | None, base_model: Path, config: ModelConfig, *, trained: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight by its name in a checkpoint, one at a time: a second copy of the model may not fit."""
+    files = _files(base_model)
+    naming = naming_of(config, files)
+
+    def stored(name: str) -> Tensor:
+        ((_, tensor),) = _read(files[name], [name], torch.device("cpu"))
+        return tensor
+
     for name, parameter in transformer.named_parameters(remove_duplicate=False):
         target = name.removesuffix(".weight")
-        if target == UNEMBEDDING and tied and not untied:
+        tied = target == UNEMBEDDING and config.tied
+        if tied and not _parts_unembedding(adapter):
             continue
-        original = stored.read(_EMBEDDING if target == UNEMBEDDING and tied else name)
+        original = stored(naming.theirs(_EMBEDDING if tied else name))
         weight = parameter.detach() if trained else original
         if adapter is not None and target in adapter.factors:
             delta = adapter.delta(target)
             weight = weight.to(delta.device, torch.float32) + delta
-        yield stored.name(name), weight.to("cpu", original.dtype).contiguous()
-    yield from stored.beside()
+        yield naming.theirs(name), weight.to("cpu", original.dtype).contiguous()
+    yield from ((name, stored(name)) for name in files if naming.is_beside(name))
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
@@ -222,32 +205,31 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> No
     shards: list[list[str]] = []
     shard: dict[str, Tensor] = {}
     total = 0
+
+    def draft(number: int) -> Path:
+        """The name of a file while the number of files is unknown."""
+        return directory / f"model-{number:05d}.safetensors"
+
+    def write() -> None:
+        save_file(shard, draft(len(shards)), metadata=_FORMAT)
+        shards.append(list(shard))
+
     for name, weight in weights:
         if shard and sum(each.nbytes for each in shard.values()) + weight.nbytes > SHARD_BYTES:
-            shards.append(_write_shard(shard, directory, len(shards)))
+            write()
             shard = {}
         shard[name] = weight
         total += weight.nbytes
-    shards.append(_write_shard(shard, directory, len(shards)))
+    write()
     if len(shards) == 1:
-        _shard_path(directory, 0).rename(directory / "model.safetensors")
+        draft(0).rename(directory / _SINGLE)
         return
     places = {}
     for number, names in enumerate(shards):
         final = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        _shard_path(directory, number).rename(directory / final)
+        draft(number).rename(directory / final)
         places.update(dict.fromkeys(names, final))
     _write_json(directory / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _write_shard(shard: Mapping[str, Tensor], directory: Path, number: int) -> list[str]:
-    save_file(dict(shard), _shard_path(directory, number), metadata=_FORMAT)
-    return list(shard)
-
-
-def _shard_path(directory: Path, number: int) -> Path:
-    """The name of a file while the number of files is unknown."""
-    return directory / f"model-{number:05d}.safetensors"
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -322,7 +304,6 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
 
 
 def _lora_options(described: Mapping[str, Any], names: Iterable[str]) -> LoraOptions:
-    """The options of an adapter, from its `adapter_config.json` and the names of its tensors."""
     for name, value in _PEFT_OPTIONS.items():
         if described.get(name, value) != value:
             raise EngineError(f"the PEFT adapter cannot be used: its {name} is {described[name]!r}, not {value!r}")

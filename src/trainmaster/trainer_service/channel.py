@@ -64,10 +64,7 @@ class EngineChannel:
         self._reader.start()
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when none came in time, which may be 0.
-
-        Raises ChannelClosedError when the front is gone, and all that it said before has been returned.
-        """
+        """The next message; None when none came in time. Raises ChannelClosedError after the front's last one."""
         try:
             message = self._received.get(timeout=timeout_s) if timeout_s != 0 else self._received.get_nowait()
         except queue.Empty:
@@ -78,7 +75,6 @@ class EngineChannel:
         return message
 
     def send(self, message: Message) -> None:
-        """Raises ChannelClosedError where the front is gone."""
         datagram, bodies = _packed(message)
         try:
             with self._sending:

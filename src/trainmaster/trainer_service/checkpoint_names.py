@@ -31,13 +31,6 @@ class CheckpointKind(StrEnum):
     """To be downloaded, in the form that Tinker's own tools read; may be encrypted."""
 
 
-_DIRECTORIES = {
-    CheckpointKind.TRAINING: "weights",
-    CheckpointKind.SAMPLER: "sampler",
-    CheckpointKind.EXTERNAL: "external",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLabel:
     kind: CheckpointKind
@@ -79,7 +72,8 @@ class CheckpointLabel:
 
     @property
     def directory(self) -> str:
-        return "/".join(part for part in (_DIRECTORIES[self.kind], self.owner, self.name) if part)
+        top = "weights" if self.kind is CheckpointKind.TRAINING else self.kind
+        return "/".join(part for part in (top, self.owner, self.name) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,6 @@ class Configuration(BaseModel):
 
     @staticmethod
     def read(path: Path) -> Configuration:
-        """Raises ServiceConfigurationError, which names the file and the field that is missing or wrong."""
         try:
             return Configuration.model_validate_json(path.read_bytes())
         except OSError as error:

@@ -110,7 +110,6 @@ def _restore_file(delta: Path, base: Path, target: Path, *, size: int) -> str:
 
 
 def _open_if_there(path: Path) -> BinaryIO:
-    """A file, or an empty one in its place."""
     return open(path, "rb") if path.is_file() else io.BytesIO()
 
 
@@ -141,6 +140,8 @@ MAX_RECIPIENTS = 10
 AGE_CHUNK_BYTES = 64 << 10
 _VERSION = b"age-encryption.org/v1"
 _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+_PREFIX = (3, 3, 3, 0, 1, 7, 5)
+"""`age`, as the checksum counts it: the high bits of its letters, 0, and the low ones."""
 _GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 _CHECKSUM_LETTERS = 6
 
@@ -202,7 +203,7 @@ def _recipient(given: object) -> bytes:
     text = given.lower() if isinstance(given, str) else ""
     prefix, _, data = text.rpartition("1")
     values = [_BECH32.find(letter) for letter in data]
-    if prefix == "age" and min(values, default=-1) >= 0 and _polymod([*_expanded(prefix), *values]) == 1:
+    if prefix == "age" and min(values, default=-1) >= 0 and _polymod([*_PREFIX, *values]) == 1:
         number = 0
         for value in values[:-_CHECKSUM_LETTERS]:
             number = number << 5 | value
@@ -212,11 +213,6 @@ def _recipient(given: object) -> bytes:
     raise EngineError(
         f"age_encryption_recipients: {str(given)[:100]!r} is no native age key (age1...); SSH keys are not supported"
     )
-
-
-def _expanded(prefix: str) -> list[int]:
-    codes = prefix.encode()
-    return [*(code >> 5 for code in codes), 0, *(code & 31 for code in codes)]
 
 
 def _polymod(values: Sequence[int]) -> int:

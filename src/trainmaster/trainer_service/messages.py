@@ -111,10 +111,7 @@ INLINE_BYTES = 65_536
 
 
 class SharedBody:
-    """A body too large to copy: an unnamed file that is written once, then mapped.
-
-    It can be mapped here, and in the process that gets the descriptor.
-    """
+    """A body too large to copy: an unnamed file that is written once, then mapped here or where its descriptor goes."""
 
     def __init__(self, *, on_disk: bool = False) -> None:
         if on_disk:

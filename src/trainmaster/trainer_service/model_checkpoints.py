@@ -31,13 +31,8 @@ from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import commit_beside
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.trainer_requests import TINKER
-from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import (
-    CheckpointKind,
-    CheckpointLabel,
-    CommittedCheckpoint,
-    NamedCheckpoints,
-)
+from trainmaster.trainer_service import checkpoint_names, export_files
+from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CheckpointLabel, CommittedCheckpoint
 from trainmaster.trainer_service.models import LoadedModel, metadata
 from trainmaster.trainer_service.schema import whole
 
@@ -66,7 +61,7 @@ class Saving:
         self._reporter = reporter
         self._base_model = base_model
         self._root = reporter.checkpoint_root()
-        self.named = NamedCheckpoints(self._root)
+        self.named = checkpoint_names.NamedCheckpoints(self._root)
         self._saver = Saver(self._root, reporter=reporter)
         self._exporter = ThreadPoolExecutor(1, thread_name_prefix="export")
         self._under_way: tuple[SavePlan, Callable[[], bool], Callable[[], CommittedCheckpoint], Done] | None = None
@@ -86,7 +81,6 @@ class Saving:
         overwrite: bool,
         **attributes: Any,
     ) -> SavePlan:
-        """Raises EngineError where the name is taken and must not be replaced, or a field of the request is wrong."""
         before = self.named.versions(label)
         if before and not overwrite:
             raise EngineError(
@@ -102,9 +96,7 @@ class Saving:
             "is_lora": model.trained is Trained.ADAPTER,
             "lora_rank": lora.rank if lora else None,
             "lora_alpha": lora.alpha if lora else None,
-            "train_unembed": lora.train_unembed if lora else None,
-            "train_mlp": lora.train_mlp if lora else None,
-            "train_attn": lora.train_attn if lora else None,
+            **{name: getattr(lora, name, None) for name in ("train_unembed", "train_mlp", "train_attn")},
             "user_metadata": dict(model.user_metadata) if (given := metadata(fields)) is None else given,
             **attributes,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,8 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
 from trainmaster.protocol.trainer_requests import Mode
-from trainmaster.trainer_service import export_files
-from trainmaster.trainer_service.checkpoint_names import (
-    CheckpointKind,
-    CheckpointLabel,
-    CommittedCheckpoint,
-    description,
-)
+from trainmaster.trainer_service import checkpoint_names, export_files
+from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CheckpointLabel, CommittedCheckpoint
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import Reply, Request
 from trainmaster.trainer_service.model_checkpoints import (
@@ -46,14 +41,7 @@ from trainmaster.trainer_service.wire import decode_pass, encode_pass_result
 PASSES = frozenset({"forward", "forward_backward"})
 """What runs together with that of other models."""
 _STORED = frozenset(
-    {
-        "save_weights",
-        "save_weights_for_sampler",
-        "save_weights_external",
-        "load_weights",
-        "load_adapter",
-        "leave_model",
-    }
+    {"save_weights", "save_weights_for_sampler", "save_weights_external", "load_weights", "load_adapter", "leave_model"}
 )
 """What waits for a save that is under way."""
 CHECKPOINT_TYPES = ("base", "delta", "merged_base")
@@ -61,23 +49,17 @@ DECISION = "decision.json"
 """In a sampler checkpoint: the temperatures that its user found for decisions, which whoever serves it applies."""
 
 
+@dataclass(eq=False)
 class ModelOperations:
-    def __init__(
-        self,
-        configuration: Configuration,
-        engine: Engine,
-        saving: Saving,
-        sampling: SamplingSessions,
-        gauges: Gauges,
-        reply: Callable[[Reply], None],
-    ) -> None:
-        self._configuration = configuration
-        self._engine = engine
-        self._saving = saving
-        self._sampling = sampling
-        self._gauges = gauges
-        self._reply = reply
-        self.models = LoadedModels(configuration, engine)
+    _configuration: Configuration
+    _engine: Engine
+    _saving: Saving
+    _sampling: SamplingSessions
+    _gauges: Gauges
+    _reply: Callable[[Reply], None]
+
+    def __post_init__(self) -> None:
+        self.models = LoadedModels(self._configuration, self._engine)
 
     def must_wait(self, request: Request) -> bool:
         return request.op in _STORED and self._saving.busy
@@ -128,7 +110,7 @@ class ModelOperations:
                     saved.append(outcome)
 
             try:
-                _require_sound(self.models.get(model.model_id))
+                _sound(self.models.get(model.model_id))
                 self._begin_save(model, self._label(model), {}, done, overwrite=True)
             except Exception as error:
                 done(error)
@@ -137,8 +119,7 @@ class ModelOperations:
         return saved
 
     def _pass(self, request: Request) -> Pass:
-        model = self.models.get(request.model_id)
-        _require_sound(model)
+        _sound(self.models.get(request.model_id))
         asked = decode_pass(request.body or b"", request.content_type, request.encoding)
         if asked.backward and request.op == "forward_backward":
             self.models.require_trained(request.model_id)
@@ -164,7 +145,7 @@ class ModelOperations:
 
     def _unload_model(self, request: Request) -> Reply:
         self.models.unload(request.model_id)
-        return Reply(request_id=request.request_id, fields={"model_id": request.model_id, "type": "unload_model"})
+        return _done(request, model_id=request.model_id)
 
     def _leave_model(self, request: Request) -> Reply | None:
         """Unload a model whose client is gone, once it is saved; if it cannot be saved, it stays."""
@@ -190,8 +171,7 @@ class ModelOperations:
         return None
 
     def _optim_step(self, request: Request) -> Reply:
-        model = self.models.require_trained(request.model_id)
-        _require_sound(model)
+        model = _sound(self.models.require_trained(request.model_id))
         options = adam_options(request.fields, learning_rate=self._configuration.learning_rate)
         before = self.models.steps(model.model_id)
         with _changing(model):
@@ -199,11 +179,10 @@ class ModelOperations:
         if SKIPPED in metrics:
             model.changes -= 1  # nothing changed that would have to be saved
         self._gauges.stepped(self.models.steps(model.model_id) - before)
-        return Reply(request_id=request.request_id, fields={"metrics": metrics, "type": "optim_step"})
+        return _done(request, metrics=metrics)
 
     def _save_weights(self, request: Request) -> None:
-        model = self.models.require_trained(request.model_id)
-        _require_sound(model)
+        model = _sound(self.models.require_trained(request.model_id))
         self._begin_save(
             model,
             self._label(model, request.fields.get("path")),
@@ -214,11 +193,9 @@ class ModelOperations:
 
     def _label(self, model: LoadedModel, name: object = None) -> CheckpointLabel:
         """`name` None: one is derived from the model."""
-        return label_for(
-            CheckpointKind.TRAINING,
-            model,
-            interrupted_name(model, self.models.steps(model.model_id)) if name is None else name,
-        )
+        if name is None:
+            name = interrupted_name(model, self.models.steps(model.model_id))
+        return label_for(CheckpointKind.TRAINING, model, name)
 
     def _begin_save(
         self, model: LoadedModel, label: CheckpointLabel, fields: Mapping[str, Any], done: Done, *, overwrite: bool
@@ -234,16 +211,14 @@ class ModelOperations:
         self._saving.begin_training(plan, self._engine.state(model.model_id), ended)
 
     def _save_weights_for_sampler(self, request: Request) -> Reply | None:
-        model = self.models.get(request.model_id)
-        _require_sound(model)
+        model = _sound(self.models.get(request.model_id))
         fields = request.fields
         if fields.get("path") is None:
             session_id = fields.get("sampling_session_id")
             if not isinstance(session_id, str):
                 raise EngineError("a path to save under is wanted, or a sampling_session_seq_id")
             self._sampling.open(session_id, self._engine.snapshot(model.model_id))
-            answer = {"sampling_session_id": session_id, "path": None, "type": "save_weights_for_sampler"}
-            return Reply(request_id=request.request_id, fields=answer)
+            return _done(request, sampling_session_id=session_id, path=None)
         if model.trained is Trained.NOTHING:
             raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
         asked = choice(fields, "checkpoint_type", "base", CHECKPOINT_TYPES)
@@ -277,8 +252,7 @@ class ModelOperations:
         return None
 
     def _save_weights_external(self, request: Request) -> None:
-        model = self.models.get(request.model_id)
-        _require_sound(model)
+        model = _sound(self.models.get(request.model_id))
         if model.trained is Trained.NOTHING:
             raise EngineError(f"{model.model_id} is the base model itself (base_only): there is nothing to save of it")
         fields = request.fields
@@ -303,14 +277,15 @@ class ModelOperations:
     def _load_weights(self, request: Request) -> Reply:
         path = request.fields.get("path")
         self._load(request, path, CheckpointKind.TRAINING, optimizer=flag(request.fields, "optimizer", default=False))
-        fields = {"path": path, "model_id": request.model_id, "type": "load_weights"}
-        return Reply(request_id=request.request_id, fields=fields)
+        return _done(request, path=path, model_id=request.model_id)
 
     def _load_adapter(self, request: Request) -> Reply:
         path = request.fields.get("adapter_path")
         self._load(request, path, CheckpointKind.SAMPLER, optimizer=False)
-        fields = {"model_id": request.model_id, "adapter_path": path, "type": "load_adapter"}
-        return Reply(request_id=request.request_id, fields=fields)
+        return _done(request, model_id=request.model_id, adapter_path=path)
+
+    def _create_sampling_session(self, request: Request) -> Reply:
+        return Reply(request_id=request.request_id, fields=self._sampling.create(request))
 
     def _load(self, request: Request, path: object, kind: CheckpointKind, *, optimizer: bool) -> None:
         model = self.models.get(request.model_id)
@@ -336,11 +311,9 @@ class ModelOperations:
     def _answer_save(self, request: Request, outcome: CommittedCheckpoint | Exception) -> None:
         if isinstance(outcome, Exception):
             self._reply(reply_to_failure(request.request_id, outcome))
-            return
-        about = description(outcome.manifest)
-        self._reply(
-            Reply(request_id=request.request_id, fields={"path": about["path"], "type": request.op}, info=about)
-        )
+        else:
+            about = checkpoint_names.description(outcome.manifest)
+            self._reply(_done(request, about, path=about["path"]))
 
 
 _OPERATIONS: Mapping[str, Callable[[ModelOperations, Request], Reply | None]] = {
@@ -353,7 +326,12 @@ _OPERATIONS: Mapping[str, Callable[[ModelOperations, Request], Reply | None]] = 
     "save_weights_external": ModelOperations._save_weights_external,
     "load_weights": ModelOperations._load_weights,
     "load_adapter": ModelOperations._load_adapter,
+    "create_sampling_session": ModelOperations._create_sampling_session,
 }
+
+
+def _done(request: Request, info: Mapping[str, Any] | None = None, /, **fields: Any) -> Reply:
+    return Reply(request_id=request.request_id, fields={**fields, "type": request.op}, info=info)
 
 
 @contextlib.contextmanager
@@ -370,10 +348,11 @@ def _changing(*models: LoadedModel) -> Iterator[None]:
         raise
 
 
-def _require_sound(model: LoadedModel) -> None:
+def _sound(model: LoadedModel) -> LoadedModel:
     if model.broken:
         last = f"; it was saved last as {model.saved_path}" if model.saved_path else ""
         raise EngineError(
             f"an earlier operation on {model.model_id} failed half-way ({model.broken}): load saved weights{last}",
             Blame.SERVER,
         )
+    return model

@@ -104,9 +104,7 @@ def adam_options(fields: Mapping[str, Any], *, learning_rate: float | None) -> A
         normalization=Normalization(
             choice(fields, "grad_accumulation_normalization", Normalization.NONE, tuple(Normalization))
         ),
-        grad_norm_metrics=choice(
-            {"emit_grad_norm_metrics": metrics}, "emit_grad_norm_metrics", "off", GRAD_NORM_METRICS
-        ),
+        grad_norm_metrics=choice({_METRICS: metrics}, _METRICS, "off", GRAD_NORM_METRICS),
     )
 
 
@@ -152,7 +150,6 @@ class LoadedModels:
         return iter(list(self._models.values()))
 
     def create(self, model_id: str, fields: Mapping[str, Any], *, door: str) -> LoadedModel:
-        """Raises EngineError where this trainer does not hold that base model, or makes no such model."""
         configuration = self._configuration
         base_model = fields.get("base_model")
         if base_model is not None and not (isinstance(base_model, str) and base_model in configuration.names):
@@ -164,8 +161,14 @@ class LoadedModels:
             raise EngineError("projection_head_dim: projection heads are not built here")
         if model_id in self._models:
             raise EngineError(f"there is a model {model_id} already")
-        lora = self._lora(fields)
-        trained = self._trained(fields, lora)
+        base_only = flag(fields, "base_only", default=False)
+        lora = None if base_only else self._lora(fields)
+        if lora is not None:
+            trained = Trained.ADAPTER
+        elif base_only or configuration.mode is Mode.FORWARD_ONLY:
+            trained = Trained.NOTHING
+        else:
+            trained = Trained.ALL
         self._require_room(trained)
         model = LoadedModel(
             model_id=model_id,
@@ -180,18 +183,14 @@ class LoadedModels:
         return model
 
     def get(self, model_id: str) -> LoadedModel:
-        """Raises EngineError where there is none, or none any more."""
-        try:
-            model = self._models[model_id]
-        except KeyError:
-            raise EngineError(f"there is no model {model_id} here: it was unloaded, or never created") from None
+        if (model := self._models.get(model_id)) is None:
+            raise EngineError(f"there is no model {model_id} here: it was unloaded, or never created")
         if model_id not in self._engine.models:
             # It failed in some ranks alone, and the engine has dropped it.
             raise EngineError(f"{model_id} was given up: make a new model from saved weights", Blame.SERVER)
         return model
 
     def require_trained(self, model_id: str) -> LoadedModel:
-        """Raises EngineError where there is none, or it is not for training."""
         model = self.get(model_id)
         if self._configuration.mode is Mode.FORWARD_ONLY:
             raise EngineError(NO_TRAINING)
@@ -209,8 +208,6 @@ class LoadedModels:
         return self._engine.models[model_id].optimizer.steps
 
     def _lora(self, fields: Mapping[str, Any]) -> LoraOptions | None:
-        if flag(fields, "base_only", default=False):
-            return None
         configuration, config = self._configuration, fields.get("lora_config")
         if config is not None and not isinstance(config, Mapping):
             raise EngineError(f"lora_config: {config!r} is no object")
@@ -232,13 +229,6 @@ class LoadedModels:
                 "when the job is created"
             )
         return lora_options(config or {}, rank=rank) if rank > 0 else None
-
-    def _trained(self, fields: Mapping[str, Any], lora: LoraOptions | None) -> Trained:
-        if lora is not None:
-            return Trained.ADAPTER
-        if flag(fields, "base_only", default=False) or self._configuration.mode is Mode.FORWARD_ONLY:
-            return Trained.NOTHING
-        return Trained.ALL
 
     def _require_room(self, trained: Trained) -> None:
         held = sum(1 for model in self._models.values() if model.trained is not Trained.NOTHING)

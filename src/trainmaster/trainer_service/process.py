@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from trainmaster.engine.engine import Engine
@@ -28,7 +29,7 @@ from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.messages import EngineReady, EngineStopped, Reply, Request
 from trainmaster.trainer_service.model_checkpoints import Saving
 from trainmaster.trainer_service.model_operations import PASSES, ModelOperations
-from trainmaster.trainer_service.reports import Gauges, reply_to_failure
+from trainmaster.trainer_service.reports import Gauges
 from trainmaster.trainer_service.sampling import SamplingSessions
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -75,46 +76,35 @@ LEAST_SAMPLING_S = 0.02
 """What samples get after work that took no time."""
 
 
+@dataclass(eq=False)
 class TrainerService:
-    def __init__(
-        self,
-        configuration: Configuration,
-        *,
-        engine: Engine,
-        sampler: Sampler,
-        channel: EngineChannel,
-        reporter: Reporter,
-        control: ServiceControl,
-    ) -> None:
-        self._configuration = configuration
-        self._engine = engine
-        self._channel = channel
-        self._reporter = reporter
-        self._control = control
-        self._gauges = Gauges(reporter)
-        self._saving = Saving(reporter, base_model=configuration.base_model)
-        self._sampling = SamplingSessions(configuration, engine, sampler, self._saving, channel.send)
-        self._training = ModelOperations(
-            configuration, engine, self._saving, self._sampling, self._gauges, channel.send
-        )
+    configuration: Configuration
+    _: KW_ONLY
+    engine: Engine
+    sampler: Sampler
+    channel: EngineChannel
+    reporter: Reporter
+    control: ServiceControl
+
+    def __post_init__(self) -> None:
+        configuration, engine, reply = self.configuration, self.engine, self.channel.send
+        self._gauges = Gauges(self.reporter)
+        self._saving = Saving(self.reporter, base_model=configuration.base_model)
+        self._sampling = SamplingSessions(configuration, engine, self.sampler, self._saving, reply)
+        self._training = ModelOperations(configuration, engine, self._saving, self._sampling, self._gauges, reply)
         self._queues: dict[str, deque[Request]] = {}
 
     def run(self) -> StopRequest:
-        """Serve until a stop is asked for, and do what it asks; which it was.
-
-        Raises:
-            ChannelClosedError: the front is gone.
-            FatalError: the engine cannot continue.
-        """
-        self._channel.send(
+        """Serve until a stop is asked for, and do what it asks; which it was. Raises ChannelClosedError, FatalError."""
+        self.channel.send(
             EngineReady(capabilities=self._capabilities(), checkpoints=tuple(self._saving.named.listing()))
         )
-        self._reporter.phase("training")
+        self.reporter.phase("training")
         while True:
-            if (stop := self._control.stop()) is not None:
+            if (stop := self.control.stop()) is not None:
                 self._stop(stop)
                 return stop
-            if self._reporter.save_requested():
+            if self.reporter.save_requested():
                 self._training.save_all()
             self._take(0.0 if self._has_work() else SAVING_S if self._saving.busy else IDLE_S)
             self._sample(self._train())
@@ -127,7 +117,7 @@ class TrainerService:
 
     def _take(self, wait_s: float) -> None:
         """Take in what has come; wait up to `wait_s` for the first."""
-        while (message := self._channel.receive(wait_s)) is not None:
+        while (message := self.channel.receive(wait_s)) is not None:
             wait_s = 0.0
             if isinstance(message, Request):
                 self._take_request(message)
@@ -163,20 +153,11 @@ class TrainerService:
                 passes.append(request)
             elif request.op == "end_session":
                 self._training.models.unload(model_id)
-            elif request.op == "create_sampling_session":
-                self._create_sampling_session(request)
             else:
                 self._training.perform(request)
         if passes:
             self._training.run(passes)
         return time.monotonic() - began
-
-    def _create_sampling_session(self, request: Request) -> None:
-        try:
-            reply = Reply(request_id=request.request_id, fields=self._sampling.create(request))
-        except Exception as error:
-            reply = reply_to_failure(request.request_id, error)
-        self._channel.send(reply)
 
     def _sample(self, trained_s: float) -> None:
         """Draw samples for as long as training took before; without training, one token each."""
@@ -195,20 +176,20 @@ class TrainerService:
         for model_id, queue in self._queues.items():
             for request in queue:
                 if request.op != "end_session":
-                    self._channel.send(_stopped(request, stop, saved.get(model_id)))
+                    self.channel.send(_stopped(request, stop, saved.get(model_id)))
         self._queues.clear()
         self._sampling.refuse_all(f"the trainer was stopped ({stop.cause}): sample again when it runs")
         self._saving.close()
         about = tuple(description(found.manifest) for found in saved.values())
-        self._channel.send(EngineStopped(reason=f"the trainer was stopped ({stop.cause})", checkpoints=about))
+        self.channel.send(EngineStopped(reason=f"the trainer was stopped ({stop.cause})", checkpoints=about))
 
     def _capabilities(self) -> Mapping[str, Any]:
-        configuration = self._configuration
+        configuration = self.configuration
         return {
             "supported_models": [
                 {
                     "model_name": name,
-                    "max_context_length": self._engine.max_context_length,
+                    "max_context_length": self.engine.max_context_length,
                     "trainable": configuration.mode is not Mode.FORWARD_ONLY,
                     "sampleable": True,
                 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,8 +26,10 @@ def reply_to_failure(request_id: str, error: BaseException) -> Reply:
     if isinstance(error, EngineError):
         return Reply(request_id=request_id, error=str(error), category=error.blame)
     if is_out_of_memory(error):
-        _free_device_memory()
-        message = f"out of memory: send less at a time, or unload models ({_first_line(error)})"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        first_line = str(error).partition("\n")[0]
+        message = f"out of memory: send less at a time, or unload models ({first_line})"
     else:
         # Nobody but the log can say where it came from.
         traceback.print_exception(error)
@@ -45,15 +48,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _free_device_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
 # What is reported to the server while the service runs: a few numbers, not more often than anybody looks.
 
 EVERY_S = 1.0
@@ -66,27 +60,23 @@ class Gauges:
         self._reporter = reporter
         self._since = time.monotonic()
         self._steps = 0
-        self._tokens = 0
-        self._sequences = 0
-        self._loss = 0.0
-        self._loss_tokens = 0
-        self._sampled_tokens = 0
-        self._samples = 0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        """Since the last report."""
         self._shown: Mapping[str, float] = {}
 
     def ran(self, asked: Pass, result: PassResult) -> None:
-        self._tokens += sum(len(datum.tokens) for datum in asked.data)
-        self._sequences += len(asked.data)
+        self._sums["tokens"] += sum(len(datum.tokens) for datum in asked.data)
+        self._sums["sequences"] += len(asked.data)
         if asked.backward:
-            self._loss += result.metrics["loss:sum"]
-            self._loss_tokens += sum(output["logprobs"].size for output in result.outputs)
+            self._sums["loss"] += result.metrics["loss:sum"]
+            self._sums["loss_tokens"] += sum(output["logprobs"].size for output in result.outputs)
 
     def stepped(self, steps: int) -> None:
         self._steps += steps
 
     def sampled(self, sequences: Sequence[SampledSequence]) -> None:
-        self._samples += len(sequences)
-        self._sampled_tokens += sum(len(sequence.tokens) for sequence in sequences)
+        self._sums["samples"] += len(sequences)
+        self._sums["sampled_tokens"] += sum(len(sequence.tokens) for sequence in sequences)
 
     def note(self, message: str) -> None:
         self._reporter.note(message)
@@ -96,21 +86,14 @@ class Gauges:
         seconds = time.monotonic() - self._since
         if seconds < EVERY_S:
             return
-        values = {
-            "models_loaded": float(models),
-            "queued_requests": float(queued),
-            "queued_samples": float(sampling),
-            "tokens_per_s": self._tokens / seconds,
-            "sequences_per_s": self._sequences / seconds,
-            "sampled_tokens_per_s": self._sampled_tokens / seconds,
-            "samples_per_s": self._samples / seconds,
-        }
-        if self._loss_tokens:
-            values["loss"] = self._loss / self._loss_tokens
+        values = {"models_loaded": float(models), "queued_requests": float(queued), "queued_samples": float(sampling)}
+        for name in ("tokens", "sequences", "sampled_tokens", "samples"):
+            values[f"{name}_per_s"] = self._sums[name] / seconds
+        if self._sums["loss_tokens"]:
+            values["loss"] = self._sums["loss"] / self._sums["loss_tokens"]
         if values != self._shown:
             # The numbers of an idle service do not change, and are reported once.
             self._reporter.metrics(values, step=self._steps)
             self._shown = values
         self._since = time.monotonic()
-        self._tokens = self._sequences = self._sampled_tokens = self._samples = self._loss_tokens = 0
-        self._loss = 0.0
+        self._sums.clear()

@@ -30,20 +30,15 @@ class _SamplingSession:
     """Where the weights can be read again; None: nowhere."""
 
 
+@dataclass(eq=False)
 class SamplingSessions:
-    def __init__(
-        self,
-        configuration: Configuration,
-        engine: Engine,
-        sampler: Sampler,
-        saving: Saving,
-        reply: Callable[[Reply], None],
-    ) -> None:
-        self._configuration = configuration
-        self._engine = engine
-        self._sampler = sampler
-        self._saving = saving
-        self._reply = reply
+    _configuration: Configuration
+    _engine: Engine
+    _sampler: Sampler
+    _saving: Saving
+    _reply: Callable[[Reply], None]
+
+    def __post_init__(self) -> None:
         self._sessions: OrderedDict[str, _SamplingSession] = OrderedDict()
         self._waiting: set[str] = set()
 

@@ -36,7 +36,6 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = _SHOWN
 
 
 def array_of_bytes(data: bytes, dtype: np.dtype[Any], where: str) -> np.ndarray:
-    """Raises EngineError where the values do not fill the bytes."""
     if len(data) % dtype.itemsize:
         raise EngineError(f"{where}: {len(data)} bytes are no whole number of {dtype} values")
     return np.frombuffer(data, dtype)
@@ -70,7 +69,6 @@ def shaped(values: np.ndarray, shape: list[int], where: str) -> np.ndarray:
 def dense_of_rows(
     values: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: list[int], where: str
 ) -> np.ndarray:
-    """Raises EngineError where the indices contradict each other or the shape."""
     if len(shape) != 2 or rows.size != shape[0] + 1 or columns.size != values.size:
         raise EngineError(f"{where}: the sparse indices do not fit the shape {shape}")
     counts = np.diff(rows)
@@ -92,7 +90,6 @@ def shown(value: object) -> str:
 
 
 def number(fields: Mapping[str, Any], name: str, default: float) -> float:
-    """A member of a JSON object. Raises EngineError where it is no finite number."""
     value = fields.get(name)
     if value is None:
         return default
@@ -102,7 +99,6 @@ def number(fields: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def whole(fields: Mapping[str, Any], name: str, default: Any, *, low: int = -(2**63), high: int = 2**64 - 1) -> Any:
-    """A member of a JSON object. Raises EngineError where it is no whole number from `low` to `high`."""
     value = fields.get(name)
     if value is None:
         return default
@@ -170,12 +166,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "loss_fn_outputs": (2, "repeated ArrayRecord"),
         "metrics": (3, "map double"),
     },
-    "TopkLogprobs": {
-        "token_ids": (1, "bytes"),
-        "logprobs": (2, "bytes"),
-        "k": (3, "uint32"),
-        "length": (4, "uint32"),
-    },
+    "TopkLogprobs": {"token_ids": (1, "bytes"), "logprobs": (2, "bytes"), "k": (3, "uint32"), "length": (4, "uint32")},
     "SampledSequence": {
         "stop_reason": (1, "int32"),
         "tokens": (2, "bytes"),

@@ -14,32 +14,10 @@ import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 
-from trainmaster.engine.types import (
-    Datum,
-    EngineError,
-    Pass,
-    PassResult,
-    SampleRequest,
-    SampleResult,
-    StopReason,
-)
+from trainmaster.engine.types import Datum, EngineError, Pass, PassResult, SampleRequest, SampleResult, StopReason
 from trainmaster.protocol.trainer_requests import PROTOBUF
 from trainmaster.trainer_service import schema
-from trainmaster.trainer_service.schema import (
-    BFLOAT16,
-    DTYPES,
-    INT32,
-    INT64,
-    JSON_DTYPES,
-    array_of_bytes,
-    array_of_numbers,
-    dense_of_rows,
-    is_integer,
-    number,
-    shaped,
-    shown,
-    whole,
-)
+from trainmaster.trainer_service.schema import BFLOAT16, DTYPES, INT32, INT64, JSON_DTYPES, number, shown, whole
 
 MAX_BODY_BYTES = 2 << 30
 """What a compressed body may grow to; protobuf itself ends here."""
@@ -75,7 +53,7 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
     stop = params.get("stop")
     stops = [stop] if isinstance(stop, str) else stop
     if stops is not None and not (
-        isinstance(stops, list) and (all(map(is_integer, stops)) or all(isinstance(one, str) for one in stops))
+        isinstance(stops, list) and (all(map(schema.is_integer, stops)) or all(isinstance(one, str) for one in stops))
     ):
         raise EngineError(
             f"sampling_params.stop must be a string, or a list of strings or of token ids, not {shown(stop)}"
@@ -119,8 +97,7 @@ def encode_pass_result(result: PassResult) -> bytes:
             tensor.offsets = offsets.tobytes()
             tensor.dtype = _WIRE_DTYPES[np.dtype(dtype)]
             tensor.trailing_shape.extend(trailing)
-    encoded: bytes = message.SerializeToString(deterministic=True)
-    return encoded
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def encode_sample_result(result: SampleResult) -> bytes:
@@ -135,8 +112,7 @@ def encode_sample_result(result: SampleResult) -> bytes:
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = _packed(result.prompt_logprobs, "<f4")
     _put_topk(message.topk_prompt_logprobs, result.topk_prompt_logprobs)
-    encoded: bytes = message.SerializeToString(deterministic=True)
-    return encoded
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def pass_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
@@ -185,7 +161,6 @@ def sample_result_as_json(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def decompressed(body: bytes | memoryview, encoding: str) -> bytes | memoryview:
-    """Raises EngineError where the body is not what `encoding` says, too large, or the encoding is unknown."""
     if not encoding or encoding == "identity":
         return body
     if encoding != "zstd":
@@ -225,7 +200,7 @@ def _datum_from_protobuf(datum: Any, where: str) -> Datum:
     for chunk in datum.model_input:
         if (kind := chunk.WhichOneof("chunk")) != "encoded_text":
             raise EngineError(f"{where}.model_input: only tokens are offered here, not {kind or 'an empty chunk'}")
-        chunks.append(array_of_bytes(chunk.encoded_text.tokens, DTYPES[INT32], f"{where}.model_input"))
+        chunks.append(schema.array_of_bytes(chunk.encoded_text.tokens, DTYPES[INT32], f"{where}.model_input"))
     tokens = np.concatenate(chunks) if chunks else np.zeros(0)
     inputs = {
         name: _tensor_from_protobuf(tensor, f"{where}.loss_fn_inputs[{name!r}]")
@@ -239,16 +214,16 @@ def _tensor_from_protobuf(tensor: Any, where: str) -> np.ndarray:
     if dtype is None:
         raise EngineError(f"{where}: dtype {tensor.dtype} is not known")
     sparse = tensor.sparse_csr if tensor.WhichOneof("encoding") == "sparse_csr" else None
-    values = array_of_bytes(tensor.dense if sparse is None else sparse.values, dtype, where)
+    values = schema.array_of_bytes(tensor.dense if sparse is None else sparse.values, dtype, where)
     if tensor.dtype == BFLOAT16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     elif tensor.dtype == INT32:
         values = values.astype(np.int64)
     if sparse is None:
-        return shaped(values, list(tensor.shape), where)
-    rows = array_of_bytes(sparse.crow_indices, DTYPES[INT64], where)
-    columns = array_of_bytes(sparse.col_indices, DTYPES[INT64], where)
-    return dense_of_rows(values, rows, columns, list(tensor.shape), where)
+        return schema.shaped(values, list(tensor.shape), where)
+    rows = schema.array_of_bytes(sparse.crow_indices, DTYPES[INT64], where)
+    columns = schema.array_of_bytes(sparse.col_indices, DTYPES[INT64], where)
+    return schema.dense_of_rows(values, rows, columns, list(tensor.shape), where)
 
 
 def _pass_from_json(body: bytes | memoryview) -> Pass:
@@ -291,20 +266,22 @@ def _tokens_from_json(value: object, where: str) -> np.ndarray:
         kind = chunk.get("type", "encoded_text") if isinstance(chunk, dict) else shown(chunk)
         if kind != "encoded_text":
             raise EngineError(f"{where}: only tokens are offered here, not {kind}")
-        tokens.append(array_of_numbers(chunk.get("tokens"), JSON_DTYPES["int64"], where))
+        tokens.append(schema.array_of_numbers(chunk.get("tokens"), JSON_DTYPES["int64"], where))
     return np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
 
 
 def _tensor_from_json(value: object, where: str) -> np.ndarray:
     if not isinstance(value, dict) or value.get("dtype") not in list(JSON_DTYPES):  # it may be of any type
         raise EngineError(f"{where} must have data and a dtype of {' or '.join(JSON_DTYPES)}, not {shown(value)}")
-    values = array_of_numbers(value.get("data"), JSON_DTYPES[value["dtype"]], where)
+    values = schema.array_of_numbers(value.get("data"), JSON_DTYPES[value["dtype"]], where)
     shape = value.get("shape")
-    shape = [values.size] if shape is None else array_of_numbers(shape, JSON_DTYPES["int64"], where).tolist()
+    shape = [values.size] if shape is None else schema.array_of_numbers(shape, JSON_DTYPES["int64"], where).tolist()
     if (rows := value.get("sparse_crow_indices")) is None:
-        return shaped(values, shape, where)
-    columns = array_of_numbers(value.get("sparse_col_indices"), JSON_DTYPES["int64"], where)
-    return dense_of_rows(values, array_of_numbers(rows, JSON_DTYPES["int64"], where), columns, shape, where)
+        return schema.shaped(values, shape, where)
+    columns = schema.array_of_numbers(value.get("sparse_col_indices"), JSON_DTYPES["int64"], where)
+    return schema.dense_of_rows(
+        values, schema.array_of_numbers(rows, JSON_DTYPES["int64"], where), columns, shape, where
+    )
 
 
 def _json_object(body: bytes | memoryview) -> dict[str, Any]:

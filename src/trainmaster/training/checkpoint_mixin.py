@@ -29,7 +29,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trainmaster.jobs import rng
-from trainmaster.jobs.attempt import Stop
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training.session import Resumed, Session, Stopped
 
@@ -46,11 +45,7 @@ class Checkpointing(Trainer):
     def run(self, session: Session) -> None:
         """Train to the end and load the best model. Raises Stopped when the job was asked to stop and has saved."""
         self.session = session
-        try:
-            self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
-        except _StoppedEvaluating as stopped:
-            # An evaluation that an earlier attempt left over: the next attempt makes it.
-            raise Stopped(stopped.stop) from None
+        self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
         session.wait()
         model = self.bare_model()
         if (tree := session.load_best({"model": trained_weights(model)})) is not None:
@@ -243,9 +238,8 @@ class Checkpointing(Trainer):
         return model
 
 
-class _StoppedEvaluating(Exception):  # noqa: N818 - no error
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
+class _StoppedEvaluating(Stopped):
+    """In an evaluation that an earlier attempt left over, nothing is to be saved: the next attempt makes it."""
 
 
 # The state that moves between checkpoint and training.
@@ -270,7 +264,6 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raises StateMismatchError where names or shapes are not those of this model."""
     ours = trained_weights(model)
     _require_same("the model", ours, saved)
     with torch.no_grad():
@@ -298,9 +291,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError
-    where the parameters differ.
-    """
+    """Load a saved state; options such as the weight decay stay those of this training. Raises StateMismatchError."""
     ours, theirs = optimizer_state(model, optimizer)["groups"], saved["groups"]
     names, saved_names = ([name for group in groups for name in group["params"]] for groups in (ours, theirs))
     _require_same("the optimizer", names, saved_names)

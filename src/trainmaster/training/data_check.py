@@ -50,10 +50,9 @@ _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
 ) -> CheckedData:
-    """Check the data of a job, and show up to `limit` rows of each source.
+    """Check the data of a job, and show up to `limit` rows of each source; without a tokenizer, as they were read.
 
-    Without a base model and a tokenizer, rows are read and not tokenized. `fetched` is what `fetch_all` returned; None:
-    everything is fetched when it is needed.
+    `fetched` is what `fetch_all` returned; None: everything is fetched when it is needed.
     """
     config, base_model = TokenizationConfig.from_document(document), _base_model(document)
     answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
@@ -83,9 +82,7 @@ def fetch_all(document: Mapping[str, Any], access: Access) -> dict[str, Any]:
 
 
 def _fetch_tokenizer(config: TokenizationConfig, base_model: BaseModelConfig | None, access: Access) -> dict[str, Any]:
-    """The directories of the tokenizer and of the model's configuration, None where no tokenizer is named; or the
-    problem.
-    """
+    """The directories of tokenizer and model configuration, None where no tokenizer is named; or the problem."""
     named = config.data.preprocess.tokenizer_id
     if base_model is not None:
         named = named or base_model.tokenizer_id or base_model.model_id

@@ -30,8 +30,6 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One training of a built-in trainer."""
-
     name: str
     training: TrainingConfig
     data: DataConfig
@@ -43,7 +41,6 @@ class Document:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises DocumentError where the file is not a training document."""
         text = path.read_text()
         try:
             document = json.loads(text)
@@ -122,7 +119,6 @@ class Prepared:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises DocumentError where the file does not describe what was prepared."""
         try:
             document = json.loads(path.read_bytes())
             return cls(**{name: document[name] for name in cls.__slots__ if name in document})

@@ -34,11 +34,7 @@ _DRAFT = ".export-"
 
 
 def destination(document: Document) -> str | None:
-    """The place that the job names for a copy of its result.
-
-    Raises DocumentError where this job may not write there or there is something else, and PreparingError where the
-    object store does not answer or refuses the credentials.
-    """
+    """The place that the job names for a copy of its result. Raises DocumentError or PreparingError."""
     path = document.output.output_path
     if path is None:
         return None
@@ -58,7 +54,6 @@ def destination(document: Document) -> str | None:
 
 
 def record(directory: Path) -> None:
-    """List the files of a result in it."""
     files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     (directory / RECORD).write_text(_record_of(files))
 
@@ -168,10 +163,7 @@ State = Mapping[str, Tensor]
 
 
 def whole_state(model: nn.Module) -> State | None:
-    """Gather the weights of a sharded model (or of its adapter) on the first rank. Collective.
-
-    None where nothing is sharded.
-    """
+    """Gather the weights of a sharded model, or of its adapter, on the first rank; None: not sharded. Collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.tensor import DTensor
 
@@ -195,10 +187,7 @@ def export(
     output_dir: Path,
     state: State | None = None,
 ) -> str:
-    """Write the result to the job's output and, where the job names one, to its destination; returns where it is.
-
-    `state` has the weights where the model is sharded. Raises as `destination`.
-    """
+    """Write the result, and copy it where the job wants it; returns where. `state`: the weights of a sharded model."""
     result = output_dir / RESULT
     with drafting(output_dir) as draft:
         _write(document, prepared, model, tokenizer, draft, state)

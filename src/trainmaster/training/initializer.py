@@ -20,16 +20,7 @@ from trainmaster.training import steps
 from trainmaster.training.fetching import hub, s3
 from trainmaster.training.fetching.access import Access, initializer_access
 from trainmaster.training.fetching.cache import Cache, emptied
-from trainmaster.training.steps import (
-    InputError,
-    OnProgress,
-    PreparingError,
-    PreparingProgress,
-    doing,
-    files_text,
-    note,
-    try_again_while_unavailable,
-)
+from trainmaster.training.steps import InputError, OnProgress, PreparingError, PreparingProgress
 
 _EXTRAS = {"huggingface": "hub", "s3": "s3", "cache": "cache"}
 
@@ -46,13 +37,13 @@ def main(part: str) -> None:
         progress = PreparingProgress({part: 1.0})
         progress.begin(part)
         began = time.monotonic()
-        doing(f"fetching {uri}")
+        steps.doing(f"fetching {uri}")
         files = _fetch(part, spec, access, lambda share: progress.at(share, f"fetching {uri}"))
         _place(files, Path(os.environ[environment.PREPARED_DIR], part))
     except PreparingError as error:
         error.args = (f"{part}-initializer: {error}",)
         raise
-    note(f"{part}-initializer: {uri}: {files_text(files.values())}, in {time.monotonic() - began:.1f} s")
+    steps.note(f"{part}-initializer: {uri}: {steps.files_text(files.values())}, in {time.monotonic() - began:.1f} s")
     Cache(access.cache).forget_unused()
     progress.finish()
 
@@ -60,9 +51,11 @@ def main(part: str) -> None:
 def _fetch(part: str, spec: Mapping[str, Any], access: Access, on_progress: OnProgress) -> Files:
     uri, ignored = spec["storage_uri"], spec.get("ignore_patterns") or ()
     if spec["type"] == "huggingface":
-        return try_again_while_unavailable(lambda: hub.repository(uri, part, access, on_progress, ignored=ignored))
+        return steps.try_again_while_unavailable(
+            lambda: hub.repository(uri, part, access, on_progress, ignored=ignored)
+        )
     if spec["type"] == "s3":
-        return try_again_while_unavailable(
+        return steps.try_again_while_unavailable(
             lambda: _files_below(
                 s3.directory(uri, s3.in_role(spec.get("role_arn"), access), on_progress, ignored=ignored)
             )
@@ -71,7 +64,7 @@ def _fetch(part: str, spec: Mapping[str, Any], access: Access, on_progress: OnPr
 
     gang = ShardGang.of_environment()
     with gang.leading() if gang else contextlib.nullcontext():
-        return try_again_while_unavailable(
+        return steps.try_again_while_unavailable(
             lambda: _files_below(sharded(spec, s3.in_role(spec.get("iam_role"), access), on_progress, gang))
         )
 

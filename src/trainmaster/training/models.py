@@ -64,7 +64,6 @@ def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenize
 
 
 def lora_config(parameters: Mapping[str, Value]) -> LoraConfig:
-    """The adapter of a LORA training."""
     options: dict[str, Any] = {
         # Some readers of adapters take integers alone.
         "lora_alpha": int(alpha) if (alpha := float(parameters["lora_alpha"] or 0)).is_integer() else alpha,
@@ -185,9 +184,7 @@ class PackedSampleAttention:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _ends_of(self, positions: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The cumulative lengths of the samples, from 0, and the longest. Cached for the layers of a step: it waits
-        for the GPU.
-        """
+        """The samples' cumulative lengths from 0, and the longest. Cached for a step's layers: it waits for the GPU."""
         if self._ends is None or self._positions is None or self._positions.data_ptr() != positions.data_ptr():
             flat = positions.flatten()
             starts = (flat == 0).nonzero().flatten()

@@ -207,7 +207,6 @@ def _tokenize(
 
 
 def _tell(summary: Mapping[str, Any], max_seq_length: int) -> None:
-    """Report what the ranks will train on, and what was left out."""
     for source in summary["sources"]:
         if source["used"] < source["rows"]:
             note(f"{source['path']}: {source['used']:,} of {source['rows']:,} rows are used")

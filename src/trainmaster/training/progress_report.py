@@ -142,10 +142,7 @@ class _Gauge:
     """Steps, tokens and seconds of training since the last lap."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._idle_s = 0.0
-        self._step = 0
-        self._tokens = 0.0
+        self.start(0, 0.0)
 
     def start(self, step: int, tokens: float) -> None:
         self._since, self._idle_s, self._step, self._tokens = time.monotonic(), 0.0, step, tokens

@@ -24,14 +24,7 @@ from trainmaster.training.session import Resumed, Session, Stopped, compare_inpu
 
 
 def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
-    """Train, and leave the result in the job's output.
-
-    Raises:
-        DocumentError: the training cannot be set up as it was asked for.
-        InexactResumeError, CorruptCheckpointError, StateMismatchError: it cannot resume exactly.
-        PreparingError: the object store for the result does not answer, or refuses the credentials.
-        Stopped: the job was asked to stop, and has saved what it should.
-    """
+    """Train, and leave the result in the job's output. Raises Stopped when the job was asked to stop, and has saved."""
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     export.destination(document)  # refuse a bad destination before training

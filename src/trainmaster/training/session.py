@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ _ADVICE = "Bring it back, resume from another checkpoint of the job, or start ov
 
 @dataclass(slots=True, kw_only=True)
 class Resumed:
-    """A checkpoint to resume from."""
-
     where: str
     manifest: Manifest
     metadata: Mapping[str, Any]
@@ -57,8 +55,7 @@ class Resumed:
 def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
     """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
 
-    The tree of a `sharded` training is read later, into the shards. Raises InexactResumeError where something is
-    missing without which the training would take another course, and CorruptCheckpointError where all are corrupt.
+    Raises InexactResumeError where something is missing, and CorruptCheckpointError where all are corrupt.
     """
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
@@ -134,10 +131,7 @@ def _verified(root: Root, start: str, process: Process, reporter: Reporter) -> s
 
 
 class NodeCopies:
-    """Copies every checkpoint for each further node, where the job wants every node to save.
-
-    The first rank of each node but the first commits copies below `node-<index>`. They are not registered.
-    """
+    """Copies every checkpoint below `node-<index>`, by the first rank of each further node. They are not registered."""
 
     def __init__(self, root: Root, reporter: Reporter, *, keep: int) -> None:
         self._root = root
@@ -185,36 +179,29 @@ class Best:
     """None until it is committed; in a checkpoint's metadata: this very checkpoint."""
 
 
+@dataclass(eq=False)
 class Session:
     """Connects one rank to the server, the other ranks and the checkpoints. `save`, `wait`, `look` are collective."""
 
-    def __init__(
-        self,
-        document: Document,
-        prepared: Prepared,
-        *,
-        process: Process,
-        reporter: Reporter,
-        reporting: Reporting | None,
-        resumed: Resumed | None,
-        tracker_run: str | None = None,
-    ) -> None:
-        """`reporting` is None on all ranks but the first; later attempts join the tracker's run `tracker_run`."""
-        checkpoint = document.output.checkpoint
-        self._document = document
-        self._prepared = prepared
-        self._process = process
-        self._reporting = reporting
-        self._tracker_run = tracker_run
-        self._root = reporter.checkpoint_root()
-        self._saver = Saver(self._root, process, keep=checkpoint.save_total_limit, reporter=reporter)
-        self._copies = (
-            NodeCopies(self._root, reporter, keep=checkpoint.save_total_limit) if checkpoint.save_on_each_node else None
-        )
-        self.reporter = reporter
-        self._requests = StopRequests(process)
+    document: Document
+    prepared: Prepared
+    _: KW_ONLY
+    process: Process
+    reporter: Reporter
+    reporting: Reporting | None
+    """None on all ranks but the first."""
+    resumed: Resumed | None
+    tracker_run: str | None = None
+    """The tracker's run, which later attempts join."""
+
+    def __post_init__(self) -> None:
+        checkpoint, resumed = self.document.output.checkpoint, self.resumed
+        keep = checkpoint.save_total_limit
+        self._root = self.reporter.checkpoint_root()
+        self._saver = Saver(self._root, self.process, keep=keep, reporter=self.reporter)
+        self._copies = NodeCopies(self._root, self.reporter, keep=keep) if checkpoint.save_on_each_node else None
+        self._requests = StopRequests(self.process)
         self._metrics: dict[str, float] = {}
-        self.resumed = resumed
         self._latest = None if resumed is None else resumed.where
         self._best: Best | None = None
         if resumed is not None and (saved := resumed.metadata.get("best")):
@@ -235,14 +222,14 @@ class Session:
     @property
     def best_needs_evaluation(self) -> bool:
         """Whether the metric for the best model comes from evaluations."""
-        return (self._document.output.checkpoint.metric_for_best_model or "").startswith("eval_")
+        return (self.document.output.checkpoint.metric_for_best_model or "").startswith("eval_")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         with contextlib.ExitStack() as scope:
-            if self._reporting is not None:
+            if self.reporting is not None:
                 scope.enter_context(self.reporter.phase("evaluating"))
-                scope.enter_context(self._reporting.not_training())
+                scope.enter_context(self.reporting.not_training())
             yield
 
     def take_metrics(self, logs: Mapping[str, Any]) -> None:
@@ -258,10 +245,9 @@ class Session:
     ) -> None:
         """Begin a save; training continues while it is written.
 
-        `state` is the loop's own, `evaluated` the result of an evaluation at this very step, and `progress` whatever
-        else a resume has to know.
+        `evaluated` is the result of an evaluation at this very step, `progress` whatever else a resume has to know.
         """
-        with self._reporting.not_training() if self._reporting is not None else contextlib.nullcontext(), _writing():
+        with self.reporting.not_training() if self.reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()
             step, metrics = state["global_step"], {**self._metrics, **reported_metrics(evaluated)}
             better = self._better(step, metrics)
@@ -276,12 +262,12 @@ class Session:
                 metadata={
                     "trainer_state": state,
                     "best": None if (best := better or self._best) is None else asdict(best),
-                    "tracker_run": self._tracker_run,
-                    "rows_key": self._prepared.rows_key,
-                    "model_key": self._prepared.model_key,
+                    "tracker_run": self.tracker_run,
+                    "rows_key": self.prepared.rows_key,
+                    "model_key": self.prepared.model_key,
                     **progress,
                 },
-                files={"training.json": self._document.text},
+                files={"training.json": self.document.text},
                 point=(LATEST, BEST) if better else (LATEST,),
                 kind=KIND,
             )
@@ -306,16 +292,16 @@ class Session:
             return None
         root, rel_path = open_checkpoint(self._best.where)
         try:
-            return Saver(root, self._process, reporter=self.reporter).load(rel_path, template, partial=True).tree
+            return Saver(root, self.process, reporter=self.reporter).load(rel_path, template, partial=True).tree
         except (FileNotFoundError, CorruptCheckpointError) as error:
-            if self._process.index == 0:
+            if self.process.index == 0:
                 self.reporter.note(f"the result is the last model, since the best one cannot be read: {error}")
             return None
 
     def _require_metric(self, metrics: Mapping[str, float]) -> None:
         """Note once where checkpoints do not have the metric for the best model."""
-        name = self._document.output.checkpoint.metric_for_best_model
-        if name is None or name in metrics or self._noted_missing_metric or self._process.index != 0:
+        name = self.document.output.checkpoint.metric_for_best_model
+        if name is None or name in metrics or self._noted_missing_metric or self.process.index != 0:
             return
         self._noted_missing_metric = True
         has = ", ".join(sorted(metrics)) or "none yet"
@@ -324,7 +310,7 @@ class Session:
         )
 
     def _better(self, step: int, metrics: Mapping[str, float]) -> Best | None:
-        checkpoint = self._document.output.checkpoint
+        checkpoint = self.document.output.checkpoint
         value = metrics.get(checkpoint.metric_for_best_model or "")
         if value is None or not math.isfinite(value):
             return None

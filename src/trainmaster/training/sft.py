@@ -113,7 +113,10 @@ _SHARED = (
 def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
     """The arguments of `SFTConfig`. Raises DocumentError where an option is unknown, or cannot be used here."""
     parameters, data, checkpoint = document.hyperparameters, document.data, document.output.checkpoint
-    options = _framework_options(document)
+    framework = document.training.framework
+    for field, instead in refused_options(framework.type, framework.config, framework.distributed.config):
+        raise DocumentError(f"{field}: {instead}")
+    options = _typed(CONFIG, framework.config)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)
     return {
         **{name: parameters[name] for name in _SHARED},
@@ -141,13 +144,6 @@ def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_
         **_distribution(document, world_size=world_size, cuda=cuda),
         **options,
     }
-
-
-def _framework_options(document: Document) -> dict[str, Any]:
-    framework = document.training.framework
-    for field, instead in refused_options(framework.type, framework.config, framework.distributed.config):
-        raise DocumentError(f"{field}: {instead}")
-    return _typed(CONFIG, framework.config)
 
 
 def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:

@@ -129,7 +129,6 @@ class PreparingProgress:
 
 
 def say(message: str) -> None:
-    """Write a line to the log."""
     sys.stdout.write(f"{message}\n")
     sys.stdout.flush()
 
@@ -147,11 +146,7 @@ def note(message: str) -> None:
 
 
 def size_text(size: float) -> str:
-    """A size for people.
-
-    >>> size_text(532), size_text(2_300_000)
-    ('532 B', '2.3 MB')
-    """
+    """A size for people, such as `532 B` or `2.3 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -46,7 +46,10 @@ def serve(settings: FrontSettings, end: socket.socket, *, host: str, port: int, 
     """Serve until the engine is gone; 0 when it ended in order."""
     # Half of them for bodies; every sample that waits is a connection.
     descriptors = allow_many_descriptors()
-    _collect_rarely()
+    # With thousands of connections a full collection takes a tenth of a second, and finds little.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 100)
     front = Front(replace(settings, max_held=min(settings.max_held, descriptors // 2)))
 
     def stop() -> None:
@@ -80,13 +83,6 @@ class _FrontServer(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         yield
-
-
-def _collect_rarely() -> None:
-    """With thousands of connections a full collection takes a tenth of a second, and finds little."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,7 @@ class RequestRefusedError(Exception):
 
 
 class BusyError(Exception):
-    """It cannot be taken in now: its client hears a status of 429, and comes back.
-
-    The public ones do so for as long as it takes with a sample, and for five minutes with anything else.
-    """
+    """It cannot be taken in now: its client hears a status of 429, and comes back, for five minutes or longer."""
 
 
 class StoppedError(Exception):
@@ -92,10 +89,7 @@ class Received:
 
 
 class Intake:
-    """Reads bodies, and minds how much of them is held at a time: while they come, wait, and are worked on.
-
-    What has come is released when its work has ended, also by those who hold it in another form by then.
-    """
+    """Reads bodies, and minds how much is held at a time, in any form: while they come, wait, and are worked on."""
 
     def __init__(self, settings: FrontSettings) -> None:
         self._settings = settings
@@ -193,7 +187,6 @@ class Intake:
         self.held_bytes -= size
 
     def require_room(self) -> None:
-        """Raises BusyError where more is held than may be."""
         most, most_bytes = self._settings.max_held, self._settings.max_held_bytes
         if self.held > most:
             raise BusyError(f"the trainer holds {most} requests already")

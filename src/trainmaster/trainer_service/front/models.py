@@ -53,10 +53,8 @@ class OperationOrder(Generic[Item]):
         return seq_id < self.next_seq_id or seq_id in self._waiting
 
     def place(self, seq_id: int, digest: bytes, item: Item, *, size: int, room: bool) -> Arrival:
-        """Take an operation in, unless it is here or was here; `digest` tells it from others.
-
-        The one that all others wait for is always taken in. Another one takes `size` bytes, and is taken in where
-        there is `room` among those of other models.
+        """Take an operation in, unless it is or was here; `digest` tells it from others. The one that others wait
+        for is always taken in, another one of `size` bytes where there is `room` among those of other models.
         """
         if self.knows(seq_id):
             known = self._digests.get(seq_id, digest)
@@ -350,9 +348,6 @@ class FrontModels:
 
 
 def digest_of_fields(op: str, fields: Mapping[str, Any]) -> bytes:
-    """What tells an operation from another one under the same number.
-
-    A client that repeats a save for sampling counts on and names another sampling session: that is the same save.
-    """
+    """Tells operations of one number apart. A repeated save for sampling names another session, and is the same."""
     compared = {name: value for name, value in fields.items() if name != "sampling_session_seq_id"}
     return hashlib.blake2b(json.dumps([op, compared], sort_keys=True).encode(), digest_size=16).digest()

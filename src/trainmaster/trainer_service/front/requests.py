@@ -70,7 +70,6 @@ def refusal_of(request: Request) -> str:
 
 
 def operation_of(request: Request) -> str:
-    """The last part of the path."""
     return str(request.url.path.rpartition("/")[2])
 
 
@@ -81,10 +80,7 @@ def encoding_of(request: Request) -> str:
 
 
 async def read_fields(request: Request, front: Front) -> dict[str, Any]:
-    """The JSON object in a request's body; empty where there is no body.
-
-    Raises RequestRefusedError for another body, or one that is too large; and what `Intake.read` raises.
-    """
+    """The JSON object in a request's body; empty without one. Raises RequestRefusedError, and as `Intake.read`."""
     received = await front.intake.read(request)
     try:
         if received.size > _MAX_FIELDS_BYTES:
@@ -133,10 +129,7 @@ def peek(received: Received, content_type: str, encoding: str) -> dict[str, Any]
 
 
 async def result(future: Future, outcome: Reply, *, accept: str, metadata_first: bool) -> tuple[Response, bool]:
-    """The response that tells a client an outcome, and whether that is all of it.
-
-    A client that accepts protobuf and JSON gets protobuf: it is exact, and a fraction of the size.
-    """
+    """The response that tells an outcome, and whether that is all of it. Protobuf goes first: it is exact and small."""
     if outcome.error:
         return as_json({"error": outcome.error, "category": outcome.category}), True
     if outcome.body is None:

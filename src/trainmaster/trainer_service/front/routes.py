@@ -29,6 +29,7 @@ from trainmaster.trainer_service.messages import TRAINING_OPS
 PREFIX = "/api/v1"
 HEALTH = f"{PREFIX}/healthz"
 _CLIENT_GONE = 499
+_COUNT_ALONE = "copies of a sampling client count for themselves here"
 _SERVER_ANSWERS = ("training_runs", "checkpoints", "sessions", "audit", "billing", "auth", "copy_weights")
 """What begins so is about records, which the server keeps and a trainer does not."""
 
@@ -74,16 +75,6 @@ async def telemetry(request: Request) -> Response:
     async for _ in request.stream():
         pass
     return requests.as_json({"status": "accepted"})
-
-
-async def client_config(request: Request) -> Response:
-    await read_fields(request, front_of(request))
-    return requests.as_json({})
-
-
-async def client_dynamic_config(request: Request) -> Response:
-    await read_fields(request, front_of(request))
-    return requests.as_json({"sample_cancel_enabled": True})
 
 
 async def get_server_capabilities(request: Request) -> Response:
@@ -135,9 +126,14 @@ async def sampler(request: Request) -> Response:
     )
 
 
-async def join_sampling_session(request: Request) -> Response:
-    await read_fields(request, front_of(request))
-    return requests.error(404, "copies of a sampling client count for themselves here")
+def _always(answer: Callable[[], Response]) -> Handler:
+    """The same answer, whatever the body says."""
+
+    async def handle(request: Request) -> Response:
+        await read_fields(request, front_of(request))
+        return answer()
+
+    return handle
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -200,12 +196,12 @@ ROUTES = [
     _post("get_info", get_info),
     _post("weights_info", weights_info),
     _post("create_sampling_session", work.create_sampling_session),
-    _post("join_sampling_session", join_sampling_session),
+    _post("join_sampling_session", _always(lambda: requests.error(404, _COUNT_ALONE))),
     _post("cancel_future", work.cancel_future),
     _post("retrieve_futures", work.retrieve_futures),
     _post("create_custom_loss", work.create_custom_loss),
-    _post("client/config", client_config),
-    _post("client/dynamic_config", client_dynamic_config),
+    _post("client/config", _always(lambda: requests.as_json({}))),
+    _post("client/dynamic_config", _always(lambda: requests.as_json({"sample_cancel_enabled": True}))),
     Route(f"{PREFIX}/get_server_capabilities", _when_ready(get_server_capabilities), methods=["GET"]),
     Route(f"{PREFIX}/list_checkpoints", _when_ready(list_checkpoints), methods=["GET"]),
     Route(f"{PREFIX}/samplers/{{sampler_id}}", _when_ready(sampler), methods=["GET"]),
@@ -226,10 +222,7 @@ for new ones."""
 
 
 class Paced:
-    """An application whose requests begin a few in each round of the event loop, in the order in which they came.
-
-    A burst of a thousand samples must not keep a heartbeat waiting.
-    """
+    """Begins a few requests in each round of the event loop, in order: many samples must not delay a heartbeat."""
 
     def __init__(self, app: ASGIApp, *, urgent: frozenset[str]) -> None:
         self._app = app

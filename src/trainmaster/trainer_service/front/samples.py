@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.trainer_service.front.futures import (
-    Future,
-    Futures,
-    Link,
-    ResultForm,
-    Waiters,
-    is_count,
-    wake,
-)
+from trainmaster.trainer_service.front.futures import Future, Futures, Link, ResultForm, Waiters, is_count, wake
 from trainmaster.trainer_service.front.intake import (
     BusyError,
     FrontSettings,
@@ -70,26 +62,16 @@ class Samples:
 
     def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
         """The same session when it is asked for again."""
-        sampling_session_id = self._trainer.sampling_session_id(session_id, number)
-        return self._sessions.setdefault(
-            sampling_session_id,
-            SamplingSession(
-                sampling_session_id=sampling_session_id,
-                session_id=session_id,
-                base_model=base_model,
-                model_path=model_path,
-            ),
+        key = self._trainer.sampling_session_id(session_id, number)
+        new = SamplingSession(
+            sampling_session_id=key, session_id=session_id, base_model=base_model, model_path=model_path
         )
+        return self._sessions.setdefault(key, new)
 
     async def open(
         self, session: SamplingSession, fields: Mapping[str, Any], *, door: str, source: str, hold_s: float
     ) -> Reply | None:
-        """Have the engine load the weights of a session, once.
-
-        Returns:
-            How that went; None while it is under way after `hold_s`, and when it is long ago. A session that could
-            not be opened is given up.
-        """
+        """Have the engine load a session's weights, once; if it cannot, give it up. None: under way, or long ago."""
         request_id = self._trainer.future_id(session.sampling_session_id, "open")
         if not session.opened:
             sent = {**fields, "sampling_session_id": session.sampling_session_id}
@@ -148,8 +130,7 @@ class Samples:
         )
         fields = {"sampling_session_id": sampling_session_id}
         self._link.send(
-            Request(request_id=request_id, op="asample", fields=fields, body=received.data, encoding=encoding),
-            shared,
+            Request(request_id=request_id, op="asample", fields=fields, body=received.data, encoding=encoding), shared
         )
         return ack
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainmaster.trainer_service.front.futures import Futures, Link, SavedCheckpoints
@@ -70,11 +70,9 @@ class FrontSessions:
             del self._ended[next(iter(self._ended))]
         return True
 
-    def silent(self) -> Iterator[str]:
+    def silent(self) -> list[str]:
         limit = self._clock() - self._expire_s
-        yield from [
-            session_id for session_id, session in self._live.items() if session.expires and session.seen_s < limit
-        ]
+        return [key for key, session in self._live.items() if session.expires and session.seen_s < limit]
 
 
 _SWEEP_S = 1.0

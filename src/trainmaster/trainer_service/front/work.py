@@ -14,16 +14,8 @@ from trainmaster.protocol.trainer_requests import JSON, TINKER, content_type_of,
 from trainmaster.trainer_service.front import requests
 from trainmaster.trainer_service.front.futures import Future, is_count
 from trainmaster.trainer_service.front.intake import BusyError, Received, RequestRefusedError, size_of_fields
-from trainmaster.trainer_service.front.models import Ack, QueuedOperation, digest_of_fields
-from trainmaster.trainer_service.front.requests import (
-    door_of,
-    encoding_of,
-    front_of,
-    operation_of,
-    read_fields,
-    refusal_of,
-    source_of,
-)
+from trainmaster.trainer_service.front.models import QueuedOperation, digest_of_fields
+from trainmaster.trainer_service.front.requests import door_of, front_of, operation_of, read_fields, source_of
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import Request as EngineRequest
 from trainmaster.trainer_service.schema import shown
@@ -72,36 +64,25 @@ async def create_model(request: Request) -> Response:
 async def passes(request: Request) -> Response:
     """A forward_backward or a forward: the engine gets its body as it came."""
     front = front_of(request)
-    op, encoding = operation_of(request), encoding_of(request)
+    op, encoding = operation_of(request), requests.encoding_of(request)
     received = await front.intake.read(request)
     content_type = content_type_of(request.headers.get("content-type", ""))
     limit = front.settings.max_body_bytes
     too_large = "" if received.whole else f"a body may have {limit} bytes, and this one has more"
     try:
-        model_id, seq_id = _place(requests.peek(received, content_type, encoding), received, op)
+        place = _place(requests.peek(received, content_type, encoding), received, op)
     except RequestRefusedError as refused:
         front.intake.drop(received)
         raise RequestRefusedError(too_large or str(refused)) from None
     except BusyError:
         front.intake.drop(received)
         raise
-    operation = QueuedOperation(
-        request=EngineRequest(
-            request_id=front.trainer.future_id(model_id, seq_id),
-            op=op,
-            model_id=model_id,
-            seq_id=seq_id,
-            body=received.data,
-            content_type=content_type,
-            encoding=encoding,
-            door=door_of(request),
-        ),
-        digest=op.encode() + received.digest,
-        size=received.size,
-        shared=received.shared,
-        refusal=too_large,
+    sent = _sent(request, *place, body=received.data, content_type=content_type, encoding=encoding)
+    digest = op.encode() + received.digest
+    return _accept(
+        front,
+        QueuedOperation(request=sent, digest=digest, size=received.size, shared=received.shared, refusal=too_large),
     )
-    return requests.as_json(_accept(front, operation))
 
 
 @_refused_by_future()
@@ -113,10 +94,10 @@ async def steps(request: Request) -> Response:
         raise RequestRefusedError("a model is not made by loading weights here: create_model, then load_weights")
     model_id, seq_id = _place(fields, None, op)
     digest, size = digest_of_fields(op, fields), size_of_fields(fields)
-    sent, done = fields, None
+    asked, done = fields, None
     model, number = front.training.get(model_id), fields.get("sampling_session_seq_id")
     if op == "save_weights_for_sampler" and not fields.get("path") and model is not None and is_count(number):
-        sent = {**fields, "sampling_session_id": front.trainer.sampling_session_id(model.session_id, number)}
+        asked = {**fields, "sampling_session_id": front.trainer.sampling_session_id(model.session_id, number)}
         done = partial(
             front.samples.register,
             model.session_id,
@@ -124,23 +105,10 @@ async def steps(request: Request) -> Response:
             base_model=str(model.fields.get("base_model")),
             model_path=None,
         )
-    operation = QueuedOperation(
-        request=EngineRequest(
-            request_id=front.trainer.future_id(model_id, seq_id),
-            op=op,
-            model_id=model_id,
-            seq_id=seq_id,
-            fields=sent,
-            door=door_of(request),
-            source=source_of(request),
-        ),
-        digest=digest,
-        size=size,
-        refusal=_NOT_OFFERED.get(op) or refusal_of(request),
-        done=done,
-    )
+    sent = _sent(request, model_id, seq_id, fields=asked, source=source_of(request))
+    refusal = _NOT_OFFERED.get(op) or requests.refusal_of(request)
     front.intake.add(size)
-    return requests.as_json(_accept(front, operation))
+    return _accept(front, QueuedOperation(request=sent, digest=digest, size=size, refusal=refusal, done=done))
 
 
 @_refused_by_future()
@@ -188,7 +156,7 @@ async def create_sampling_session(request: Request) -> Response:
 @_refused_by_future(sample_sequence_ids=[])
 async def asample(request: Request) -> Response:
     front = front_of(request)
-    encoding = encoding_of(request)
+    encoding = requests.encoding_of(request)
     received = await front.intake.read(request)
     try:
         peeked = requests.peek(received, JSON, encoding)
@@ -217,7 +185,9 @@ async def retrieve_future(request: Request) -> Response:
     outcome = await front.futures.wait(future, front.settings.hold_s)
     if outcome is None:
         # Clients log a warning for each pending future that is answered with 200, and none with 408.
-        return requests.as_json(_try_again(front, future), HTTPStatus.REQUEST_TIMEOUT)
+        reason = front.training.why_waiting(future.owner)
+        said = {"type": "try_again", "queue_state": "active", **({"queue_state_reason": reason} if reason else {})}
+        return requests.as_json(said, HTTPStatus.REQUEST_TIMEOUT)
     response, all_of_it = await requests.result(
         future,
         outcome,
@@ -248,10 +218,16 @@ async def retrieve_futures(request: Request) -> Response:
     return requests.as_json({"completions": [_completion(future) for future in futures], "cursor": cursor})
 
 
-def _accept(front: Front, operation: QueuedOperation) -> Ack:
+def _sent(request: Request, model_id: str, seq_id: int, **sent: Any) -> EngineRequest:
+    request_id = front_of(request).trainer.future_id(model_id, seq_id)
+    op, door = operation_of(request), door_of(request)
+    return EngineRequest(request_id=request_id, op=op, model_id=model_id, seq_id=seq_id, door=door, **sent)
+
+
+def _accept(front: Front, operation: QueuedOperation) -> Response:
     if (model := front.training.get(operation.request.model_id)) is not None:
         front.sessions.touch(model.session_id)
-    return front.training.accept(operation)
+    return requests.as_json(front.training.accept(operation))
 
 
 def _place(fields: dict[str, Any], received: Received | None, op: str) -> tuple[str, int]:
@@ -275,11 +251,6 @@ def _not_there(front: Front, request_id: object) -> Response:
     if front.trainer.made_future(str(request_id)):
         return requests.error(410, f"the result of {request_id!r} is not kept any more")
     return requests.as_json({"error": front.training.why_lost(owner), "category": "server"})
-
-
-def _try_again(front: Front, future: Future) -> dict[str, str]:
-    reason = front.training.why_waiting(future.owner)
-    return {"type": "try_again", "queue_state": "active", **({"queue_state_reason": reason} if reason else {})}
 
 
 def _completion(future: Future) -> dict[str, Any]:

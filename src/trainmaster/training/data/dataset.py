@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.training.data.encoder import Encoder, Sample
 from trainmaster.training.data.row_selection import Indices, select
-from trainmaster.training.data.rows import RowCounts, origin_of, write_rows
+from trainmaster.training.data.rows import origin_of, write_rows
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, OnProgress, ignore_progress
 
@@ -62,10 +62,7 @@ def build(
     directory: Path,
     progress: OnProgress = ignore_progress,
 ) -> Built:
-    """Make the datasets of a job. Raises InputError where a source or a row is wrong.
-
-    The datasets are mapped from files in `directory`; the caller removes it when they are saved elsewhere.
-    """
+    """Make the datasets of a job, mapped from files in `directory`, which the caller removes. Raises InputError."""
     from datasets import Dataset
     from datasets.utils.logging import set_verbosity_error
     from datasets.utils.tqdm import disable_progress_bars
@@ -101,7 +98,10 @@ def build(
     return Built(
         train=train.dataset,
         evaluation=None if evaluation is None else evaluation.dataset,
-        sources=tuple(map(_report, sources, counts_by_source, selection.used)),
+        sources=tuple(
+            SourceReport(path=local.path, rows=counts.read, kept=counts.kept, used=used)
+            for local, counts, used in zip(sources, counts_by_source, selection.used, strict=True)
+        ),
         train_tokens=train.tokens,
         cut=sum(part.cut for part in parts),
         left_out=sum(part.left_out for part in parts),
@@ -195,7 +195,3 @@ def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
         cut=int(cut.sum()),
         left_out=int(left_out.sum()),
     )
-
-
-def _report(local: LocalSource, counts: RowCounts, used: int) -> SourceReport:
-    return SourceReport(path=local.path, rows=counts.read, kept=counts.kept, used=used)

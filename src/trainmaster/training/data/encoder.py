@@ -32,7 +32,6 @@ _NO_LENGTH = 10**9
 def load_tokenizer(
     directory: Path, preprocess: PreprocessConfig, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Raises InputError where the tokenizer cannot be loaded with the job's options."""
     from transformers import AutoTokenizer
 
     for name, instead in refused_arguments(preprocess.tokenizer_config):
@@ -53,8 +52,7 @@ def load_tokenizer(
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
     """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
 
-    `directories` are those of the model and of the tokenizer; `model_kwargs` may change how many positions the model
-    has. Raises InputError where nobody says, or the model has fewer positions than the job wants.
+    `model_kwargs` may change how many positions the model has. Raises InputError where these are fewer, or unknown.
     """
     if wanted is not None:
         known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
@@ -101,11 +99,7 @@ class ChatRenderer:
         self._completion_only = completion_only
 
     def render(self, chat: Chat, origin: Origin) -> Rendered:
-        """The text of a conversation, and the parts of it that are trained on.
-
-        Raises InputError where the tokenizer has no template that fits, and RowError where the template refuses the
-        row.
-        """
+        """The text of a conversation, and the parts of it that are trained on. Raises InputError and RowError."""
         template = self._template(chat)
         spans: tuple[Span, ...] | None = None
         if self._assistant_only:
@@ -210,9 +204,6 @@ class Encoder:
     """Turns rows into samples, the same way for training and for a check."""
 
     def __init__(self, config: TokenizationConfig, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> None:
-        """Raises InputError where the tokenizer lacks a token that the job wants, or the job maps a field that no row
-        has.
-        """
         for name, instead in refused_fields(config.data.preprocess.field_mapping):
             raise InputError(f"preprocess.field_mapping.{name}: {instead}")
         self._config = config
@@ -232,13 +223,15 @@ class Encoder:
         return shape_of(row, self._config.data.preprocess.field_mapping, origin, text_only=self._pretrains)
 
     def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
-        """The samples of each row: one, or several where a long document is split. Raises InputError where a row is
-        wrong.
-        """
+        """The samples of each row: several where a long document is split. Raises InputError where a row is wrong."""
         shapes = [self.shape(row, origin) for row, origin in zip(rows, origins, strict=True)]
         texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]
-        if any(text.trained is not None for text in texts):
-            self._require_places()
+        if any(text.trained is not None for text in texts) and not self.tokenizer.is_fast:
+            raise InputError(
+                "the tokenizer cannot tell which text a token stands for, so that no part of a row can be left out "
+                "of the loss; set completion_only_loss and assistant_only_loss to false, or name a tokenizer with a "
+                "tokenizer.json"
+            )
         encoded = self.tokenizer(
             [text.text for text in texts],
             add_special_tokens=False,
@@ -246,15 +239,8 @@ class Encoder:
             return_token_type_ids=False,
             verbose=False,
         )
-        return [
-            self._samples(
-                list(encoded["input_ids"][index]),
-                _mask(text, index, encoded) if text.trained is not None else None,
-                shapes[index],
-                origins[index],
-            )
-            for index, text in enumerate(texts)
-        ]
+        masks = [None if text.trained is None else _mask(text, index, encoded) for index, text in enumerate(texts)]
+        return list(map(self._samples, map(list, encoded["input_ids"]), masks, shapes, origins))
 
     def _rendered(self, shape: Shape, origin: Origin) -> Rendered:
         match shape:
@@ -277,20 +263,16 @@ class Encoder:
             ids, mask = opening + ids, [int(whole)] * len(opening) + mask
         if ids[len(ids) - len(closing) :] != closing:
             ids, mask = ids + closing, mask + mask[-1:] * len(closing)
-        full, truncation = len(ids), self._config.data.preprocess.truncation
-        if full <= self.max_seq_length:
+        full, most, truncation = len(ids), self.max_seq_length, self._config.data.preprocess.truncation
+        if full <= most:
             return [Sample(input_ids=ids, mask=mask, full_length=full)]
         if truncation is False:
-            raise RowError(origin, f"has {full} tokens, and max_seq_length is {self.max_seq_length}; raise it, leave "
+            raise RowError(origin, f"has {full} tokens, and max_seq_length is {most}; raise it, leave "
                            "the row out, or set preprocess.truncation to true")  # fmt: skip
         if self._pretrains and truncation is None:
-            starts = range(0, full, self.max_seq_length)
-            parts = [
-                (ids[start : start + self.max_seq_length], mask[start : start + self.max_seq_length])
-                for start in starts
-            ]
+            parts = [(ids[start : start + most], mask[start : start + most]) for start in range(0, full, most)]
             return [Sample(input_ids=part, mask=marks, full_length=len(part)) for part, marks in parts]
-        return [Sample(input_ids=ids[: self.max_seq_length], mask=mask[: self.max_seq_length], full_length=full)]
+        return [Sample(input_ids=ids[:most], mask=mask[:most], full_length=full)]
 
     def _ends(self, option: str, wanted: bool | None, token: int | None, usual: list[int]) -> dict[type, list[int]]:
         """The tokens at one end of a sample, by its shape. Without an option, a chat template writes its own."""
@@ -308,14 +290,6 @@ class Encoder:
             if with_specials[length : length + len(probe)] == probe:
                 return list(with_specials[:length])
         return []
-
-    def _require_places(self) -> None:
-        if not self.tokenizer.is_fast:
-            raise InputError(
-                "the tokenizer cannot tell which text a token stands for, so that no part of a row can be left out "
-                "of the loss; set completion_only_loss and assistant_only_loss to false, or name a tokenizer with a "
-                "tokenizer.json"
-            )
 
 
 def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:

@@ -4,6 +4,8 @@ A row is a dictionary. Files may be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A
 with the column `text`.
 """
 
+# ruff: noqa: A002, ARG001 - `format` is what it is everywhere else; readers have one signature
+
 from __future__ import annotations
 
 import bz2
@@ -14,29 +16,26 @@ import io
 import json
 import lzma
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from types import MappingProxyType
 from typing import IO, Any
 
 from trainmaster.training.steps import InputError
 
-FORMAT_OF_SUFFIX: Mapping[str, str] = MappingProxyType(
-    {
-        ".jsonl": "jsonl",
-        ".ndjson": "jsonl",
-        ".json": "json",
-        ".csv": "csv",
-        ".tsv": "csv",
-        ".parquet": "parquet",
-        ".pq": "parquet",
-        ".arrow": "arrow",
-        ".feather": "arrow",
-        ".txt": "text",
-        ".text": "text",
-    }
-)
+FORMAT_OF_SUFFIX: Mapping[str, str] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".txt": "text",
+    ".text": "text",
+}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 BEGINNING_SUFFICES = frozenset({"jsonl", "csv"})
 """Formats whose first rows can be read from the beginning of a file."""
@@ -58,8 +57,6 @@ class FileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRow:
-    """A row as the file has it."""
-
     number: int
     """The number of the row, or of its line for jsonl and csv."""
     values: Mapping[str, Any]
@@ -68,22 +65,14 @@ class RawRow:
 
 
 def format_of(name: str) -> str | None:
-    """The format by a file's name; None where the name does not tell.
-
-    >>> format_of("a/train.jsonl.gz"), format_of("table.PQ"), format_of("README.md")
-    ('jsonl', 'parquet', None)
-    """
+    """The format by a file's name, such as `a/train.jsonl.gz` or `table.PQ`; None where the name does not tell."""
     path = PurePath(name.lower())
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSIONS else path.suffix
     return FORMAT_OF_SUFFIX.get(suffix)
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for messages.
-
-    >>> kind_of("a"), kind_of(1.5), kind_of([]), kind_of(None)
-    ('text', 'a number', 'a list', 'null')
-    """
+    """The type of a value, for messages, such as `text` or `a number`."""
     match value:
         case None:
             return "null"
@@ -101,30 +90,15 @@ def kind_of(value: Any) -> str:
             return f"a {type(value).__name__}"
 
 
-def unit_of(format: str) -> str:  # noqa: A002 - what it is everywhere else
-    return "line" if format in ("jsonl", "csv") else "row"
-
-
-def read(
-    path: Path,
-    format: str,  # noqa: A002
-    *,
-    columns: Collection[str] | None = None,
-    whole: bool = True,
-) -> Iterator[RawRow]:
-    """The rows of a file, in order. Raises FileError where it is not in that format.
-
-    Formats that can read nothing but `columns`. Without `whole`, it is the beginning of a larger file, so that its last
-    line may be cut off.
-    """
+def read(path: Path, format: str, *, columns: Collection[str] | None = None, whole: bool = True) -> Iterator[RawRow]:
+    """The rows of a file, of `columns` alone if it can; without `whole`, its end may be cut off. Raises FileError."""
     try:
         yield from _READERS[format](path, columns, whole)
     except (EOFError, OSError, lzma.LZMAError) as error:
         raise FileError(f"cannot be read: {error}") from error
 
 
-def count(path: Path, format: str) -> int:  # noqa: A002
-    """The number of rows in a file. Raises FileError where it is not in that format."""
+def count(path: Path, format: str) -> int:
     if format == "parquet":
         import pyarrow
         import pyarrow.parquet
@@ -136,7 +110,7 @@ def count(path: Path, format: str) -> int:  # noqa: A002
     return sum(1 for _ in read(path, format))
 
 
-def _jsonl(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
+def _jsonl(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
     with _opened(path) as file:
         for number, line in enumerate(_lines(file, whole), 1):
             if not line.strip():
@@ -173,7 +147,7 @@ def _json(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[
         yield RawRow(number=number, values=values)
 
 
-def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
+def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
     csv.field_size_limit(MAX_DOCUMENT_BYTES)
     delimiter = "\t" if ".tsv" in (suffix.lower() for suffix in path.suffixes) else ","
     with _opened(path) as file:
@@ -203,7 +177,7 @@ def _csv(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[R
                 raise FileError(f"is not valid CSV: {error}", number=reader.line_num) from None
 
 
-def _parquet(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
+def _parquet(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -215,7 +189,7 @@ def _parquet(path: Path, columns: Collection[str] | None, whole: bool) -> Iterat
         raise FileError(f"is not valid Parquet: {error}") from error
 
 
-def _arrow(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
+def _arrow(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
     import pyarrow
 
     try:
@@ -234,7 +208,7 @@ def _arrow(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator
         raise FileError(f"is not a valid Arrow file: {error}") from error
 
 
-def _text(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:  # noqa: ARG001
+def _text(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[RawRow]:
     with _opened(path) as file:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
@@ -246,9 +220,7 @@ def _text(path: Path, columns: Collection[str] | None, whole: bool) -> Iterator[
         yield RawRow(number=1, values={"text": text})
 
 
-_READERS: Mapping[str, Callable[[Path, Collection[str] | None, bool], Iterator[RawRow]]] = MappingProxyType(
-    {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow, "text": _text}
-)
+_READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow, "text": _text}
 
 
 @contextlib.contextmanager
@@ -330,7 +302,6 @@ _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 def require_format(name: str, path: str) -> str:
-    """Raises InputError where the name does not tell the format."""
     found = format_of(name)
     if found is None and name.lower().endswith(_SPREADSHEETS):
         raise InputError(f"{path}: spreadsheets are not read; save it as CSV")

@@ -10,7 +10,6 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,17 +68,13 @@ class _ConflictError(Exception):
     pass
 
 
-_OPPOSITES: Mapping[FilterOp, FilterOp] = MappingProxyType(
-    {
-        FilterOp.NOT_NULL: FilterOp.IS_NULL,
-        FilterOp.NE: FilterOp.EQ,
-        FilterOp.NOT_IN: FilterOp.IN,
-        FilterOp.NOT_CONTAINS: FilterOp.CONTAINS,
-    }
-)
-_ORDERS: Mapping[FilterOp, Callable[[Any, Any], bool]] = MappingProxyType(
-    {FilterOp.LT: operator.lt, FilterOp.LE: operator.le, FilterOp.GT: operator.gt, FilterOp.GE: operator.ge}
-)
+_OPPOSITES: Mapping[FilterOp, FilterOp] = {
+    FilterOp.NOT_NULL: FilterOp.IS_NULL,
+    FilterOp.NE: FilterOp.EQ,
+    FilterOp.NOT_IN: FilterOp.IN,
+    FilterOp.NOT_CONTAINS: FilterOp.CONTAINS,
+}
+_ORDERS = {FilterOp.LT: operator.lt, FilterOp.LE: operator.le, FilterOp.GT: operator.gt, FilterOp.GE: operator.ge}
 
 
 def _test(op: FilterOp, column: str, value: object) -> Callable[[Any], bool]:

@@ -37,8 +37,6 @@ _Read = TypeVar("_Read")
 
 @dataclass(slots=True, kw_only=True)
 class RowCounts:
-    """How many rows of a source were read and kept."""
-
     read: int = 0
     kept: int = 0
     columns: dict[str, None] = field(default_factory=dict)
@@ -72,9 +70,11 @@ def rows_of(source: DataSource, local: LocalSource, counts: RowCounts, *, whole:
         except FilterError as error:
             raise RowError(origin, str(error), error.column) from None
         counts.kept += 1
-        values = _projected(raw.values, source.columns)
-        text = raw.text if raw.text is not None and source.columns is None else _as_json(values, origin)
-        yield Row(origin=origin, file=index, values=values, text=text)
+        values, text = dict(raw.values), raw.text
+        if source.columns is not None:
+            found = ((column, value_at(values, column)) for column in source.columns)
+            values, text = {column: value for column, value in found if value is not MISSING}, None
+        yield Row(origin=origin, file=index, values=values, text=_as_json(values, origin) if text is None else text)
     _check_names(source, counts)
 
 
@@ -113,7 +113,7 @@ def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Re
 
 
 def origin_of(local: LocalSource, file: int, number: int) -> Origin:
-    unit = formats.unit_of(local.format)
+    unit = "line" if local.format in ("jsonl", "csv") else "row"
     return Origin(source=local.path, file=local.files[file].name, number=number, unit=unit)
 
 
@@ -127,11 +127,16 @@ def write_rows(
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for number, (source, local) in enumerate(zip(sources, locals_, strict=True)):
             counts = RowCounts()
-            batch = _Batch(writer, number)
-            for row in rows_of(source, local, counts):
-                if batch.add(row):
-                    progress((before + sum(sizes[number][: row.file])) / total)
-            batch.write()
+            for batch in _batches(rows_of(source, local, counts)):
+                columns = [
+                    [row.text for row in batch],
+                    [number] * len(batch),
+                    [row.file for row in batch],
+                    [row.origin.number for row in batch],
+                ]
+                arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
+                writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+                progress((before + sum(sizes[number][: batch[-1].file])) / total)
             if not counts.kept:
                 raise InputError(f"{local.path}: {nothing_left(source, counts)}")
             counts_by_source.append(counts)
@@ -145,46 +150,20 @@ def nothing_left(source: DataSource, counts: RowCounts) -> str:
     return f"its split {source.split} has no rows" if source.split else "it has no rows"
 
 
-class _Batch:
-    """Rows of one source that are not written yet."""
-
-    def __init__(self, writer: Any, source: int) -> None:
-        self._writer = writer
-        self._source = source
-        self._rows: list[Row] = []
-        self._characters = 0
-
-    def add(self, row: Row) -> bool:
-        """Returns true when the row filled the batch, which is then written."""
-        self._rows.append(row)
-        self._characters += len(row.text)
-        if len(self._rows) < _WRITE_ROWS and self._characters < _WRITE_CHARACTERS:
-            return False
-        self.write()
-        return True
-
-    def write(self) -> None:
-        if self._rows:
-            columns = [
-                [row.text for row in self._rows],
-                [self._source] * len(self._rows),
-                [row.file for row in self._rows],
-                [row.origin.number for row in self._rows],
-            ]
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
-            self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-        self._rows, self._characters = [], 0
-
-
-def _projected(values: Any, columns: Sequence[str] | None) -> dict[str, Any]:
-    if columns is None:
-        return dict(values)
-    found = ((column, value_at(values, column)) for column in columns)
-    return {column: value for column, value in found if value is not MISSING}
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.text)
+        if len(batch) >= _WRITE_ROWS or characters >= _WRITE_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _check_names(source: DataSource, counts: RowCounts) -> None:
-    """Refuse column names that no row has."""
     if not counts.read:
         return
     named = [("columns", column) for column in source.columns or ()]

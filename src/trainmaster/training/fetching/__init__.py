@@ -48,7 +48,6 @@ def fetch_sources(data: DataConfig, access: Access, progress: PreparingProgress)
 
 
 def fetch_source(source: DataSource, access: Access, on_progress: OnProgress = ignore_progress) -> LocalSource:
-    """Fetch the files of a source. Raises PreparingError."""
     scheme = _scheme(source)
     path = source.path if scheme_of(source.path) else f"{scheme}://{source.path}"
     match scheme:

@@ -87,9 +87,6 @@ class Access:
         )
 
     def service(self, scheme: str, path: str) -> Service:
-        """Raises InputError where the server knows no such service, and CredentialsError where the job has no token
-        for it.
-        """
         found = self.services.get(scheme)
         if found is None:
             raise InputError(f"{path}: this server knows no {scheme}; its operator sets {scheme}_url")
@@ -100,10 +97,7 @@ class Access:
 
 
 def initializer_access(part: str, spec: Mapping[str, Any], document: Mapping[str, Any]) -> Access:
-    """The access of an initializer's step. Endpoint and keys are put into the environment, where the clients look.
-
-    Raises InputError where an endpoint of the job leads to a private address, and the server does not allow that.
-    """
+    """The access of an initializer's step; endpoint and keys go into the environment, where the clients look."""
     where = f"workload.initializers.{part}"
     secrets = {field: os.environ.pop(name, None) for field, name in environment.INITIALIZER_SECRETS.items()}
     access = replace(
@@ -163,7 +157,6 @@ class LocalFiles:
 
 
 def local_path(path: str, access: Access) -> Path:
-    """Raises InputError where there is nothing, or jobs may not read it."""
     named = file_path(path) or path
     found = access.working_directory / named
     _require_allowed(path, found, access)
@@ -175,10 +168,7 @@ def local_path(path: str, access: Access) -> Path:
 
 
 def local_files(path: str, access: Access) -> LocalFiles:
-    """The files of a path: itself, those of a directory, or those that a pattern matches.
-
-    Raises InputError where there are none, or jobs may not read one of them.
-    """
+    """The files of a path: itself, those of a directory, or those that a pattern matches, if jobs may read them."""
     named = file_path(path) or path
     if (above := fixed_part(named)) != named:
         top = access.working_directory / above
@@ -202,10 +192,7 @@ def local_files(path: str, access: Access) -> LocalFiles:
 
 
 def left_directory(name: str, access: Access) -> Path:
-    """A directory that another job left. Raises InputError where it is not there, or leads elsewhere.
-
-    The server checked at submission that the account may read it.
-    """
+    """A directory that another job left; the server checked that the account may read it. Raises InputError."""
     try:
         wanted = left_by_job(name)
     except ValueError as error:

@@ -41,7 +41,6 @@ class Fetched:
 
 
 def key_of(*parts: Any) -> str:
-    """A digest of plain JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -50,10 +49,7 @@ class Cache:
         self.root = root
 
     def entry(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-        """The entry's directory; where there is none, `make` fills one.
-
-        The directory may hold what an earlier call left that did not come to its end.
-        """
+        """The entry's directory; where there is none, `make` fills one, which may hold what an unfinished call left."""
         place = self.root / kind / key
         if not place.is_dir():
             with self.lock(kind, key):
@@ -114,7 +110,6 @@ class Cache:
 
 
 def require_room(directory: Path, needed: int, shown: str) -> None:
-    """Raises OSError (ENOSPC) where the disk has no room for so many bytes."""
     free = shutil.disk_usage(directory).free
     if free - SPARE_BYTES < needed:
         message = f"No space left on device: {shown} needs {needed} bytes more, and {free} are free"

@@ -1,5 +1,7 @@
 """Chooses the files of a data source: by format, split and, on the Hub, the dataset card. Pure."""
 
+# ruff: noqa: A001, A002 - `format` is what it is everywhere else
+
 from __future__ import annotations
 
 import fnmatch
@@ -7,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trainmaster.server.core.training.sources import read_split
@@ -19,9 +20,7 @@ CARD = "README.md"
 DEFAULT_SPLIT = "train"
 _PREFERRED = ("parquet", "jsonl", "json", "csv", "arrow", "text")
 """Where a dataset has its rows in several formats."""
-_WORDS: Mapping[str, str] = MappingProxyType(
-    {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
-)
+_WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 _SHARD = re.compile(r"(?:^|/)(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*$")
 """How datasets of the Hub name their files."""
 _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "metadata.json"})
@@ -35,28 +34,21 @@ class Chosen:
     """In the order in which they are read; a file that two parts of a split need is there twice."""
     format: str
     parts: tuple[Part, ...]
-    """Which rows of them."""
 
     def local(self, path: str, files: Sequence[Path], *, whole: bool = True) -> LocalSource:
-        """The source at a path, with these files on this machine."""
         parts = self.parts if whole else ()
         return LocalSource(path=path, files=tuple(files), format=self.format, whole=whole, parts=parts)
 
 
-def choose_file(name: str, shown: str, *, format: str | None, split: str | None) -> Chosen:  # noqa: A002
+def choose_file(name: str, shown: str, *, format: str | None, split: str | None) -> Chosen:
     """Choose the rows of a file that a source names: its splits are `train` and those in its name."""
-    format = format or require_format(name, shown)  # noqa: A001
+    format = format or require_format(name, shown)
     there = {DEFAULT_SPLIT: [name], **{told: [name] for told in _splits_named_in(name.rpartition("/")[2])}}
     return _chosen(shown, split or DEFAULT_SPLIT, format, there.get, there)
 
 
 def choose(
-    names: Sequence[str],
-    shown: str,
-    *,
-    format: str | None,  # noqa: A002
-    split: str | None,
-    explicit: bool = False,
+    names: Sequence[str], shown: str, *, format: str | None, split: str | None, explicit: bool = False
 ) -> Chosen:
     """Choose among the files of a directory or a pattern. Raises InputError where it cannot be told which.
 
@@ -71,7 +63,7 @@ def choose(
             raise InputError(f"{shown} holds files of several formats ({', '.join(kinds)}); say which with `format`")
         if not kinds:
             raise InputError(f"{shown} holds no file whose name tells its format; say it with `format`")
-        format = kinds[0]  # noqa: A001
+        format = kinds[0]
     chosen = sorted(name for name, found in formats.items() if found == format)
     if not chosen and len(names) == 1:
         chosen = list(names)  # its name does not tell the format, but the source does
@@ -87,13 +79,7 @@ def choose(
 
 
 def choose_from_hub(
-    names: Sequence[str],
-    shown: str,
-    *,
-    path: str,
-    format: str | None,  # noqa: A002
-    split: str | None,
-    card: Mapping[str, Any],
+    names: Sequence[str], shown: str, *, path: str, format: str | None, split: str | None, card: Mapping[str, Any]
 ) -> Chosen:
     """Choose among the files of a dataset on the Hub. Raises InputError where it cannot be told which.
 
@@ -117,20 +103,16 @@ def choose_from_hub(
 
 
 def _choose_by_card(
-    names: Sequence[str],
-    shown: str,
-    listed: Mapping[str, Sequence[str]],
-    format: str | None,  # noqa: A002
-    split: str,
+    names: Sequence[str], shown: str, listed: Mapping[str, Sequence[str]], format: str | None, split: str
 ) -> Chosen:
     def files(wanted: str) -> list[str]:
         matching = [name for name in names if any(_matches(name, pattern) for pattern in listed.get(wanted, ()))]
         return [name for name in matching if name.rpartition("/")[2] not in _NOT_ROWS]
 
     everything = [name for part in read_split(split) for name in files(part.name)]
-    format = format or _preferred(everything)  # noqa: A001
+    format = format or _preferred(everything)
     if everything and format is None:
-        format = require_format(everything[0], shown)  # noqa: A001
+        format = require_format(everything[0], shown)
 
     def of_format(wanted: str) -> list[str] | None:
         if wanted not in listed:
@@ -145,11 +127,7 @@ def _choose_by_card(
 
 
 def _chosen(
-    shown: str,
-    split: str,
-    format: str,  # noqa: A002
-    files_of: Callable[[str], list[str] | None],
-    there: Mapping[str, object],
+    shown: str, split: str, format: str, files_of: Callable[[str], list[str] | None], there: Mapping[str, object]
 ) -> Chosen:
     try:
         wanted = read_split(split)
@@ -167,11 +145,7 @@ def _chosen(
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the path; one with a slash at its end matches everything in that directory.
-
-    >>> is_ignored("onnx/model.bin", ["*.bin"]), is_ignored("onnx/model.pb", ["onnx/"]), is_ignored("a.txt", ["*.bin"])
-    (True, True, False)
-    """
+    """Whether a pattern matches the path; one with a slash at its end matches everything in that directory."""
     return any(fnmatch.fnmatch(name, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in patterns)
 
 
@@ -215,13 +189,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _preferred(names: Sequence[str]) -> str | None:
-    """The format to read where a dataset has its rows in several."""
     formats = {format_of(name) for name in names if name.rpartition("/")[2] not in _NOT_ROWS}
     return next((each for each in _PREFERRED if each in formats), None)
 
 
 def _splits_named_in(name: str) -> list[str]:
-    """The splits that a file's path names."""
     if (shard := _SHARD.search(name)) is not None:
         return [_canonical(shard["split"])]
     return [split for split in _WORDS if _names_split(name, split)]

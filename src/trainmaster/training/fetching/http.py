@@ -26,20 +26,12 @@ import httpx
 from trainmaster import __version__
 from trainmaster.protocol.sockets import resolve
 from trainmaster.server.core.training.sources import scheme_of
+from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, Fetched, key_of, require_room
-from trainmaster.training.steps import (
-    CredentialsError,
-    InputError,
-    OnProgress,
-    SourceUnavailableError,
-    ignore_progress,
-    try_again_while_unavailable,
-    write_whole,
-)
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, SourceUnavailableError, ignore_progress
 
 BACK_OFF_S = (1.0, 3.0, 9.0)
-"""Before each further try."""
 MAX_REDIRECTS = 10
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _KEEP_VERSIONS_S = 24 * 3600.0
@@ -60,7 +52,6 @@ class Target:
 
 
 def target_of(url: str) -> Target:
-    """Raises InputError where the URL is none, or holds a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -94,7 +85,7 @@ def download(target: Target, access: Access, on_progress: OnProgress = ignore_pr
     with cache.lock("http", key):
         place = access.cache / "http" / key
         place.mkdir(parents=True, exist_ok=True)
-        fetched = try_again_while_unavailable(_Download(target, access, place, on_progress).run, BACK_OFF_S)
+        fetched = steps.try_again_while_unavailable(_Download(target, access, place, on_progress).run, BACK_OFF_S)
         os.utime(place)
         return fetched
 
@@ -149,7 +140,7 @@ class _Download:
             "last_modified": answer.headers.get("last-modified", "") if plain else "",
         }
         if not resumes:
-            write_whole(self._record, json.dumps(record))
+            steps.write_whole(self._record, json.dumps(record))
         with open(self._part, "ab" if resumes else "wb") as file:
             whole = self._copy(answer, file, start, total)
         if whole and total is not None and self._part.stat().st_size != total:
@@ -186,7 +177,7 @@ class _Download:
             os.fsync(file.fileno())
         os.rename(self._part, done)
         if whole:
-            write_whole(self._record, json.dumps({**record, "file": str(done.relative_to(self._place))}))
+            steps.write_whole(self._record, json.dumps({**record, "file": str(done.relative_to(self._place))}))
         else:
             self._record.unlink(missing_ok=True)
         return Fetched(path=done, whole=whole)

@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.server.core.training.sources import HubName, hub_name
+from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access
 from trainmaster.training.fetching.cache import Cache, key_of
 from trainmaster.training.fetching.file_choice import is_ignored
-from trainmaster.training.steps import (
-    CredentialsError,
-    InputError,
-    OnProgress,
-    SourceUnavailableError,
-    doing,
-    ignore_progress,
-    write_whole,
-)
+from trainmaster.training.steps import CredentialsError, InputError, OnProgress, SourceUnavailableError, ignore_progress
 
 TOKENIZER_PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja", "vocab.*", "merges.txt",
@@ -41,7 +34,6 @@ _LIBRARY = "trainmaster"
 
 
 def name_of(uri: str) -> HubName:
-    """Raises InputError where the URI is not written like one of the Hub."""
     found = hub_name(uri)
     if found is None:
         raise InputError(
@@ -55,13 +47,12 @@ def model(repo: str, revision: str | None, access: Access, on_progress: OnProgre
     shown = _shown(repo, revision)
     with translated(shown, access):
         names = _files(repo, revision, "model", access)
-        if not any(fnmatch.fnmatch(name, "*.safetensors") for name in names):
-            if names and not any(fnmatch.fnmatch(name, "*.bin") for name in names):
-                raise InputError(f"{shown} holds no weights that can be loaded: neither *.safetensors nor *.bin")
-            ignored: tuple[str, ...] = _OTHER_FORMS
-        else:
-            ignored = (*_OTHER_FORMS, "*.bin")
-        return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=list(ignored))
+        ignored = [*_OTHER_FORMS]
+        if any(fnmatch.fnmatch(name, "*.safetensors") for name in names):
+            ignored.append("*.bin")
+        elif names and not any(fnmatch.fnmatch(name, "*.bin") for name in names):
+            raise InputError(f"{shown} holds no weights that can be loaded: neither *.safetensors nor *.bin")
+        return _snapshot(repo, revision, "model", access, on_progress, ignore_patterns=ignored)
 
 
 def tokenizer(repo: str, revision: str | None, access: Access) -> Path:
@@ -85,10 +76,7 @@ def dataset(
 def repository(
     uri: str, kind: str, access: Access, on_progress: OnProgress = ignore_progress, *, ignored: Sequence[str] = ()
 ) -> dict[str, Path]:
-    """The files of a repository, or of the part that the URI names, by their paths in it.
-
-    `kind` is `dataset` or `model`; files that match a pattern in `ignored` are left out. Raises PreparingError.
-    """
+    """The files of a dataset's or model's repository, or of the part that the URI names, by their paths in it."""
     name = name_of(uri)
     with translated(_shown(name.repo, name.revision), access):
         # What was fetched before may be a part of it alone, and nobody could tell.
@@ -136,7 +124,7 @@ def _files(repo: str, revision: str | None, kind: str, access: Access, *, kept: 
             return _cached_files(repo, revision, kind, access)
         raise
     last_listing.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(last_listing, json.dumps(names))
+    steps.write_whole(last_listing, json.dumps(names))
     return names
 
 
@@ -226,7 +214,7 @@ def translated(shown: str, access: Access) -> Iterator[None]:
 
     token = "the token that was sent" if access.hub_token or os.environ.get("HF_TOKEN") else "no token was sent"
     try:
-        doing(f"fetching {shown} from {endpoint()}")
+        steps.doing(f"fetching {shown} from {endpoint()}")
         with _only_first_retry_reported(shown):
             yield
     except errors.GatedRepoError as error:
@@ -293,7 +281,7 @@ def _only_first_retry_reported(shown: str) -> Iterator[None]:
             return True
         if not told:
             told = True
-            doing(f"{doing_so}: {record.getMessage()}")
+            steps.doing(f"{doing_so}: {record.getMessage()}")
         return False
 
     logger.addFilter(first)

@@ -30,7 +30,6 @@ _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
 def fetch_model(base_model: BaseModelConfig, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
-    """The directory of a base model. Raises PreparingError."""
     name = base_model.model_id
     source = model_source(name, base_model.source)
     if source is ModelSource.HUGGINGFACE:
@@ -79,9 +78,7 @@ def left_to_the_script(base_model: BaseModelConfig) -> bool:
 
 @contextlib.contextmanager
 def _named_on_the_hub(name: str, access: Access) -> Iterator[None]:
-    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`. The error says where it was
-    looked for.
-    """
+    """Tell a mistyped path from a name on the Hub: both are written `models/tiny`. Errors say where it was sought."""
     first, slash, _ = name.partition("/")
     if scheme_of(name) is not None or not slash:
         yield
@@ -159,9 +156,7 @@ MARK = "config.json"
 
 
 def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None = None) -> None:
-    """Unpack a tar (compressed or not) or zip archive. Raises InputError where it is neither, is broken, or unpacks to
-    more than `most_bytes`.
-    """
+    """Unpack a tar (compressed or not) or zip archive. Raises InputError where it is broken, or unpacks to too much."""
     try:
         if zipfile.is_zipfile(archive):
             _unzip(archive, directory, _Allowance(directory, shown, most_bytes))

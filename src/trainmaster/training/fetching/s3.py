@@ -47,10 +47,7 @@ def fetch(
 def directory(
     uri: str, access: Access, on_progress: OnProgress = ignore_progress, *, ignored: Sequence[str] = ()
 ) -> Path:
-    """Fetch an object, or everything below a prefix, into a directory. What is cached is not fetched again.
-
-    Keys that match a pattern in `ignored` are left out. Raises PreparingError.
-    """
+    """Fetch an object, or everything below a prefix but `ignored` keys, into a directory that is cached."""
     with _translated(uri, access):
         place = objects.open_place(uri, access.s3_credentials)
         names = {name: meta for meta in find(uri, access) if not is_ignored(name := _name(place, meta), ignored)}
@@ -143,7 +140,6 @@ class _Meter:
 
 @contextlib.contextmanager
 def _translated(uri: str, access: Access) -> Iterator[None]:
-    """Raise the client's errors as ours."""
     remedy = access.remedies.s3_keys
     try:
         from obstore.exceptions import BaseError  # where it is not installed, that is an error to report as well
@@ -167,10 +163,7 @@ _TIMEOUT_S = 30.0
 
 
 def in_role(role: str | None, access: Access) -> Access:
-    """The access with the keys of a role, which the keys of the environment assume; again whenever they expire.
-
-    Raises PreparingError where that is not possible.
-    """
+    """The access with the keys of a role, assumed by those of the environment, and again whenever they expire."""
     if not role:
         return access
     remedy = access.remedies.s3_keys

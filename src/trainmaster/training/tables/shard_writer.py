@@ -34,14 +34,7 @@ from trainmaster.training import steps
 from trainmaster.training.fetching.access import Access, initializer_access
 from trainmaster.training.fetching.cache import Cache
 from trainmaster.training.fetching.s3 import in_role
-from trainmaster.training.steps import (
-    InputError,
-    OnProgress,
-    PreparingError,
-    say,
-    try_again_while_unavailable,
-    write_whole,
-)
+from trainmaster.training.steps import InputError, OnProgress, PreparingError, say, write_whole
 from trainmaster.training.tables.table_reader import (
     PART_SUFFIX,
     Source,
@@ -153,14 +146,12 @@ class ShardGang:
                 self._ask("", ())
 
     def writing(self, index: int) -> contextlib.AbstractContextManager[None]:
-        """Be the writer with this number."""
         return _present(self._writer(index))
 
     def written(self, key: str, missing: Mapping[int, Path]) -> Iterator[int]:
         """Have shards written; yields the number of each when it exists.
 
-        Raises WriterError with the reason that a writer reported, and RuntimeError where one failed otherwise or was
-        killed.
+        Raises WriterError with the reason that a writer reported, and RuntimeError where one failed without.
         """
         self._ask(key, missing)
         waiting = dict(missing)
@@ -175,9 +166,7 @@ class ShardGang:
             time.sleep(LOOK_S if waiting else 0)
 
     def work(self) -> dict[str, Any] | None:
-        """What the head asks for: the `key` of a cache entry, and the missing `shards`, each of the member with its
-        number. None until the head has written it.
-        """
+        """The `key` of a cache entry, and the numbers of its missing `shards`; None until the head has written them."""
         return _read(self._directory / _WORK_FILE)
 
     @property
@@ -186,7 +175,6 @@ class ShardGang:
         return _is_gone(self._directory / _HEAD)
 
     def fail(self, index: int, error: BaseException) -> None:
-        """Leave for the head why a writer failed."""
         reason = error.reason if isinstance(error, PreparingError) else None
         message = str(error) if reason else f"{type(error).__name__}: {error}"
         write_whole(self._failure(index), json.dumps({"reason": reason, "message": message}) + "\n")
@@ -273,7 +261,7 @@ def _write_for_gang(key: str, index: int) -> None:
             write_shard(table, index, count, target)
 
     if not target.is_file():
-        try_again_while_unavailable(write)
+        steps.try_again_while_unavailable(write)
 
 
 def _end_with_head(gang: ShardGang) -> None:

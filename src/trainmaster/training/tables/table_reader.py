@@ -76,7 +76,6 @@ class Source:
         )
 
     def snapshot(self, table: StaticTable) -> Snapshot:
-        """The current snapshot. Raises InputError where the table never had rows."""
         snapshot = table.metadata.current_snapshot()
         if snapshot is None:
             raise InputError(f"{self.location}: the table holds no rows yet")
@@ -102,7 +101,6 @@ class Source:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise the libraries' errors as ours."""
         location = self.location
         try:
             yield
