@@ -211,8 +211,8 @@ class WorkloadSpec(RuledModel):
     )
     can_save: Flag | None = optional("Whether it saves when asked to stop. Null: once the job has shown that it can.")
     grace_period_s: Annotated[float, Strict(), Field(ge=0, le=MAX_GRACE_S)] | None = optional(
-        f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null. A pause or a preemption gives "
-        "at least three times the duration of the last save."
+        f"Seconds from the request to stop until the kill; {DEFAULT_GRACE_S:g} when null. A pause or a preemption "
+        "gives at least three times the duration of the last save."
     )
     retry_exit_codes: Annotated[tuple[ExitCode, ...], Field(max_length=255)] = Field(
         default=(), description="Exit codes that count as transient failures."
