@@ -198,7 +198,8 @@ def theseus_directory(root: Root, path: str) -> Path | None:
 
 
 def theseus_metadata(directory: Path) -> dict[str, Any]:
-    return dict(json.loads((directory / THESEUS_METADATA).read_text()))
+    found: dict[str, Any] = json.loads((directory / THESEUS_METADATA).read_text())
+    return found
 
 
 def theseus_tree(directory: Path, template: Any, *, partial: bool) -> Any:

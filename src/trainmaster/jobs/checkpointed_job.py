@@ -207,7 +207,8 @@ class CheckpointedJob(BasicJob[C]):
         place = self._find(rel_path)
         if (directory := self._theseus_directory(place)) is not None:
             return checkpoint_reader.theseus_metadata(directory)
-        return dict(json.loads(self.root.read(place, METADATA)))
+        metadata: dict[str, Any] = json.loads(self.root.read(place, METADATA))
+        return metadata
 
     def get_metadata(self, suffix: str | os.PathLike[str]) -> dict[str, Any]:
         """Read the metadata of one of this job's own checkpoints."""

@@ -337,9 +337,12 @@ class Reporter:
 def _position(
     step: SupportsInt | None, epoch: SupportsFloat | None, total_steps: SupportsInt | None
 ) -> dict[str, float]:
-    steps = {"step": step, "total_steps": total_steps}
-    position: dict[str, float] = {name: int(value) for name, value in steps.items() if value is not None}
-    return position if (finite := _finite_epoch(epoch)) is None else {**position, "epoch": finite}
+    position = {
+        "step": None if step is None else int(step),
+        "epoch": _finite_epoch(epoch),
+        "total_steps": None if total_steps is None else int(total_steps),
+    }
+    return {name: value for name, value in position.items() if value is not None}
 
 
 def _finite_epoch(epoch: SupportsFloat | None) -> float | None:

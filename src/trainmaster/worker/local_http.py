@@ -109,9 +109,10 @@ class ReadinessProbe:
                 return
             # Fits into the empty buffer of a new connection.
             self._socket.sendall(question.encode())
-            self._selector.modify(self._socket, selectors.EVENT_READ, self._receive)
         except OSError as error:
             self._conclude(str(error))
+            return
+        self._selector.modify(self._socket, selectors.EVENT_READ, self._receive)
 
     def _receive(self) -> None:
         assert self._socket is not None

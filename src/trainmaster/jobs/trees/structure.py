@@ -174,8 +174,8 @@ class _Matching:
         return self._like_container(node, template, children, path)
 
     def _like_array(self, node: Node, template: Any, described: Described, path: Path) -> Build:
-        wanted = (_family(described.kind), described.dtype, list(described.shape))
-        if (_family(node.get("array")), node.get("dtype"), node.get("shape")) != wanted:
+        same = _family(node.get("array")) == _family(described.kind)
+        if not same or (node["dtype"], tuple(node["shape"])) != (described.dtype, described.shape):
             return self._mismatch(node, template, path)
         return self._want(WantedArray(path=path, node=node, template=template))
 
@@ -292,7 +292,7 @@ def _jax_children(value: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
 
 
 def _key(entry: Any) -> str | int:
-    found = next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry)
+    found = next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), str(entry))
     return found if type(found) in (str, int) else str(found)
 
 

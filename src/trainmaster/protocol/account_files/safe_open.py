@@ -45,8 +45,10 @@ def open_below(top: PathLike, name: str, flags: int = os.O_RDONLY) -> int:
 def open_plain(path: PathLike, flags: int = os.O_RDONLY, *, directory: int | None = None) -> int:
     """Open the regular file at a path; the directories above it are ours."""
     name = os.fspath(path)
-    with _strange_is_absent(name):
+    try:
         descriptor = os.open(name, flags | _FILE, OWNERS_ALONE, dir_fd=directory)
+    except OSError as error:
+        raise _absent_if_strange(error, name) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, "it is no plain file", name)
@@ -157,8 +159,10 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def open_directory(directory: int, name: str) -> int:
-    with _strange_is_absent(name):
+    try:
         return os.open(name, DIRECTORY, dir_fd=directory)
+    except OSError as error:
+        raise _absent_if_strange(error, name) from None
 
 
 def is_own(status: os.stat_result, directory: os.stat_result) -> bool:
@@ -184,12 +188,8 @@ def by_descriptor(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-@contextlib.contextmanager
-def _strange_is_absent(name: str) -> Iterator[None]:
-    """Raise FileNotFoundError instead of an error that means that something strange is there."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _STRANGE:
-            raise
-        raise FileNotFoundError(errno.ENOENT, "it is behind a link, or is no plain file of ours", name) from error
+def _absent_if_strange(error: OSError, name: str) -> OSError:
+    """FileNotFoundError instead of an error that means that something strange is there."""
+    if error.errno not in _STRANGE:
+        return error
+    return FileNotFoundError(errno.ENOENT, "it is behind a link, or is no plain file of ours", name)
