@@ -187,10 +187,13 @@ def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkRe
     upstream: list[Tensor] = []
     for chunk, own in zip(chunks, owned, strict=True):
         own = own.requires_grad_(backward)
-        inputs = {name: _on(device, chunk.joined(name)) for name in chunk.names}
-        lengths = _on(device, np.array(chunk.lengths))
         of_tokens = chunk.of.loss.formula(
-            Tokens(logprobs=own, inputs=inputs, options=chunk.of.options, lengths=lengths)
+            Tokens(
+                logprobs=own,
+                inputs={name: _on(device, chunk.joined(name)) for name in chunk.names},
+                options=chunk.of.options,
+                lengths=_on(device, np.array(chunk.lengths)),
+            )
         )
         if backward:
             upstream += torch.autograd.grad(of_tokens.values.sum(), own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from trainmaster.protocol.launch import CONTAINER
@@ -62,8 +62,8 @@ class SchedulingOption(Option):
     """What that is called there; empty: the same."""
 
     def _change(self, job: JobDocument) -> None:
-        ((name, value),) = vars(self).items()
-        job.setdefault("scheduling_config", {})[self.setting or name] = value
+        name = fields(self)[0].name  # type: ignore[arg-type]
+        job.setdefault("scheduling_config", {})[self.setting or name] = getattr(self, name)
 
 
 def require(holder: object, field: str, fine: bool, wanted: str) -> None:

@@ -70,10 +70,12 @@ class _S3(BaseInitializer):
     uri_pattern: ClassVar[str] = r"s3://[^\s/]+(/.*)?"
 
 
+@dataclass
 class HuggingFaceDatasetInitializer(_HuggingFace):
     """A dataset of the Hugging Face Hub."""
 
 
+@dataclass
 class S3DatasetInitializer(_S3):
     """A dataset in S3, or in what speaks its protocol."""
 

@@ -128,20 +128,26 @@ def write_rows(
         for number, (source, local) in enumerate(zip(sources, locals_, strict=True)):
             counts = RowCounts()
             for batch in _batches(rows_of(source, local, counts)):
-                columns = [
-                    [row.text for row in batch],
-                    [number] * len(batch),
-                    [row.file for row in batch],
-                    [row.origin.number for row in batch],
-                ]
-                arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
-                writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-                progress((before + sum(sizes[number][: batch[-1].file])) / total)
+                _write(writer, number, batch)
+                file = batch[-1].file
+                batch.clear()  # before the next one is read
+                progress((before + sum(sizes[number][:file])) / total)
             if not counts.kept:
                 raise InputError(f"{local.path}: {nothing_left(source, counts)}")
             counts_by_source.append(counts)
             before += sum(sizes[number])
     return counts_by_source
+
+
+def _write(writer: Any, source: int, batch: Sequence[Row]) -> None:
+    columns = [
+        [row.text for row in batch],
+        [source] * len(batch),
+        [row.file for row in batch],
+        [row.origin.number for row in batch],
+    ]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
+    writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
 
 
 def nothing_left(source: DataSource, counts: RowCounts) -> str:
