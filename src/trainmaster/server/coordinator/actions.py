@@ -1,8 +1,5 @@
-"""The actions that the committed state of a job calls for: launch, stop, revoke, sweep.
-
-Every action is derived from the job's row and may be repeated. The memory of recent actions only saves repeating them
-on every pass.
-"""
+"""The actions that the committed state of a job calls for: launch, stop, revoke, sweep. Each is derived from the job's
+row and may be repeated; the memory of recent actions only saves repeating them on every pass."""
 
 from __future__ import annotations
 
@@ -328,10 +325,8 @@ class AttemptActions:
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:
-    """The request of a run directory; None when there is none, or a power cut damaged it.
-
-    The request can be trusted, because no job that could gain by it can write there (`protocol.run_directory`).
-    """
+    """The request of a run directory; None when there is none, or a power cut damaged it. It can be trusted, because no
+    job that could gain by it can write there (`protocol.run_directory`)."""
     try:
         return directory.request()
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):

@@ -142,10 +142,8 @@ class Admission:
     def accept(
         self, connection: Connection, scope: Scope, change: Change, request: SubmitJobRequest, *, resized: bool = True
     ) -> Change:
-        """The change that makes a job, with the checkpoint that the job resumes from.
-
-        A retry with its parent's resources (`resized` false) is taken even if the nodes that held the parent are gone.
-        """
+        """The change that makes a job, with the checkpoint that the job resumes from. A retry with its parent's
+        resources (`resized` false) is taken even if the nodes that held the parent are gone."""
         job = change.job
         if resized:
             self._capacity.require(connection, job)

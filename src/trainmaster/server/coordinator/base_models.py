@@ -37,7 +37,6 @@ class BaseModel:
     name: str
     path: Path
     aliases: tuple[str, ...] = ()
-    """Its other names."""
     within: tuple[Path, ...] = (Path("/"),)
     """The files must lie below one of these: an account that can write there may replace them with links."""
 

@@ -1,8 +1,5 @@
-"""The commands that every door gives: submit, cancel, pause, resume, retry, edit, delete.
-
-Each is one transaction: read the job, call the pure function, write the answer. It may run on any server,
-leading or not; the leader sees the change by its event.
-"""
+"""The commands that every door gives. Each is one transaction, on any server: read the job, call the pure function,
+write the answer. The leader sees the change by its event."""
 
 from __future__ import annotations
 
@@ -79,10 +76,8 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Done:
-        """Create a job. Its secrets are sealed; `tokens` are kept until it ends.
-
-        On an event loop, call `Admission.look_up` before: it reads files.
-        """
+        """Create a job. Its secrets are sealed; `tokens` are kept until it ends. On an event loop, call
+        `Admission.look_up` before: it reads files."""
         compiled = self.admission.compile(request, scope.account)
         change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)

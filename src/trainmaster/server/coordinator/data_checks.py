@@ -1,8 +1,5 @@
-"""Checks the data of a job before it is submitted: a process reads real rows.
-
-The server itself has nothing of the training stack. The process has limits of time and memory, runs as the user that
-runs the account's jobs, and can reach what a job can.
-"""
+"""Checks the data of a job before it is submitted: a process reads real rows, as the server has nothing of the training
+stack. It has limits of time and memory, runs as the user of the account's jobs, and can reach what a job can."""
 
 from __future__ import annotations
 
@@ -161,11 +158,8 @@ class DataChecks:
 
 
 def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
-    """A directory of the check's own. In it `work` and `home` belong to the user.
-
-    `work` holds the shipped files. `home` is empty: libraries read settings and credentials (`.netrc`) from there, and
-    import modules; and the process holds tokens.
-    """
+    """A directory of the check's own, with `work` (the shipped files) and `home`, which belong to the user. `home` is
+    empty: libraries read settings and credentials (`.netrc`) and import from there, and the process holds tokens."""
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
     user = None if uid is None else User.of(uid)
     try:

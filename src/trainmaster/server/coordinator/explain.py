@@ -62,10 +62,8 @@ class _Cluster:
 
 
 class Explainer:
-    """Explains why jobs wait. Any thread may use it, except one that holds a connection, as it may need one itself.
-
-    What it reads of the cluster is cached until anything is written to the database.
-    """
+    """Explains why jobs wait, with what it read of the cluster since the database was last written to. Any thread may
+    use it, except one that holds a connection, as it may need one itself."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

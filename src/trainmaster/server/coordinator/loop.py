@@ -1,8 +1,5 @@
-"""The leader's loop: view -> pure core -> one commit -> act.
-
-Every step can be repeated: each pass reads what to do next from the committed jobs. The memory of recent actions only
-saves repeating them.
-"""
+"""The leader's loop: view -> pure core -> one commit -> act. Each pass reads what to do next from the committed jobs,
+so that every step can be repeated; the memory of recent actions only saves repeating them."""
 
 from __future__ import annotations
 

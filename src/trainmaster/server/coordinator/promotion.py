@@ -54,7 +54,6 @@ DRAFTS = ".drafts"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
     job_id: str
-    """The id of the job, not its handle."""
     checkpoint_id: str
     model_id: str
     base_model: str

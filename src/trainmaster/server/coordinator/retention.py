@@ -336,10 +336,8 @@ def tombstones(
     page_size: int,
     page_token: str | None = None,
 ) -> tuple[list[Tombstone], str | None]:
-    """A page of tombstones, the last deleted first, and the token of the next page; a page may be short.
-
-    `name` is a handle or the beginning of an id.
-    """
+    """A page of tombstones, the last deleted first, and the next page's token; it may be short. `name`: see
+    `jobs.tombstones`."""
     found: list[Tombstone] = []
     for _ in range(_BATCHES):
         after = None

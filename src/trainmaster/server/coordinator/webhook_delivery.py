@@ -1,8 +1,5 @@
-"""One delivery to a webhook: the message, its signature, and the addresses that it may go to.
-
-A name is resolved once for each delivery; its addresses are checked, and the connection goes to a checked address. No
-redirect is followed.
-"""
+"""One delivery to a webhook. Its name is resolved once; the addresses are checked, and the connection goes to a checked
+one. No redirect is followed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Delivers events to webhooks, on the leader. Each webhook is a cursor over the feed of events.
-
-Events are delivered in the order of the feed, at least once: the cursor moves when the receiver has answered, in a
-transaction of the leader. Memory holds one page of events for each webhook under way.
-"""
+"""Delivers events to webhooks, on the leader, in the order of the feed, at least once: a webhook's cursor moves when
+the receiver has answered, in a transaction of the leader. Memory holds one page of events for each webhook under
+way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What happens to jobs from outside: admission, placement, workers' records. Pure, and safe to repeat.
-
-A record is taken in once because its stream's offset is committed with what it said.
-"""
+"""What happens to jobs from outside: admission, placement, workers' records. Pure, and safe to repeat: a record is
+taken in once because its stream's offset is committed with what it said."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What backends and workers report of an attempt, and the checks that make it safe to store. Pure.
-
-Code inside a job can write anything into its run directory. Nothing that it writes may keep the job from being stored
-or shown: the checks here pass values that are finite, bounded and plain text, and leave out the rest.
-"""
+"""What backends and workers report of an attempt, and the checks that make it safe to store. Pure. Code inside a job
+can write anything into its run directory: only values that are finite, bounded and plain text pass."""
 
 from __future__ import annotations
 
@@ -69,7 +66,6 @@ class EngineFacts:
     name: str = ""
     """Such as `podman`; empty: none answers."""
     host: str = ""
-    """Where it listens."""
     problem: str = ""
     """Why none answers, and what was tried."""
 

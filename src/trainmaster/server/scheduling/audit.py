@@ -130,12 +130,10 @@ class Audit(Watcher):
             self._release_promises(after)
 
     def finish(self, view: ClusterView, now: float) -> None:
-        """Check that all is given back, that nobody waits who could run, and that nobody had to wait for too long.
-
-        When a job has waited for (10 - priority) half-hours, nobody who comes later goes before it. Even if all who
-        came until then ran one after the other, and it had to wait for the longest of those behind it twice (what
-        runs when its turn comes, and what runs when it has become the head), it starts after that.
-        """
+        """Check that all is given back, that nobody waits who could run, and that nobody had to wait for too long. When
+        a job has waited for (10 - priority) half-hours, nobody who comes later goes before it. It starts once all who
+        came until then ran one after the other, and the longest of those behind it twice (what runs when its turn
+        comes, and when it has become the head)."""
         for job_id, attempt in self._held.items():
             raise BrokenPromiseError(f"at {now:g}: {job_id} still holds {attempt.shares}")
         empty = Pool(ClusterView().with_nodes(view.nodes.values()))

@@ -1,7 +1,5 @@
-"""What keeps a waiting job from starting, and when it will start.
-
-An obstacle is found by removing it from the view and asking the scheduler again.
-"""
+"""What keeps a waiting job from starting (found by removing it from the view and asking the scheduler again), and when
+it starts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,6 @@ class Inventory:
     """The nodes of each kind that take work."""
     kind_of: Mapping[str, NodeKind] = field(default_factory=dict)
     totals: Mapping[str, Amounts] = field(default_factory=dict)
-    """What each backend has."""
     with_whole_gpus: frozenset[str] = frozenset()
     """Backends that have a GPU which is not a MIG slice."""
 
@@ -178,10 +177,8 @@ TOLERATED_MB = 1024
 
 
 def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
-    """The nodes as they were reported, without the GPUs that are in use by something other than these jobs.
-
-    Memory that a job left behind, or a process beside Trainmaster holds, would be missed by the next job.
-    """
+    """The nodes as reported, without GPUs that something other than these jobs uses: its memory would be missed by the
+    next job."""
     held = {(share.node_id, gpu) for job in jobs for share in job.live.shares for gpu in share.gpus}
     return [
         replace(node, gpus=tuple(gpu if (node.node_id, gpu.index) in held else _judge_gpu(gpu) for gpu in node.gpus))

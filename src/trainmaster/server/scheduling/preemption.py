@@ -111,11 +111,9 @@ class VictimSearch:
             self._pool.stop(job.job_id, nodes, end=self._now + grace_s(job, StopCause.PREEMPT))
 
     def find(self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, quota_gpus: int = 0) -> list[Job] | None:
-        """The jobs to stop for one that does not fit; None when that would not help.
-
-        None need be stopped when what is being given back is enough. With `quota_gpus`, so many GPUs must come
-        from the job's own queue, and only jobs of that queue are stopped.
-        """
+        """The jobs to stop for one that does not fit: none when what is being given back is enough, None when stopping
+        would not help. With `quota_gpus`, so many GPUs must come from the job's own queue, and only jobs of that queue
+        are stopped."""
         if not self._sorted:
             self._sort_out()
         if quota_gpus > 0:
@@ -288,14 +286,11 @@ class Drainage:
 
     evictions: Sequence[Eviction] = ()
     empty: Sequence[str] = ()
-    """Nodes on which nothing runs any more."""
 
 
 def drain(view: ClusterView) -> Drainage:
-    """Evict what holds a node that is drained by force; name the nodes that are done.
-
-    `preemptible` does not matter here: it is about priority, and an operator who forces a drain means it.
-    """
+    """Evict what holds a node that is drained by force, and name the nodes that are done. `preemptible` does not matter
+    here: it is about priority, and an operator who forces a drain means it."""
     draining = {node.node_id: node for node in view.nodes.values() if node.state is NodeState.DRAINING}
     if not draining:
         return Drainage()

@@ -49,7 +49,6 @@ class Asked:
     number: int
     groups: list[GroupState] = field(default_factory=list)
     blocked: bool = False
-    """It does not fit what is free."""
     failed: list[frozenset[str]] = field(default_factory=list)
     """Heads behind which it found no place; it finds none behind those and others either."""
     hopeless: list[tuple[int, frozenset[str]]] = field(default_factory=list)

@@ -95,7 +95,6 @@ class ApiKey:
     account_id: str
     name: str
     scopes: tuple[str, ...]
-    """What it may do."""
     hash: str
     """SHA-256 of the key, in hexadecimal."""
     created_at: float

@@ -1,8 +1,5 @@
-"""Attempts of jobs, current and ended ones, and their allocations: which attempt holds which resources of which node.
-
-One attempt at a time holds a GPU, no node gives more than it has, and an allocation is released once: a write that
-would break one of these rules fails.
-"""
+"""Attempts, and their allocations. One attempt at a time holds a GPU, no node gives more than it has, and an allocation
+is released once: a write that would break one of these rules fails."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ class Allocation:
     job_id: str
     attempt: int
     member: int
-    """Which node of the gang."""
     share: Share
 
 

@@ -1,7 +1,5 @@
-"""Checkpoints: registered, listed, changed and deleted. Functions return committed ones unless they say otherwise.
-
-Deleting hides a checkpoint first and forgets it once its files are gone, so that a crash in between loses neither.
-"""
+"""Checkpoints; functions return committed ones unless they say otherwise. Deleting hides a checkpoint first and forgets
+it once its files are gone, so that a crash in between loses neither."""
 
 from __future__ import annotations
 

@@ -36,13 +36,10 @@ def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
 
 
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:
-    """Store the result of a decision, unless the job has changed since: then False, and nothing is written.
-
-    This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
-    hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
-    back with the change that ends it. The end of a job deletes its launch and the secrets that it was given until then;
-    a deletion deletes all secrets. The transaction must not be committed after a DoubleBookedError.
-    """
+    """Store the result of a decision, unless the job has changed since: then False, and nothing is written. An attempt
+    takes its resources when it is first stored, and gives them back with the change that ends it. The end of a job
+    deletes its launch and the secrets that it was given until then; a deletion deletes all secrets. The transaction
+    must not be committed after a DoubleBookedError."""
     job = change.job
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
@@ -70,10 +67,8 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
 
 
 def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False) -> Job:
-    """A job by its id or, in the scope of an account, by its handle.
-
-    `deleted` also finds deleted jobs; by a handle only where no other job has it now, and then the last one that did.
-    """
+    """A job by its id or, in the scope of an account, by its handle. `deleted` also finds deleted jobs; by a handle
+    only where no other job has it now, and then the last one that did."""
     for job in map(_job_from_row, _BY_ID.rows(connection, {"key": job_id})):
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
@@ -135,10 +130,8 @@ def purged(connection: Connection, scope: Scope, job_id: str) -> None:
 def tombstones(
     connection: Connection, scope: Scope, *, name: str | None = None, after: tuple[float, str] | None = None, limit: int
 ) -> list[Job]:
-    """Deleted jobs that nobody has asked to purge, the last deleted first.
-
-    `name` is a handle or the beginning of an id; `after` is when the job before the page was deleted, and its id.
-    """
+    """Deleted jobs that nobody has asked to purge, the last deleted first. `name` is a handle or the beginning of an
+    id; `after` is when the job before the page was deleted, and its id."""
     query = scope.limit(_TOMBSTONES, _jobs.c.account_id)
     if name is not None:
         query = query.where(sa.or_(_jobs.c.handle == name, _jobs.c.job_id.startswith(name, autoescape=True)))

@@ -1,8 +1,5 @@
-"""Queues, and the jobs that wait in them or run, in the order of the scheduler.
-
-Queues belong to the cluster; `default` is always there. Jobs come without what only people and workers read: their
-spec, labels and streams.
-"""
+"""Queues of the cluster, and the jobs that wait in them or run, in the order of the scheduler. `default` is always
+there. Jobs come without what only people and workers read: their spec, labels and streams."""
 
 from __future__ import annotations
 

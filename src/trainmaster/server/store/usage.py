@@ -1,7 +1,5 @@
-"""Usage: what each attempt held and for how long. Written with the change that ends the attempt, so exactly once.
-
-An attempt counts from the moment at which its ranks ran to its end; one that still runs counts up to now.
-"""
+"""Usage: what each attempt held, from when its ranks ran to its end, or until now. Written with the change that ends
+the attempt, so exactly once."""
 
 from __future__ import annotations
 
