@@ -110,7 +110,6 @@ class AttemptActions:
         self._pools.close()
 
     def act(self, view: ClusterView, now: float) -> None:
-        """Start the actions that the committed jobs call for."""
         live: set[str] = set()
         if now < self._acted_at:
             for memory in self._memory.values():

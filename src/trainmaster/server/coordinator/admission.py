@@ -76,8 +76,6 @@ def importable(package: str) -> bool:
 
 
 class Admission:
-    """Accepts and queues jobs, or says why not."""
-
     def __init__(
         self,
         *,
@@ -121,7 +119,6 @@ class Admission:
         return await self._models.looked_up(request, account_id)
 
     def compile(self, request: SubmitJobRequest, account_id: str) -> CompiledJob:
-        """Compile a request that this server can run."""
         if request.backend is not None and request.backend not in self.backends:
             raise RefusedError(missing_backend(request.backend, self.backends))
         trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
@@ -168,7 +165,6 @@ class Admission:
         return None if _server_script(workload) is not None else admit(job, now=job.created_at)
 
     def decide(self, job: Job, launch: Launch, *, now: float) -> Change | None:
-        """Queue a job, or fail it with the reason."""
         try:
             problem = next(self._problems(job, launch), None)
         except TrainmasterError as error:
@@ -303,7 +299,6 @@ def _server_script(workload: WorkloadSpec) -> Path | None:
 
 
 def check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
-    """Raises SpecError when there is no such queue."""
     if not queues.exists(connection, scope, queue):
         known = ", ".join(queue.name for queue in queues.all(connection, scope))
         raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])

@@ -118,7 +118,6 @@ class BaseModels:
         return [BaseModel(name=name, path=self._paths[name]) for name in self.names if name.startswith(prefix)]
 
     def owns(self, path: Path, account_id: str) -> bool:
-        """Whether this server offers a directory to an account."""
         return path in self._paths.values() or path.parent == self._artifacts / PROMOTED / account_id
 
     def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:

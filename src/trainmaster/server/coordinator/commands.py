@@ -46,8 +46,6 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """The job after a command."""
-
     job: Job
     replayed: bool = False
     """The command had been carried out before, under the same idempotency key."""
@@ -59,8 +57,6 @@ Done = Future[CommandOutcome]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commands:
-    """Carries commands out."""
-
     database: Database
     admission: Admission
     vault: Vault

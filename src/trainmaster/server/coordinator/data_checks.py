@@ -44,8 +44,6 @@ _LAST_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheck:
-    """What to look at."""
-
     document: Mapping[str, Any]
     """As `training.json` has it."""
     files: Mapping[str, Path] = field(default_factory=dict)

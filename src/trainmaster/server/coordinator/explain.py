@@ -31,8 +31,6 @@ _NO_ESTIMATE = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, Pending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What is known of a job's wait."""
-
     queue_position: int | None = None
     """1 is next; None when it is not queued."""
     explanation: Explanation | None = None
@@ -49,8 +47,6 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cluster:
-    """What was read of the cluster, and when."""
-
     asked_at: float
     """By the monotonic clock; everything committed until then is in it."""
     data_version: int

@@ -62,7 +62,6 @@ class Vault:
         return with_secrets_of(given, request, self.open(connection, job, until_end=False))
 
     def secrets_for(self, connection: Connection, job: Job) -> Secrets:
-        """The secrets for the workers of a job."""
         return Secrets.of(self.open(connection, job))
 
 
@@ -83,7 +82,6 @@ class Launches:
     """Where workers report over HTTP if they share no files with the server."""
 
     def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
-        """The request of a job's current attempt, on a backend with these capabilities."""
         scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
         with self.database.read() as connection:
             try:

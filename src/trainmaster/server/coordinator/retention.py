@@ -156,7 +156,6 @@ class Collector:
             yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
 
     def sweep(self) -> None:
-        """Remove what is hidden."""
         for root in (RUNS, ARTIFACTS):
             for name in account_files.directories_in(self._roots.path(root, "")):
                 if name.startswith(_GOING):
@@ -359,7 +358,6 @@ def tombstones(
 
 
 def _size_left(database: Database, roots: Roots, job: Job) -> int | None:
-    """The size of a job's files; None when there are none."""
     present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(roots.path(root, ""), job.job_id)]
     sizes = [roots.size_of(Location(root=root, path=job.job_id)) for root in present]
     if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside

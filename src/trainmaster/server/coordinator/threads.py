@@ -22,8 +22,6 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One action for an attempt."""
-
     work: Callable[[], None]
     slow: bool = False
     """May wait for processes to end, or for an engine; must delay neither launches nor other backends."""

@@ -42,7 +42,6 @@ class Message:
 
 
 def message_of(event_id: int, event: Event, job: Job) -> Message:
-    """The message about a change of status."""
     status = str(event.to_status)
     return _message(
         str(event_id),
@@ -66,12 +65,10 @@ def message_of(event_id: int, event: Event, job: Job) -> Message:
 
 
 def trial(event_id: str, account_id: str, now: float) -> Message:
-    """A test message."""
     return _message(event_id, kind="test", at=now, account_id=account_id, job=None)
 
 
 def headers_of(message: Message, secret: str, now: float) -> dict[str, str]:
-    """The headers of a delivery, with its signature."""
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), timestamp.encode() + b"." + message.body, hashlib.sha256).hexdigest()
     return {

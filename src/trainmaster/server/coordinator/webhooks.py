@@ -220,7 +220,6 @@ class Deliveries:
         return await asyncio.wrap_future(self._database.write(work))
 
     def _read_all(self) -> tuple[list[Webhook], int]:
-        """All webhooks, and the end of the feed."""
         with self._database.read() as connection:
             known = webhooks.all(connection, _EVERYTHING)
             return known, events.last_id(connection, _EVERYTHING) if known else 0

@@ -210,7 +210,6 @@ def may_requeue(job: Job) -> bool:
 
 
 def may_retry(job: Job) -> bool:
-    """Whether the budget for transient failures allows another attempt."""
     # A service's users must learn that its state is gone: it is resumed by them, never behind their backs.
     return not job.is_service and job.retries_used < job.max_retries
 

@@ -219,7 +219,6 @@ class Job:
 
     @property
     def host_backend(self) -> str:
-        """The backend on whose nodes it is placed."""
         return host_backend(self.backend)
 
     @property

@@ -43,7 +43,6 @@ def reject(job: Job, *, now: float, message: str) -> Change | None:
 
 
 def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Change | None:
-    """Reserve nodes for a job and open a new attempt."""
     draft = Draft(job, now)
     attempt = Attempt(
         number=job.attempt_count + 1,

@@ -99,7 +99,6 @@ class Node:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Every label, reported or given."""
         return frozenset(self.labels + self.given_labels)
 
 

@@ -95,7 +95,6 @@ def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint |
 def expired_checkpoints(
     job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
 ) -> list[Checkpoint]:
-    """The checkpoints of a job that ended long enough ago."""
     if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
         return []
     kept = set(in_use)
@@ -141,7 +140,6 @@ def runs_expired(job: Job, keep: Keep, *, now: float) -> bool:
 
 
 def deletion_expired(job: Job, keep: Keep, *, now: float) -> bool:
-    """Whether a job was deleted long enough ago for its files to go."""
     return bool(keep.deleted_s) and job.deleted_at is not None and job.deleted_at < now - keep.deleted_s
 
 

@@ -24,7 +24,6 @@ class Draft:
         self._ended: Attempt | None = None
 
     def edge(self, trigger: Trigger) -> Edge | None:
-        """The edge that a trigger would take from here; None when there is none."""
         edge = TRANSITIONS.get((self.job.status, trigger))
         return None if edge is None or (edge.service_only and not self.job.is_service) else edge
 

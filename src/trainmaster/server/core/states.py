@@ -207,7 +207,6 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
 
 
 def sources(trigger: Trigger, *, service: bool) -> frozenset[JobStatus]:
-    """The states that have an edge for a trigger."""
     return frozenset(
         source
         for (source, by), edge in TRANSITIONS.items()

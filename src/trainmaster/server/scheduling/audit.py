@@ -96,7 +96,6 @@ class Audit(Watcher):
             self._check_promises(view, plan, starting, now)
 
     def placed(self, job: Job, now: float) -> None:
-        """Check the gang, and record what it was given."""
         needs, shares = job.needs, job.live.shares
         _require(job.job_id not in self._held, "holds two attempts", now, job)
         _require(len(shares) == needs.node_count, f"has {len(shares)} of {needs.node_count} nodes", now, job)

@@ -31,8 +31,6 @@ ANOTHERS = "a job of another account"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """A job that is in the way."""
-
     job_id: str | None
     """None: it is another account's."""
     name: str | None
@@ -47,8 +45,6 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a job waits, and what would let it run."""
-
     code: PendingCode
     message: str
     """For people; completes `the job ...`."""

@@ -74,8 +74,6 @@ class Situation:
 
 
 class Obstacles:
-    """What keeps a queued job from starting."""
-
     def __init__(self, situation: Situation, job: Job, patience: Patience) -> None:
         view = situation.view
         self._view = view
@@ -133,11 +131,9 @@ class Obstacles:
         return needed
 
     def starts_without(self, gone: Iterable[Job]) -> bool:
-        """Whether the scheduler would start the job if others were gone."""
         return self._starts(_without(self._view, gone))
 
     def starts_without_quota(self) -> bool:
-        """Whether the scheduler would start the job if its queue had no quota."""
         queues = dict(self._view.queues)
         queues[self._job.queue] = replace(queues[self._job.queue], quota_gpus=None)
         return self._starts(self._view.with_queues(queues.values()))

@@ -31,7 +31,6 @@ def preference(needs: Needs, marks: frozenset[str]) -> int:
 
 
 def share_of(needs: Needs, node_id: str, gpus: Sequence[int]) -> Share:
-    """What one node of the gang takes, with these GPUs."""
     return Share(
         node_id=node_id,
         gpus=tuple(sorted(gpus)),
@@ -90,7 +89,6 @@ class NodeKind:
         return tuple(unit.number for unit in self.units if good_enough(needs, unit.type, unit.memory_mb))
 
     def members(self, needs: Needs, gpus: int) -> int:
-        """How many nodes of a gang an empty machine of this kind holds."""
         if not self.tags.issuperset(needs.capabilities):
             return 0
         matching = len(self.matching(needs)) if gpus else 0
@@ -99,8 +97,6 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The nodes by kind."""
-
     kinds: Mapping[NodeKind, tuple[str, ...]] = field(default_factory=dict)
     """The nodes of each kind that take work."""
     kind_of: Mapping[str, NodeKind] = field(default_factory=dict)

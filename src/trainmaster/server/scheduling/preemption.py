@@ -44,8 +44,6 @@ GLANCES = 8
 
 
 class VictimSearch:
-    """Finds victims for the jobs of one pass."""
-
     def __init__(self, pool: Pool, occupancy: Occupancy, now: float) -> None:
         self._pool = pool
         self._now = now
@@ -67,7 +65,6 @@ class VictimSearch:
         return self._preemptors >= PREEMPTORS or self._looks >= LOOKS
 
     def lowest(self, backend: str) -> int | None:
-        """The lowest priority of a preemptible job on a backend."""
         if self._priorities is None:
             self._priorities = Counter((job.host_backend, job.priority) for job in self._running.values())
         if backend not in self._lowest:

@@ -33,7 +33,6 @@ class QueueState:
         return self.closed is not None and self.closed < key
 
     def admits(self, gpus: int) -> bool:
-        """Whether the quota allows so many GPUs at all."""
         return self.quota_gpus is None or gpus <= self.quota_gpus or not gpus
 
     def over(self, gpus: int) -> int:
@@ -128,7 +127,6 @@ class GroupState:
         self._at = len(self._entries)
 
     def rewind(self) -> None:
-        """Go back to the jobs that were skipped."""
         if self._skipped is not None:
             self._skipped, self._at = None, self._skipped_at
 
@@ -159,8 +157,6 @@ class LineState:
 
 
 class Lines:
-    """All queued jobs."""
-
     def __init__(self, view: ClusterView, pool: Pool, now: float) -> None:
         self.asked: list[Asked] = []
         self.lines: dict[tuple[str, str], LineState] = {}

@@ -62,8 +62,6 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one pass of the scheduler decided."""
-
     placements: Sequence[Placement] = ()
     preemptions: Sequence[Preemption] = ()
     heads: Mapping[str, tuple[Key, float]] = field(default_factory=dict)

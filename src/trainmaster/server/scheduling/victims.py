@@ -20,8 +20,6 @@ Cost = tuple[int, float, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
-    """A job that could be stopped."""
-
     job: Job
     loss: float
     """GPU-seconds."""

@@ -20,7 +20,6 @@ _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_
 
 
 def insert(connection: Connection, scope: Scope, change: Change) -> None:
-    """Store a new job with its labels and its first events."""
     job = change.job
     require_free_handle(connection, scope, job)
     _INSERT.execute(connection, _job_to_row(job))
@@ -111,7 +110,6 @@ def count_unfinished(connection: Connection, scope: Scope) -> int:
 
 
 def exist(connection: Connection, scope: Scope) -> bool:
-    """Whether there is any job, deleted or not."""
     return connection.execute(scope.limit(sa.select(_jobs.c.job_id), _jobs.c.account_id).limit(1)).first() is not None
 
 

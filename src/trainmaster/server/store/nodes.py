@@ -130,7 +130,6 @@ def _change(connection: Connection, node_id: str, **values: Any) -> None:
 
 
 def _events_of_report(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
-    """The changes of a report that are worth an event."""
     was = {gpu.index: gpu for gpu in before.gpus}
     for gpu in node.gpus:
         old = was.get(gpu.index)

@@ -103,7 +103,6 @@ class WaitingJobs:
 
 
 def holding(connection: Connection, scope: Scope) -> list[Job]:
-    """Every job that has a current attempt."""
     return _find(_HOLDING, connection, scope)
 
 
@@ -177,7 +176,6 @@ def counts(connection: Connection, scope: Scope, queue: str | None = None) -> di
 
 
 def by_status(connection: Connection, scope: Scope) -> dict[JobStatus, int]:
-    """How many unfinished jobs are in each state."""
     scope.require_everything()
     found: Counter[JobStatus] = Counter()
     for _, status, count in connection.execute(_COUNT):

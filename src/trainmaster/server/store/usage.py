@@ -29,8 +29,6 @@ _INSERT = PreparedStatement(sa.insert(_usage))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a group of attempts used."""
-
     key: str
     """The group; empty for jobs that lack the label."""
     jobs: int
