@@ -90,8 +90,7 @@ def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) ->
     scope = Scope(job.account_id)
     if job.best_checkpoint_id in {each.checkpoint_id for each in gone}:
         return retention.without(checkpoints.of_job(connection, scope, job.job_id), gone)
-    newest = checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1)
-    return retention.without(newest, gone)[-1:]
+    return retention.without(checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1), gone)[-1:]
 
 
 def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:

@@ -179,8 +179,7 @@ class Commands:
             if checkpoint_id:
                 chosen = _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
             change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-            inherited = self.vault.open(connection, parent, until_end=False)
-            sealed = self._sealed(change.job, inherited, tokens)
+            sealed = self._sealed(change.job, self.vault.open(connection, parent, until_end=False), tokens)
             return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
 
         return self._write(scope, idempotency, child)

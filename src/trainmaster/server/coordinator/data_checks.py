@@ -66,8 +66,7 @@ class DataChecks:
         """What was found; RefusedError when it cannot be looked at, ConflictError while too many others are."""
         absent = [name for name in NEEDED if not self._installed(name)]
         if absent:
-            names = ", ".join(absent)
-            raise RefusedError(f"this server cannot read training data: it lacks {names}; {TRAIN_EXTRA}")
+            raise RefusedError(f"this server cannot read training data: it lacks {', '.join(absent)}; {TRAIN_EXTRA}")
         endpoints = [name for name in check.environment if name in ENDPOINTS]
         if endpoints and not self._settings.private_sources:
             raise RefusedError(

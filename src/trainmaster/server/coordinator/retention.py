@@ -1,9 +1,6 @@
-"""Collects what has outlived its job: run directories, checkpoints, files of deleted jobs, caches and orphans.
-
-`core.retention` decides what goes. It is hidden first, in the transaction that says so (a directory by a rename, a
-checkpoint by its row), and removed afterwards: several servers may collect at the same time, and the next collection
-completes one that crashed. A job whose files cannot be read is reported, and the others go on.
-"""
+"""Collects what has outlived its job, as `core.retention` decides. It is hidden first, in the transaction that says so
+(a directory by a rename, a checkpoint by its row), and removed afterwards: several servers may collect at the same
+time, and the next collection completes one that crashed. A job whose files cannot be read does not stop the others."""
 
 from __future__ import annotations
 
@@ -253,8 +250,7 @@ class Collector:
         size = sum(self._roots.size_of(Location(root=root, path=job.job_id)) for root in (RUNS, ARTIFACTS))
 
         def work(connection: Connection) -> bool:
-            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
-            change = commands.delete(fresh, now=now, purge=True)
+            change = commands.delete(jobs.get(connection, _EVERYTHING, job.job_id, deleted=True), now=now, purge=True)
             return change is not None and jobs.apply(connection, _EVERYTHING, change)
 
         if dry_run or self._database.write_now(work):

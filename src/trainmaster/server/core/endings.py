@@ -167,8 +167,7 @@ def _finish(
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is AttemptOutcome.PARKED or (job.desired is Desired.PAUSE and outcome is not AttemptOutcome.PERMANENT):
         # A service that nobody used is parked as unused, however its attempt ended: its next client resumes it.
-        unused = job.live.stop is StopCause.INACTIVE
-        _park(draft, Reason.INACTIVE if unused else reason, message)
+        _park(draft, Reason.INACTIVE if job.live.stop is StopCause.INACTIVE else reason, message)
     elif outcome is AttemptOutcome.NOT_STARTED and gives_up:
         last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
         draft.move(last, reason=reason, message=message)

@@ -134,6 +134,4 @@ class Draft:
             return {"paused_at": self.now}
         if to is JobStatus.TRAINING and self.job.started_at is None:
             return {"started_at": self.now}
-        if to is JobStatus.QUEUED and self.job.queued_at is None:
-            return {"queued_at": self.now}
-        return {}
+        return {"queued_at": self.now} if to is JobStatus.QUEUED and self.job.queued_at is None else {}

@@ -138,8 +138,7 @@ class Audit(Watcher):
         empty = Pool(ClusterView().with_nodes(view.nodes.values()))
         for job in view.queued():
             quota = self._quotas.get(job.queue)
-            wanted = (job.needs.gpus_per_node or 0) * job.needs.node_count
-            allowed = quota is None or wanted <= quota
+            allowed = quota is None or (job.needs.gpus_per_node or 0) * job.needs.node_count <= quota
             possible = allowed and empty.demand(job.host_backend, job.needs).possible
             _require(not possible, "was left waiting on an empty cluster that could run it", now, job)
         if self._steady:
@@ -193,8 +192,7 @@ class Audit(Watcher):
         _require(node.backend == job.host_backend, f"is placed on {node.node_id} of another backend", now, job)
         _require(node.tags.issuperset(needs.capabilities), f"is placed on {node.node_id} without its tags", now, job)
         _require(len(share.gpus) == (needs.gpus_per_node or 0), f"gets {len(share.gpus)} GPUs of a node", now, job)
-        amounts = (needs.cpu_cores, needs.ram_mb, needs.storage_mb)
-        same = (share.cpu_cores, share.ram_mb, share.storage_mb) == amounts
+        same = (share.cpu_cores, share.ram_mb, share.storage_mb) == (needs.cpu_cores, needs.ram_mb, needs.storage_mb)
         _require(same, "gets other amounts than it asked for", now, job)
         units = {gpu.index: gpu for gpu in node.gpus}
         for index in share.gpus:

@@ -113,10 +113,8 @@ class VictimSearch:
         are stopped."""
         if not self._sorted:
             self._sort_out()
-        if quota_gpus > 0:
-            found = self._within_queue(job, demand, keepers, quota_gpus)
-        else:
-            found = self._places(job, demand, keepers)
+        own = quota_gpus > 0
+        found = self._within_queue(job, demand, keepers, quota_gpus) if own else self._places(job, demand, keepers)
         return None if found is None else sorted((each.job for each in found), key=lambda each: each.job_id)
 
     def _sort_out(self) -> None:

@@ -123,8 +123,7 @@ class MetricsCollector(Watcher):
 
     def figures(self, view: ClusterView) -> Figures:
         trace = self._trace
-        first_s = min((job.arrival_s for job in trace.jobs), default=0.0)
-        makespan_s = max(self._last_end_s - first_s, 0.0)
+        makespan_s = max(self._last_end_s - min((job.arrival_s for job in trace.jobs), default=0.0), 0.0)
         gpus = sum(len(node.gpus) for node in trace.nodes)
         cores = sum(node.cpu_cores for node in trace.nodes)
         unfinished = len(trace.jobs) - sum(self._ended.values())

@@ -129,8 +129,7 @@ def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
         if labelled is None:
             ((total_count,),) = _count_statement(shape).rows(connection, values)
         else:
-            counted = _count_of(labelled.source, labelled.conditions)
-            total_count = connection.execute(counted, values).scalar_one()
+            total_count = connection.execute(_count_of(labelled.source, labelled.conditions), values).scalar_one()
     return JobIndex(
         versions={job_id: version for job_id, _, version in shown},
         next_page_token=token_after(query.order_by, shown[-1][1], shown[-1][0]) if more else None,

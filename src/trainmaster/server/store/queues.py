@@ -122,8 +122,7 @@ def position(connection: Connection, scope: Scope, job: Job) -> int | None:
     scope.require(job.account_id)
     if job.status is not JobStatus.QUEUED:
         return None
-    with_room = _find(_WITH_ROOM, connection, Scope.everything())
-    rooms = [other for other in with_room if other.queue == job.queue]
+    rooms = [other for other in _find(_WITH_ROOM, connection, Scope.everything()) if other.queue == job.queue]
     if job.room_at is not None:
         return 1 + sum(_key(other) < _key(job) for other in rooms)
     before: int = connection.execute(_COUNT_BEFORE, _place(job)).scalar_one()

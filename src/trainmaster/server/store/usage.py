@@ -161,6 +161,4 @@ def _label(labels: sa.ColumnElement[str], key: str, dialect: str) -> sa.ColumnEl
 
 
 def _shown(group: str, key: Any) -> str:
-    if group != "day":
-        return str(key)
-    return datetime.fromtimestamp(key * _DAY_S, UTC).date().isoformat()
+    return datetime.fromtimestamp(key * _DAY_S, UTC).date().isoformat() if group == "day" else str(key)

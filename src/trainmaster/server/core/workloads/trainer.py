@@ -247,8 +247,7 @@ def training_document(job: JobConfigs) -> dict[str, Any]:
         "resource_config": job.resource_config.model_dump(mode="json"),
     }
     if data.preprocess.packing is None:
-        packs = training.training_type is TrainingType.CONTINUED_PRETRAIN
-        document["data_config"]["preprocess"]["packing"] = packs
+        document["data_config"]["preprocess"]["packing"] = training.training_type is TrainingType.CONTINUED_PRETRAIN
     if training.framework.type is not FrameworkType.CUSTOM:
         base = training.base_model
         document["training_config"]["base_model"]["source"] = str(model_source(base.model_id, base.source))
