@@ -175,8 +175,7 @@ class AttemptActions:
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
         """The change of a job that follows from a launch that was carried out or refused."""
-        memory = self._memory.get(f"{job.job_id}.{job.live.number}")
-        if memory is None:
+        if (memory := self._memory.get(f"{job.job_id}.{job.live.number}")) is None:
             return None
         if memory.refusal is not None:
             refusal, memory.refusal = memory.refusal, None
@@ -208,8 +207,7 @@ class AttemptActions:
             # A worker may die right after its claim: its node is swept, though the claim was never reported.
             if act is not None or (attempt.stop is None and not memory.lost):
                 return act
-        control = control_for(job)
-        if control is None:
+        if (control := control_for(job)) is None:
             # The request was carried out, and may be made again.
             memory.control = None
         elif not _same(control, memory.control):

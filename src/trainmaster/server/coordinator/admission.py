@@ -1,6 +1,4 @@
-"""Admission: whether a job is accepted, and whether it is queued.
-
-A submission passes four stages, and nothing else decides about it:
+"""Whether a job is accepted, and queued. A submission passes four stages, and nothing else decides about it:
 
 1. `look_up` checks what takes a process or reads files, before the request is compiled: the source of a function, and
    the directory of a base model.
@@ -92,8 +90,7 @@ class Admission:
         installed: Callable[[str], bool] = importable,
     ) -> None:
         """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results,
-        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python.
-        """
+        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python."""
         self.backends = backends
         self.default_backend = default_backend
         self._tenants = tenants

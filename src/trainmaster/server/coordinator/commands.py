@@ -197,8 +197,7 @@ class Commands:
 
         def decided(connection: Connection) -> Job:
             job = jobs.get(connection, scope, job_id, deleted=deleted)
-            change = decision(connection, job)
-            if change is None:
+            if (change := decision(connection, job)) is None:
                 return job
             if not jobs.apply(connection, scope, change):
                 raise StaleWriteError
@@ -254,8 +253,7 @@ class Commands:
         def work(connection: Connection) -> CommandOutcome:
             if key is None:
                 return CommandOutcome(job=action(connection))
-            known = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
-            if known is not None:
+            if (known := accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)) is not None:
                 return CommandOutcome(job=jobs.get(connection, scope, known.job_id, deleted=True), replayed=True)
             job = action(connection)
             record = IdempotencyRecord(

@@ -118,8 +118,7 @@ class Promotions:
         checkpoint = checkpoints.get(connection, scope, wanted.checkpoint_id)
         if checkpoint.job_id != job.job_id:
             raise NotFoundError(f"job {job.handle or job.job_id} has no checkpoint {wanted.checkpoint_id}")
-        refused = why_not(checkpoint)
-        if refused is not None:
+        if (refused := why_not(checkpoint)) is not None:
             raise RefusedError(f"checkpoint {checkpoint.name or checkpoint.checkpoint_id} {refused}")
         trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
         if trained != wanted.base_model:

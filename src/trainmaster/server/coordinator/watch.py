@@ -133,8 +133,7 @@ def _ranks(node: int, ranks_per_node: int) -> range:
 def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
     """host:port of a service, once its worker reports that it answers. The gateway sends requests there in the server's
     name, so the backend decides: a worker must not direct it to other machines that the server can reach."""
-    told = directory.document(run_directory.endpoint_document(node))
-    if told is None:
+    if (told := directory.document(run_directory.endpoint_document(node))) is None:
         return None
     port = reports.whole(told.get("port"), low=1, high=65535)
     return reached(node, str(told.get("host")), port) if port is not None else None

@@ -117,8 +117,7 @@ class Poster:
 
     async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
         """Send a message, and return the status of a successful response; otherwise raise DeliveryError."""
-        problem = url_problem(url, private_addresses=self.private_addresses)
-        if problem is not None:
+        if (problem := url_problem(url, private_addresses=self.private_addresses)) is not None:
             raise DeliveryError(f"the url {problem}")
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -1,6 +1,5 @@
 """Delivers events to webhooks, on the leader, in the order of the feed, at least once: a webhook's cursor moves when
-the receiver has answered, in a transaction of the leader. Memory holds one page of events for each webhook under
-way."""
+the receiver has answered, in a transaction of the leader. Memory holds one page of events for each."""
 
 from __future__ import annotations
 

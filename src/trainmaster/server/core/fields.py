@@ -156,8 +156,7 @@ class TaggedUnion:
             return value
         if not isinstance(value, dict):
             raise ValidationError.from_exception_data(self._tag, [InitErrorDetails(type="dict_type", input=value)])
-        name = value.get(self._tag)
-        if name is None:
+        if (name := value.get(self._tag)) is None:
             refuse([Broken((self._tag,), f"required; choices: {', '.join(self.models)}")])
         model = self.models.get(name) if isinstance(name, str) else None
         if model is None:

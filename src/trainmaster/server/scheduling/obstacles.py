@@ -188,8 +188,7 @@ class Obstacles:
         demand, have = self.demand, free_amounts(self.pool.left(node_id), good)
         at, gone = self._now, 0
         ends = ((_end(self._view.holding[stay.job_id]), stay.share) for stay in self.pool.stays(node_id))
-        leaving = sorted(ends, key=itemgetter(0))
-        for end, share in leaving:
+        for end, share in sorted(ends, key=itemgetter(0)):
             if members(demand.needs, demand.gpus, *have):
                 break
             have = plus(have, given_amounts(share, good))

@@ -177,7 +177,6 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _holder(job: Job | None) -> Job | None:
-    """The job, if it holds resources."""
     return job if job is not None and job.status in ACTIVE else None
 
 

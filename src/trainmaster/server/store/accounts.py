@@ -141,8 +141,6 @@ def revoke_key(connection: Connection, scope: Scope, key_id: str, now: float) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencyRecord:
-    """A request that was carried out."""
-
     key: str
     fingerprint: str
     """Of the request: its route and its body."""

@@ -34,8 +34,7 @@ def revision(connection: Connection) -> str | None:
 
 def set_up(connection: Connection) -> None:
     """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction."""
-    present = revision(connection)
-    if present is not None:
+    if (present := revision(connection)) is not None:
         _migrate(connection, present)
         return
     schema.metadata.create_all(connection)
@@ -176,8 +175,7 @@ def _find(url: str) -> tuple[Kind, URL]:
         parsed = make_url(url)
     except ArgumentError as error:
         raise RefusedError(f"the database must be named by a URL, such as {forms}") from error
-    kind = _KINDS.get(parsed.get_backend_name())
-    if kind is None:
+    if (kind := _KINDS.get(parsed.get_backend_name())) is None:
         raise RefusedError(f"{parsed.render_as_string()}: no such kind of database is known; there are {forms}")
     return kind, parsed
 

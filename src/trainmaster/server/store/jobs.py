@@ -78,8 +78,7 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
 
 def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
     """The job of the scope's account that has a handle or, where none has it, the last deleted one that had it."""
-    found = _with_handle(connection, scope.account, handle, deleted=True)
-    if found is None:
+    if (found := _with_handle(connection, scope.account, handle, deleted=True)) is None:
         raise JobNotFoundError(f"there is no job {handle}")
     return found
 
@@ -205,8 +204,7 @@ _activity = schema.activity
 def record_use(connection: Connection, scope: Scope, job_id: str, at: float) -> None:
     """Record that a job was used at a time; a time earlier than the recorded one changes nothing."""
     owner = scope.limit(sa.select(_jobs.c.account_id).where(_jobs.c.job_id == job_id), _jobs.c.account_id)
-    account_id = connection.execute(owner).scalar()
-    if account_id is None:
+    if (account_id := connection.execute(owner).scalar()) is None:
         raise JobNotFoundError(f"there is no job {job_id}")
     known = last_use(connection, scope, job_id)
     if known is None:

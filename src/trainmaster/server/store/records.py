@@ -164,8 +164,7 @@ class Records(Generic[T]):
 
     def get(self, connection: Connection, scope: Scope, *conditions: ColumnElement[bool], missing: str) -> T:
         """The one record in scope for which all conditions hold, or a NotFoundError with the message `missing`."""
-        record = self.first(connection, scope, *conditions)
-        if record is None:
+        if (record := self.first(connection, scope, *conditions)) is None:
             raise NotFoundError(missing)
         return record
 
