@@ -1,4 +1,2 @@
-"""The shell around the pure core: commands that users give, and the leader's loop.
-
-View -> pure core -> one commit -> act. Nothing here decides what a status should be.
-"""
+"""The shell around the pure core: commands of users, and the leader's loop. Nothing here decides what a status should
+be."""

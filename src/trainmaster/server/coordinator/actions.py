@@ -1,8 +1,5 @@
-"""The actions that the committed state of a job calls for: launch, stop, revoke, sweep.
-
-Every action is derived from the job's row and may be repeated. The memory of recent actions only saves repeating them
-on every pass.
-"""
+"""The actions that the committed state of a job calls for: launch, stop, revoke, sweep. Each is derived from the job's
+row and may be repeated; the memory of recent actions only saves repeating them on every pass."""
 
 from __future__ import annotations
 
@@ -113,7 +110,6 @@ class AttemptActions:
         self._pools.close()
 
     def act(self, view: ClusterView, now: float) -> None:
-        """Start the actions that the committed jobs call for."""
         live: set[str] = set()
         if now < self._acted_at:
             for memory in self._memory.values():
@@ -179,8 +175,7 @@ class AttemptActions:
 
     def take_outcome(self, job: Job, now: float) -> Change | None:
         """The change of a job that follows from a launch that was carried out or refused."""
-        memory = self._memory.get(f"{job.job_id}.{job.live.number}")
-        if memory is None:
+        if (memory := self._memory.get(f"{job.job_id}.{job.live.number}")) is None:
             return None
         if memory.refusal is not None:
             refusal, memory.refusal = memory.refusal, None
@@ -212,8 +207,7 @@ class AttemptActions:
             # A worker may die right after its claim: its node is swept, though the claim was never reported.
             if act is not None or (attempt.stop is None and not memory.lost):
                 return act
-        control = control_for(job)
-        if control is None:
+        if (control := control_for(job)) is None:
             # The request was carried out, and may be made again.
             memory.control = None
         elif not _same(control, memory.control):
@@ -328,10 +322,8 @@ class AttemptActions:
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:
-    """The request of a run directory; None when there is none, or a power cut damaged it.
-
-    The request can be trusted, because no job that could gain by it can write there (`protocol.run_directory`).
-    """
+    """The request of a run directory; None when there is none, or a power cut damaged it. It can be trusted, because no
+    job that could gain by it can write there (`protocol.run_directory`)."""
     try:
         return directory.request()
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):

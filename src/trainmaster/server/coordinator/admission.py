@@ -1,6 +1,4 @@
-"""Admission: whether a job is accepted, and whether it is queued.
-
-A submission passes four stages, and nothing else decides about it:
+"""Whether a job is accepted, and queued. A submission passes four stages, and nothing else decides about it:
 
 1. `look_up` checks what takes a process or reads files, before the request is compiled: the source of a function, and
    the directory of a base model.
@@ -76,8 +74,6 @@ def importable(package: str) -> bool:
 
 
 class Admission:
-    """Accepts and queues jobs, or says why not."""
-
     def __init__(
         self,
         *,
@@ -94,8 +90,7 @@ class Admission:
         installed: Callable[[str], bool] = importable,
     ) -> None:
         """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results,
-        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python.
-        """
+        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python."""
         self.backends = backends
         self.default_backend = default_backend
         self._tenants = tenants
@@ -121,7 +116,6 @@ class Admission:
         return await self._models.looked_up(request, account_id)
 
     def compile(self, request: SubmitJobRequest, account_id: str) -> CompiledJob:
-        """Compile a request that this server can run."""
         if request.backend is not None and request.backend not in self.backends:
             raise RefusedError(missing_backend(request.backend, self.backends))
         trusts = request.training_config is not None and request.training_config.base_model.trust_remote_code
@@ -142,10 +136,8 @@ class Admission:
     def accept(
         self, connection: Connection, scope: Scope, change: Change, request: SubmitJobRequest, *, resized: bool = True
     ) -> Change:
-        """The change that makes a job, with the checkpoint that the job resumes from.
-
-        A retry with its parent's resources (`resized` false) is taken even if the nodes that held the parent are gone.
-        """
+        """The change that makes a job, with the checkpoint that the job resumes from. A retry with its parent's
+        resources (`resized` false) is taken even if the nodes that held the parent are gone."""
         job = change.job
         if resized:
             self._capacity.require(connection, job)
@@ -170,7 +162,6 @@ class Admission:
         return None if _server_script(workload) is not None else admit(job, now=job.created_at)
 
     def decide(self, job: Job, launch: Launch, *, now: float) -> Change | None:
-        """Queue a job, or fail it with the reason."""
         try:
             problem = next(self._problems(job, launch), None)
         except TrainmasterError as error:
@@ -305,7 +296,6 @@ def _server_script(workload: WorkloadSpec) -> Path | None:
 
 
 def check_queue(connection: Connection, scope: Scope, queue: str, field: str) -> None:
-    """Raises SpecError when there is no such queue."""
     if not queues.exists(connection, scope, queue):
         known = ", ".join(queue.name for queue in queues.all(connection, scope))
         raise SpecError([Problem(field=field, message=f"there is no queue {queue!r}; there are: {known}")])

@@ -43,10 +43,8 @@ class Capacity:
         self._remember([])
 
     def require(self, connection: Connection, job: Job) -> None:
-        """See that some nodes could hold a job if nothing else ran; drained and offline nodes count.
-
-        Free disk space does not, as it changes. While a backend has no known nodes, nothing is refused.
-        """
+        """See that some nodes could hold a job if nothing else ran; drained and offline nodes count, free disk space
+        does not, as it changes. While a backend has no known nodes, nothing is refused."""
         if self._autoscaling or job.waits_for_nodes:
             return
         needs = replace(job.needs, storage_mb=0) if job.needs.storage_mb else job.needs

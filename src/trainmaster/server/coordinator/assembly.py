@@ -115,7 +115,6 @@ class CoordinatorRole:
         self._listening.start()
 
     def stop(self) -> None:
-        """Finish what is under way, and release the lease."""
         self._stopping.set()
         self._chores.stop()
         self._deliveries.stop()

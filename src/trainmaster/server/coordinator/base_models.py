@@ -37,7 +37,6 @@ class BaseModel:
     name: str
     path: Path
     aliases: tuple[str, ...] = ()
-    """Its other names."""
     within: tuple[Path, ...] = (Path("/"),)
     """The files must lie below one of these: an account that can write there may replace them with links."""
 
@@ -46,8 +45,7 @@ class BaseModel:
         return _json_of(self._open(CONFIG))
 
     def has(self, name: str) -> bool:
-        descriptor = self._open(name)
-        if descriptor is not None:
+        if (descriptor := self._open(name)) is not None:
             os.close(descriptor)
         return descriptor is not None
 
@@ -89,8 +87,6 @@ class BaseModel:
 
 
 class BaseModels:
-    """The models that this server knows by name."""
-
     def __init__(self, aliases: Sequence[NamedPath] = (), *, artifacts: Path = Path()) -> None:
         self._paths = {alias.name: alias.path for alias in aliases}
         self._artifacts = artifacts
@@ -100,8 +96,7 @@ class BaseModels:
         return tuple(sorted(self._paths))
 
     def find(self, name: str, account_id: str) -> BaseModel | None:
-        path = self._paths.get(name)
-        if path is None:
+        if (path := self._paths.get(name)) is None:
             model = self._promoted_model(name, account_id)
             return model if model and model.has(CONFIG) and not model.has(ADAPTER_CONFIG) else None
         others = tuple(other for other in self.names if other != name and self._paths[other] == path)
@@ -119,7 +114,6 @@ class BaseModels:
         return [BaseModel(name=name, path=self._paths[name]) for name in self.names if name.startswith(prefix)]
 
     def owns(self, path: Path, account_id: str) -> bool:
-        """Whether this server offers a directory to an account."""
         return path in self._paths.values() or path.parent == self._artifacts / PROMOTED / account_id
 
     def named(self, request: SubmitJobRequest, account_id: str) -> SubmitJobRequest:
@@ -127,8 +121,7 @@ class BaseModels:
         spec = request.workload
         if not isinstance(spec, TrainerServiceSpec) or spec.model_path is not None:
             return request  # without a look at the disk
-        model = self.find(spec.base_model, account_id)
-        if model is None:
+        if (model := self.find(spec.base_model, account_id)) is None:
             raise RefusedError(self._unknown(spec.base_model, account_id))
         # The maximum of a shape may be more than what the model supports; what a request asks for may not.
         longest = model.require(None if spec.training_shape is not None else spec.max_context_length)

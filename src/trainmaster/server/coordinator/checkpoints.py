@@ -67,10 +67,8 @@ def delete(
 
 
 def prune(connection: Connection, job: Job) -> Job:
-    """Hide the checkpoints of a job beyond its limit, in a transaction; returns the job afterwards.
-
-    Only those checkpoints are read, because all other writes wait meanwhile. Checkpoints that a job resumes from stay.
-    """
+    """Hide the checkpoints of a job beyond its limit, in a transaction, unless a job resumes from them; returns the job
+    afterwards. Only those checkpoints are read, because all other writes wait meanwhile."""
     limit = retention.checkpoint_limit(job)
     scope = Scope(job.account_id)
     surplus = 0 if limit is None else checkpoints.count_limited(connection, scope, job) - limit
@@ -87,15 +85,12 @@ def prune(connection: Connection, job: Job) -> Job:
 
 
 def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first.
-
-    That is the newest of the others and, where the best goes, all of them.
-    """
+    """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first: the newest of the
+    others and, where the best goes, all of them."""
     scope = Scope(job.account_id)
     if job.best_checkpoint_id in {each.checkpoint_id for each in gone}:
         return retention.without(checkpoints.of_job(connection, scope, job.job_id), gone)
-    newest = checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1)
-    return retention.without(newest, gone)[-1:]
+    return retention.without(checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1), gone)[-1:]
 
 
 def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:

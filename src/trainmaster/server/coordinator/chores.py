@@ -62,7 +62,6 @@ class Chores:
                     _log.exception("a chore failed; it is tried again")
 
     def do(self) -> None:
-        """Do what is due, once."""
         now = self.clock()
         self._purge_jobs()
         for gone in self.collector.expire(now):

@@ -1,8 +1,5 @@
-"""The commands that every door gives: submit, cancel, pause, resume, retry, edit, delete.
-
-Each is one transaction: read the job, call the pure function, write the answer. It may run on any server,
-leading or not; the leader sees the change by its event.
-"""
+"""The commands that every door gives. Each is one transaction, on any server: read the job, call the pure function,
+write the answer. The leader sees the change by its event."""
 
 from __future__ import annotations
 
@@ -49,8 +46,6 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """The job after a command."""
-
     job: Job
     replayed: bool = False
     """The command had been carried out before, under the same idempotency key."""
@@ -62,8 +57,6 @@ Done = Future[CommandOutcome]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commands:
-    """Carries commands out."""
-
     database: Database
     admission: Admission
     vault: Vault
@@ -79,10 +72,8 @@ class Commands:
         tokens: Mapping[str, str] = _NO_TOKENS,
         idempotency: Idempotency | None = None,
     ) -> Done:
-        """Create a job. Its secrets are sealed; `tokens` are kept until it ends.
-
-        On an event loop, call `Admission.look_up` before: it reads files.
-        """
+        """Create a job. Its secrets are sealed; `tokens` are kept until it ends. On an event loop, call
+        `Admission.look_up` before: it reads files."""
         compiled = self.admission.compile(request, scope.account)
         change = self._new_job(scope, compiled, created_by=created_by)
         sealed = self._sealed(change.job, secret_values(request), tokens)
@@ -188,8 +179,7 @@ class Commands:
             if checkpoint_id:
                 chosen = _checkpoint_of_line(connection, scope, parent, checkpoint_id).checkpoint_id
             change = Change(job=change.job.evolve(resume_checkpoint_id=chosen), events=change.events)
-            inherited = self.vault.open(connection, parent, until_end=False)
-            sealed = self._sealed(change.job, inherited, tokens)
+            sealed = self._sealed(change.job, self.vault.open(connection, parent, until_end=False), tokens)
             return self._insert(connection, scope, change, compiled, sealed, resized=modify_resources)
 
         return self._write(scope, idempotency, child)
@@ -207,8 +197,7 @@ class Commands:
 
         def decided(connection: Connection) -> Job:
             job = jobs.get(connection, scope, job_id, deleted=deleted)
-            change = decision(connection, job)
-            if change is None:
+            if (change := decision(connection, job)) is None:
                 return job
             if not jobs.apply(connection, scope, change):
                 raise StaleWriteError
@@ -264,8 +253,7 @@ class Commands:
         def work(connection: Connection) -> CommandOutcome:
             if key is None:
                 return CommandOutcome(job=action(connection))
-            known = accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)
-            if known is not None:
+            if (known := accounts.find_request(connection, scope, key.key, key.fingerprint, *key.older)) is not None:
                 return CommandOutcome(job=jobs.get(connection, scope, known.job_id, deleted=True), replayed=True)
             job = action(connection)
             record = IdempotencyRecord(

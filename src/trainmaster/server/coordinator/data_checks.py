@@ -1,8 +1,5 @@
-"""Checks the data of a job before it is submitted: a process reads real rows.
-
-The server itself has nothing of the training stack. The process has limits of time and memory, runs as the user that
-runs the account's jobs, and can reach what a job can.
-"""
+"""Checks the data of a job before it is submitted: a process reads real rows, as the server has nothing of the training
+stack. It has limits of time and memory, runs as the user of the account's jobs, and can reach what a job can."""
 
 from __future__ import annotations
 
@@ -47,8 +44,6 @@ _LAST_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCheck:
-    """What to look at."""
-
     document: Mapping[str, Any]
     """As `training.json` has it."""
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -71,8 +66,7 @@ class DataChecks:
         """What was found; RefusedError when it cannot be looked at, ConflictError while too many others are."""
         absent = [name for name in NEEDED if not self._installed(name)]
         if absent:
-            names = ", ".join(absent)
-            raise RefusedError(f"this server cannot read training data: it lacks {names}; {TRAIN_EXTRA}")
+            raise RefusedError(f"this server cannot read training data: it lacks {', '.join(absent)}; {TRAIN_EXTRA}")
         endpoints = [name for name in check.environment if name in ENDPOINTS]
         if endpoints and not self._settings.private_sources:
             raise RefusedError(
@@ -161,11 +155,8 @@ class DataChecks:
 
 
 def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
-    """A directory of the check's own. In it `work` and `home` belong to the user.
-
-    `work` holds the shipped files. `home` is empty: libraries read settings and credentials (`.netrc`) from there, and
-    import modules; and the process holds tokens.
-    """
+    """A directory of the check's own, with `work` (the shipped files) and `home`, which belong to the user. `home` is
+    empty: libraries read settings and credentials (`.netrc`) and import from there, and the process holds tokens."""
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
     user = None if uid is None else User.of(uid)
     try:

@@ -31,8 +31,6 @@ _NO_ESTIMATE = frozenset({PendingCode.ADMITTING, PendingCode.IMPOSSIBLE, Pending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What is known of a job's wait."""
-
     queue_position: int | None = None
     """1 is next; None when it is not queued."""
     explanation: Explanation | None = None
@@ -49,8 +47,6 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cluster:
-    """What was read of the cluster, and when."""
-
     asked_at: float
     """By the monotonic clock; everything committed until then is in it."""
     data_version: int
@@ -62,10 +58,8 @@ class _Cluster:
 
 
 class Explainer:
-    """Explains why jobs wait. Any thread may use it, except one that holds a connection, as it may need one itself.
-
-    What it reads of the cluster is cached until anything is written to the database.
-    """
+    """Explains why jobs wait, with what it read of the cluster since the database was last written to. Any thread may
+    use it, except one that holds a connection, as it may need one itself."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

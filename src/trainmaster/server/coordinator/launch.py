@@ -62,7 +62,6 @@ class Vault:
         return with_secrets_of(given, request, self.open(connection, job, until_end=False))
 
     def secrets_for(self, connection: Connection, job: Job) -> Secrets:
-        """The secrets for the workers of a job."""
         return Secrets.of(self.open(connection, job))
 
 
@@ -79,12 +78,10 @@ class Launches:
     vault: Vault
     settings: Settings
     hint_socket: str | None = None
-    """Where workers send hints."""
     server_url: str | None = None
     """Where workers report over HTTP if they share no files with the server."""
 
     def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
-        """The request of a job's current attempt, on a backend with these capabilities."""
         scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
         with self.database.read() as connection:
             try:
@@ -146,13 +143,10 @@ def attempt_request(
     cache: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AttemptRequest:
-    """The request for the workers of the current attempt.
-
-    `resume` is the checkpoint to resume from. `hint_socket` is where workers send hints, and `server_url` where they
-    report over HTTP, None where they share the server's files. `uid` is the user that runs the ranks, None for the
-    worker's own, and `confined` jobs may run in containers only. `cache` holds a directory for each account;
-    `environment` has variables that the server sets for every process.
-    """
+    """The request for the workers of the current attempt. `resume` is the checkpoint to resume from, `hint_socket` is
+    where workers send hints, `server_url` where they report over HTTP if they share no files with the server. `uid`
+    runs the ranks (None: the worker's own), and `confined` jobs may run in containers only. `cache` holds a directory
+    for each account; `environment` is for every process."""
     attempt = job.live
     shared = server_url is None
     # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
@@ -211,10 +205,8 @@ def fetching_environment(settings: Settings) -> dict[str, str]:
 
 
 def checkpoints_homes(job: Job) -> tuple[str, ...]:
-    """The directories in the root of artifacts that may hold checkpoints of a job.
-
-    Job classes have two: an account that runs in containers alone may get a uid later.
-    """
+    """The directories in the root of artifacts that may hold checkpoints of a job. Job classes have two: an account
+    that runs in containers alone may get a uid later."""
     return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
 
 
@@ -261,10 +253,8 @@ def runs_as(
     account: Account, settings: Settings, *, server_uid: int | None = None, isolated: bool = False
 ) -> int | None:
     """The uid that runs the account's jobs; None means the server's own. RefusedError when they cannot run here.
-
-    `server_uid` is the uid of the server, where that is not this process; `isolated` says that the backend
-    separates the jobs of accounts without a uid (`Capabilities.isolates_accounts`).
-    """
+    `server_uid` is the server's, where that is not this process; `isolated`: the backend separates the jobs of accounts
+    without a uid."""
     own = os.geteuid() if server_uid is None else server_uid
     name = account.account_id
     check_uid(account, server_uid=own)

@@ -21,10 +21,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Leadership:
-    """Takes the lease when it is free, and keeps it while the loop makes progress.
-
-    The lease alone proves nothing: every transaction of the leader checks the epoch again.
-    """
+    """Takes the lease when it is free, and keeps it while the loop makes progress. The lease alone proves nothing:
+    every transaction of the leader checks the epoch again."""
 
     database: Database
     holder: str

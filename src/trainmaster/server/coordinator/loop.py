@@ -1,8 +1,5 @@
-"""The leader's loop: view -> pure core -> one commit -> act.
-
-Every step can be repeated: each pass reads what to do next from the committed jobs. The memory of recent actions only
-saves repeating them.
-"""
+"""The leader's loop: view -> pure core -> one commit -> act. Each pass reads what to do next from the committed jobs,
+so that every step can be repeated; the memory of recent actions only saves repeating them."""
 
 from __future__ import annotations
 
@@ -242,8 +239,7 @@ class Coordinator:
 
     def _observe_one(self, job: Job, now: float) -> Change | None:
         try:
-            told = self._actions.take_outcome(job, now)
-            if told is not None:
+            if (told := self._actions.take_outcome(job, now)) is not None:
                 return told
             sight = self._actions.look(job, self.view)
             if sight is None:
@@ -346,8 +342,7 @@ class Coordinator:
             except Exception:
                 _log.exception("a change of job %s cannot be committed", job_id)
                 self._uncommitted[job_id] += 1
-                before = self.view.holding.get(job_id)
-                if before is not None:
+                if (before := self.view.holding.get(job_id)) is not None:
                     self._next_looks[f"{job_id}.{before.live.number}"] = time.monotonic() + FAILED_WAIT_S
         return applied
 

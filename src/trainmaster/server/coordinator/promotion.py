@@ -1,11 +1,8 @@
 """Promotion: a checkpoint that a trainer saved for sampling becomes a model of its account, with files of its own.
 
-The files are linked where the file system can, so that they take no extra space, and copied elsewhere. They are
-assembled in a directory that only the server can reach, given to the account's user there, and moved to their place as
-a whole. The directory with all models of an account belongs to the server, so that no job can replace a model.
-
-An operation records the progress. When the server that works on it dies, the next request for it continues it.
-"""
+The files are linked, or else copied. They are assembled in a directory that only the server can reach, given to the
+account's user there, and moved to their place as a whole. The directory with all models of an account belongs to the
+server, so that no job can replace a model. When the server dies, the next request continues the operation."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ DRAFTS = ".drafts"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
     job_id: str
-    """The id of the job, not its handle."""
     checkpoint_id: str
     model_id: str
     base_model: str
@@ -122,8 +118,7 @@ class Promotions:
         checkpoint = checkpoints.get(connection, scope, wanted.checkpoint_id)
         if checkpoint.job_id != job.job_id:
             raise NotFoundError(f"job {job.handle or job.job_id} has no checkpoint {wanted.checkpoint_id}")
-        refused = why_not(checkpoint)
-        if refused is not None:
+        if (refused := why_not(checkpoint)) is not None:
             raise RefusedError(f"checkpoint {checkpoint.name or checkpoint.checkpoint_id} {refused}")
         trained = str(checkpoint.attributes.get("base_model") or wanted.base_model)
         if trained != wanted.base_model:
@@ -242,9 +237,7 @@ def why_not(checkpoint: Checkpoint) -> str | None:
         return f"was saved {what}; save one for sampling (save_weights_for_sampler) and promote that"
     if checkpoint.attributes.get("sampler_kind") == DELTA:
         return "contains only the difference to another checkpoint; save a base checkpoint and promote that"
-    if checkpoint.root != ARTIFACTS:
-        return "lies on an object store, from where it cannot be promoted"
-    return None
+    return "lies on an object store, from where it cannot be promoted" if checkpoint.root != ARTIFACTS else None
 
 
 def _before(connection: Connection, scope: Scope, wanted: Promotion) -> PromotedModel | None:

@@ -1,9 +1,6 @@
-"""Collects what has outlived its job: run directories, checkpoints, files of deleted jobs, caches and orphans.
-
-`core.retention` decides what goes. It is hidden first, in the transaction that says so (a directory by a rename, a
-checkpoint by its row), and removed afterwards: several servers may collect at the same time, and the next collection
-completes one that crashed. A job whose files cannot be read is reported, and the others go on.
-"""
+"""Collects what has outlived its job, as `core.retention` decides. It is hidden first, in the transaction that says so
+(a directory by a rename, a checkpoint by its row), and removed afterwards: several servers may collect at the same
+time, and the next collection completes one that crashed. A job whose files cannot be read does not stop the others."""
 
 from __future__ import annotations
 
@@ -156,7 +153,6 @@ class Collector:
             yield Collected(what=FAILED, name=f"{name}: {error}", size_bytes=0)
 
     def sweep(self) -> None:
-        """Remove what is hidden."""
         for root in (RUNS, ARTIFACTS):
             for name in account_files.directories_in(self._roots.path(root, "")):
                 if name.startswith(_GOING):
@@ -254,8 +250,7 @@ class Collector:
         size = sum(self._roots.size_of(Location(root=root, path=job.job_id)) for root in (RUNS, ARTIFACTS))
 
         def work(connection: Connection) -> bool:
-            fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
-            change = commands.delete(fresh, now=now, purge=True)
+            change = commands.delete(jobs.get(connection, _EVERYTHING, job.job_id, deleted=True), now=now, purge=True)
             return change is not None and jobs.apply(connection, _EVERYTHING, change)
 
         if dry_run or self._database.write_now(work):
@@ -336,10 +331,8 @@ def tombstones(
     page_size: int,
     page_token: str | None = None,
 ) -> tuple[list[Tombstone], str | None]:
-    """A page of tombstones, the last deleted first, and the token of the next page; a page may be short.
-
-    `name` is a handle or the beginning of an id.
-    """
+    """A page of tombstones, the last deleted first, and the next page's token; it may be short. `name`: see
+    `jobs.tombstones`."""
     found: list[Tombstone] = []
     for _ in range(_BATCHES):
         after = None
@@ -361,7 +354,6 @@ def tombstones(
 
 
 def _size_left(database: Database, roots: Roots, job: Job) -> int | None:
-    """The size of a job's files; None when there are none."""
     present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(roots.path(root, ""), job.job_id)]
     sizes = [roots.size_of(Location(root=root, path=job.job_id)) for root in present]
     if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside

@@ -44,7 +44,6 @@ class Fresh:
     records: Sequence[dict[str, Any]] = ()
     notes: Sequence[dict[str, Any]] = ()
     behind: bool = False
-    """There is more."""
 
 
 _NOTHING = Fresh()

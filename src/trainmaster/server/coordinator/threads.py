@@ -1,8 +1,5 @@
-"""The coordinator's threads: pools that carry actions out, and the alarm that wakes the loop.
-
-Launches and slow actions of each backend have pools of their own. The process does not wait for these threads when it
-ends: an action that hangs ends with it.
-"""
+"""The coordinator's threads: pools that carry actions out (launches and slow actions of each backend in their own), and
+the alarm that wakes the loop. The process does not wait for them when it ends: an action that hangs ends with it."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ _WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One action for an attempt."""
-
     work: Callable[[], None]
     slow: bool = False
     """May wait for processes to end, or for an engine; must delay neither launches nor other backends."""
@@ -35,10 +30,8 @@ class Act:
 
 
 class DaemonPool:
-    """Runs calls in a few threads, which start with the first call. One thread submits and closes.
-
-    The standard library's pool waits for its threads when the process ends, however long they take.
-    """
+    """Runs calls in a few threads, which start with the first call. One thread submits and closes. The standard
+    library's pool waits for its threads when the process ends, however long they take."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -137,10 +130,8 @@ class Alarm:
             self._condition.notify()
 
     def wait(self, rest_s: float = 0.0, within_s: float = float("inf")) -> frozenset[str]:
-        """Wait for a hint, a write of another process or the next poll; returns the hinted subjects.
-
-        For the first `rest_s` only a hint at an attempt counts. `within_s` is for a poll that is due sooner.
-        """
+        """Wait for a hint, a write of another process or the next poll; returns the hinted subjects. For the first
+        `rest_s` only a hint at an attempt counts. `within_s` is for a poll that is due sooner."""
         deadline = time.monotonic() + min(self._poll_s, within_s)
         with self._condition:
             self._condition.wait_for(lambda: self._hinted or self.stopped, rest_s)

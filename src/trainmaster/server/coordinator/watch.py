@@ -42,12 +42,9 @@ def look(
     roots: Roots,
     endpoint: Endpoint,
 ) -> AttemptSight:
-    """What is new about the current attempt.
-
-    `liveness` has one entry for each node. It must have been taken before the call: a worker that was found gone has
-    written all it ever will, so nothing that it reported can be missed here. `endpoint` tells from a node, and the host
-    and port that its worker names, where its service is reached.
-    """
+    """What is new about the current attempt. `liveness`, one for each node, must have been taken before the call: a
+    worker that was found gone has written all it ever will, so nothing is missed here. `endpoint` tells from a node,
+    and the host and port that its worker names, where its service is reached."""
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
         _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
@@ -134,13 +131,9 @@ def _ranks(node: int, ranks_per_node: int) -> range:
 
 
 def _endpoint(directory: RunDirectory, node: int, reached: Endpoint) -> str | None:
-    """host:port of a service, once its worker reports that it answers.
-
-    The gateway sends requests there in the server's name. So the backend decides on the address: a worker must not
-    direct the gateway to other machines that the server can reach.
-    """
-    told = directory.document(run_directory.endpoint_document(node))
-    if told is None:
+    """host:port of a service, once its worker reports that it answers. The gateway sends requests there in the server's
+    name, so the backend decides: a worker must not direct it to other machines that the server can reach."""
+    if (told := directory.document(run_directory.endpoint_document(node))) is None:
         return None
     port = reports.whole(told.get("port"), low=1, high=65535)
     return reached(node, str(told.get("host")), port) if port is not None else None
@@ -164,11 +157,9 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 
 
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
-    """Where a checkpoint lies: in its job's directory for checkpoints, or on an object store.
-
-    A registered checkpoint is shown, fetched and removed with the server's rights, on the word of the job. So it must
-    not belong to another job, nor lie behind a link. Object stores are never accessed.
-    """
+    """Where a checkpoint lies: in its job's directory for checkpoints, or on an object store, which is never accessed.
+    It is shown, fetched and removed with the server's rights, on the word of the job. So it must not belong to another
+    job, nor lie behind a link."""
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
     location = roots.locate(path)

@@ -1,8 +1,5 @@
-"""One delivery to a webhook: the message, its signature, and the addresses that it may go to.
-
-A name is resolved once for each delivery; its addresses are checked, and the connection goes to a checked address. No
-redirect is followed.
-"""
+"""One delivery to a webhook. Its name is resolved once; the addresses are checked, and the connection goes to a checked
+one. No redirect is followed."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ class Message:
 
 
 def message_of(event_id: int, event: Event, job: Job) -> Message:
-    """The message about a change of status."""
     status = str(event.to_status)
     return _message(
         str(event_id),
@@ -69,12 +65,10 @@ def message_of(event_id: int, event: Event, job: Job) -> Message:
 
 
 def trial(event_id: str, account_id: str, now: float) -> Message:
-    """A test message."""
     return _message(event_id, kind="test", at=now, account_id=account_id, job=None)
 
 
 def headers_of(message: Message, secret: str, now: float) -> dict[str, str]:
-    """The headers of a delivery, with its signature."""
     timestamp = str(int(now))
     digest = hmac.new(secret.encode(), timestamp.encode() + b"." + message.body, hashlib.sha256).hexdigest()
     return {
@@ -123,8 +117,7 @@ class Poster:
 
     async def post(self, url: str, message: Message, headers: Mapping[str, str]) -> int:
         """Send a message, and return the status of a successful response; otherwise raise DeliveryError."""
-        problem = url_problem(url, private_addresses=self.private_addresses)
-        if problem is not None:
+        if (problem := url_problem(url, private_addresses=self.private_addresses)) is not None:
             raise DeliveryError(f"the url {problem}")
         try:
             async with asyncio.timeout(self.timeout_s):

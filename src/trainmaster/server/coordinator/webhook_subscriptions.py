@@ -85,7 +85,6 @@ class Subscriptions:
         statuses: Sequence[JobStatus] | None = None,
         secret: str | None = None,
     ) -> Future[Webhook]:
-        """Change a webhook, which continues with its next event."""
         self._check(url, secret)
 
         def work(connection: Connection) -> Webhook:

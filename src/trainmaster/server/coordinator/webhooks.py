@@ -1,8 +1,5 @@
-"""Delivers events to webhooks, on the leader. Each webhook is a cursor over the feed of events.
-
-Events are delivered in the order of the feed, at least once: the cursor moves when the receiver has answered, in a
-transaction of the leader. Memory holds one page of events for each webhook under way.
-"""
+"""Delivers events to webhooks, on the leader, in the order of the feed, at least once: a webhook's cursor moves when
+the receiver has answered, in a transaction of the leader. Memory holds one page of events for each."""
 
 from __future__ import annotations
 
@@ -222,7 +219,6 @@ class Deliveries:
         return await asyncio.wrap_future(self._database.write(work))
 
     def _read_all(self) -> tuple[list[Webhook], int]:
-        """All webhooks, and the end of the feed."""
         with self._database.read() as connection:
             known = webhooks.all(connection, _EVERYTHING)
             return known, events.last_id(connection, _EVERYTHING) if known else 0

@@ -137,7 +137,6 @@ def bury(draft: Draft) -> None:
 
 
 def check_allowed(job: Job, action: Action) -> None:
-    """Raise InvalidTransitionError unless the job's state allows the action."""
     allowed = allowed_from(action, service=job.is_service)
     if job.status not in allowed:
         raise InvalidTransitionError(action=action, status=job.status, allowed_from=sorted(allowed))

@@ -32,10 +32,8 @@ def refuse_launch(
     before: int = 0,
     again_in_s: float | None = None,
 ) -> Change | None:
-    """Record that a backend could not launch an attempt, of which nothing ran.
-
-    The next launch waits as long as the backend says (`again_in_s`), or longer the more were refused before in a row.
-    """
+    """Record that a backend could not launch an attempt, of which nothing ran. The next launch waits for `again_in_s`,
+    or else longer the more were refused in a row."""
     if job.attempt is None or job.attempt.number != attempt:
         return None
     draft = Draft(job, now)
@@ -121,10 +119,8 @@ def settle(draft: Draft, *, unclaimed_launches: int = 0) -> None:
 
 
 def unclaimed_launches(job: Job, attempts: Iterable[Attempt]) -> int:
-    """How many launches in a row no worker claimed in time since the job was queued or resumed, with the current one.
-
-    A launch that was withdrawn for another reason, or refused, neither counts nor breaks the row.
-    """
+    """How many launches in a row no worker claimed in time since the job was queued or resumed, with the current one;
+    one that was refused, or withdrawn for another reason, neither counts nor breaks the row."""
     earlier = [each for each in attempts if each.number < job.live.number and each.created_at >= (job.queued_at or 0.0)]
     count = 0
     for attempt in [job.live, *sorted(earlier, key=lambda each: each.number, reverse=True)]:
@@ -136,11 +132,8 @@ def unclaimed_launches(job: Job, attempts: Iterable[Attempt]) -> int:
 
 
 def _cause(attempt: Attempt) -> Mapping[str, Any]:
-    """The exit that explains the attempt's end: the first failure that no peer caused.
-
-    A node that never started explains the stop of its peers, and why the success of the others is none; but it
-    explains no other failure.
-    """
+    """The exit that explains the attempt's end: the first failure that no peer caused. A node that never started
+    explains why its peers stopped, and why their success is none, but no other failure."""
 
     def rank(ended: Mapping[str, Any]) -> tuple[bool, bool, bool, float]:
         return (
@@ -174,8 +167,7 @@ def _finish(
         draft.move(Trigger.COMPLETE, reason=reason, message=message)
     elif outcome is AttemptOutcome.PARKED or (job.desired is Desired.PAUSE and outcome is not AttemptOutcome.PERMANENT):
         # A service that nobody used is parked as unused, however its attempt ended: its next client resumes it.
-        unused = job.live.stop is StopCause.INACTIVE
-        _park(draft, Reason.INACTIVE if unused else reason, message)
+        _park(draft, Reason.INACTIVE if job.live.stop is StopCause.INACTIVE else reason, message)
     elif outcome is AttemptOutcome.NOT_STARTED and gives_up:
         last = Trigger.REFUSE if draft.edge(Trigger.REFUSE) is not None else Trigger.FAIL
         draft.move(last, reason=reason, message=message)
@@ -217,7 +209,6 @@ def may_requeue(job: Job) -> bool:
 
 
 def may_retry(job: Job) -> bool:
-    """Whether the budget for transient failures allows another attempt."""
     # A service's users must learn that its state is gone: it is resumed by them, never behind their backs.
     return not job.is_service and job.retries_used < job.max_retries
 
@@ -250,11 +241,8 @@ def due(
     awake_since: float = 0.0,
 ) -> Change | None:
     """The change that time makes to an attempt that is not stopping: its run time is up, it stalls, or nobody uses it.
-
-    Time before `awake_since` does not count for the last two: the machine slept then, or nobody led. Nor do times
-    that lie in the future, because the clock was set back since. `heard_at` is the last heartbeat of the attempt's
-    workers, of the one that has been silent for longest.
-    """
+    Time before `awake_since` (the machine slept, or nobody led) does not count for the last two, nor do times in the
+    future, after the clock was set back. `heard_at` is the last heartbeat of the worker that was silent for longest."""
     if job.attempt is None or job.attempt.stop is not None:
         return None
     draft = Draft(job, now)
@@ -293,11 +281,8 @@ def due(
 
 
 def _overtime(job: Job, *, now: float, heard_at: float | None, awake_since: float) -> str | None:
-    """Why the server has to end an attempt that its worker should have ended; None when it does not have to.
-
-    Preparing takes as long as it takes, and does not count as running time; but a worker that was stopped (SIGSTOP) by
-    what it runs must not prepare for ever.
-    """
+    """Why the server has to end an attempt that its worker should have ended; None when it does not have to. Preparing
+    is no running time, but a worker that was stopped (SIGSTOP) by what it runs must not prepare for ever."""
     began_at = job.live.started_at
     if job.max_runtime_s is None:
         return None

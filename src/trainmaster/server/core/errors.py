@@ -1,11 +1,7 @@
-"""Every error that Trainmaster raises on purpose, and messages about unknown names.
+"""Every error that Trainmaster raises on purpose. A `SpecError` is about a wrong shape or value; a `RefusedError` about
+a well-formed request that we will not do; a `NotFoundError` about what does not exist or is not the caller's to see.
 
-A `SpecError` is about a wrong shape or value; a `RefusedError` about a well-formed request that we will not do; a
-`NotFoundError` about what does not exist or is not the caller's to see.
-
-The default message is the first problem, or else the first line of the class's docstring. `code` is what clients branch
-on; which HTTP status belongs to a class is said once, in `trainmaster.server.http.errors`.
-"""
+The default message is the first problem, or else the first line of the class's docstring. Clients branch on `code`."""
 
 from __future__ import annotations
 
@@ -91,8 +87,7 @@ class InvalidTransitionError(ConflictError):
     code = "INVALID_STATE_TRANSITION"
 
     def __init__(self, *, action: str, status: str, allowed_from: Sequence[str], message: str | None = None) -> None:
-        allowed = ", ".join(allowed_from)
-        super().__init__(message or f"cannot {action} a job that is {status}; possible from {allowed}")
+        super().__init__(message or f"cannot {action} a job that is {status}; possible from {', '.join(allowed_from)}")
         self.action = action
         self.status = status
         self.allowed_from = tuple(allowed_from)

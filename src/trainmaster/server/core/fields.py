@@ -1,7 +1,5 @@
-"""The strict base model, and the field types that job specs and workload specs are made of.
-
-Stands below both `core.spec` and `core.workloads`, so that a job spec can hold workloads without a circle.
-"""
+"""The strict base model, and the field types of specs. Stands below `core.spec` and `core.workloads`, so that a job
+spec can hold workloads without a circle."""
 
 from __future__ import annotations
 
@@ -130,10 +128,8 @@ class Matches:
 
 
 class TaggedUnion:
-    """A field that holds one of several models, told apart by a field of each that is a literal.
-
-    Unlike with pydantic's discriminated union, models can be added later, and an error is at the field itself.
-    """
+    """A field that holds one of several models, told apart by a literal field of each. Unlike with pydantic's
+    discriminated union, models can be added later, and an error is at the field itself."""
 
     def __init__(self, tag: str, *models: type[Model]) -> None:
         self._tag = tag
@@ -160,8 +156,7 @@ class TaggedUnion:
             return value
         if not isinstance(value, dict):
             raise ValidationError.from_exception_data(self._tag, [InitErrorDetails(type="dict_type", input=value)])
-        name = value.get(self._tag)
-        if name is None:
+        if (name := value.get(self._tag)) is None:
             refuse([Broken((self._tag,), f"required; choices: {', '.join(self.models)}")])
         model = self.models.get(name) if isinstance(name, str) else None
         if model is None:

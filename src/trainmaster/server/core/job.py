@@ -38,7 +38,6 @@ class Attempt:
     started: frozenset[int] = frozenset()
     """Nodes whose ranks run (and, for a service, answer)."""
     exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """How each node ended, by its exit document."""
     offsets: Mapping[str, int] = field(default_factory=dict)
     """How far each stream was taken in; committed together with what it said."""
     stop: StopCause | None = None
@@ -47,7 +46,6 @@ class Attempt:
     stop_grace_s: float = 30.0
     stop_at: float | None = None
     stack_dump: bool = False
-    """Stacks were asked for."""
     started_at: float | None = None
     ended_at: float | None = None
     reason: Reason | None = None
@@ -121,7 +119,6 @@ class Checkpoint:
     expires_at: float | None = None
     """When it goes by itself; None: never."""
     public: bool = False
-    """Others may load it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +190,6 @@ class Job:
     started_at: float | None = None
     finished_at: float | None = None
     paused_at: float | None = None
-    """None again once it was resumed."""
     updated_at: float
     status_at: float
     """When the status last changed."""
@@ -217,14 +213,12 @@ class Job:
     """On deletion: the checkpoints too."""
     attempt_count: int = 0
     attempt: Attempt | None = None
-    """The current attempt; None while there is none."""
 
     def evolve(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
 
     @property
     def host_backend(self) -> str:
-        """The backend on whose nodes it is placed."""
         return host_backend(self.backend)
 
     @property
@@ -274,7 +268,6 @@ class Change:
     """Its version is one above the one that was decided on."""
     events: tuple[Event, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
-    """Newly registered."""
     replaced: tuple[str, ...] = ()
     """The ids of checkpoints of the job in whose place those are."""
     ended: Attempt | None = None

@@ -1,7 +1,5 @@
-"""What happens to jobs from outside: admission, placement, workers' records. Pure, and safe to repeat.
-
-A record is taken in once because its stream's offset is committed with what it said.
-"""
+"""What happens to jobs from outside: admission, placement, workers' records. Pure, and safe to repeat: a record is
+taken in once because its stream's offset is committed with what it said."""
 
 from __future__ import annotations
 
@@ -45,7 +43,6 @@ def reject(job: Job, *, now: float, message: str) -> Change | None:
 
 
 def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Change | None:
-    """Reserve nodes for a job and open a new attempt."""
     draft = Draft(job, now)
     attempt = Attempt(
         number=job.attempt_count + 1,

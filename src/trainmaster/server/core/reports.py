@@ -1,8 +1,5 @@
-"""What backends and workers report of an attempt, and the checks that make it safe to store. Pure.
-
-Code inside a job can write anything into its run directory. Nothing that it writes may keep the job from being stored
-or shown: the checks here pass values that are finite, bounded and plain text, and leave out the rest.
-"""
+"""What backends and workers report of an attempt, and the checks that make it safe to store. Pure. Code inside a job
+can write anything into its run directory: only values that are finite, bounded and plain text pass."""
 
 from __future__ import annotations
 
@@ -69,7 +66,6 @@ class EngineFacts:
     name: str = ""
     """Such as `podman`; empty: none answers."""
     host: str = ""
-    """Where it listens."""
     problem: str = ""
     """Why none answers, and what was tried."""
 
@@ -109,14 +105,12 @@ def exact_text(value: object, longest: int = MAX_PATH) -> str:
 
 
 def number(value: object, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float | None:
-    """A finite number within bounds, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if low <= value <= high else None
 
 
 def whole(value: object, low: int = 0, high: int = _MAX_WHOLE) -> int | None:
-    """A whole number within bounds, else None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -163,7 +157,6 @@ def _plain(value: object, depth: int) -> Any:
 
 
 def stacks(value: object) -> dict[str, str]:
-    """The stacks of some ranks, by rank."""
     told = list(value.items())[:MAX_STACKS] if isinstance(value, Mapping) else []
     return {
         rank: stack

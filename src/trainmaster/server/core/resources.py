@@ -62,7 +62,6 @@ class Gpu:
     memory_mb: int
     healthy: bool = True
     problem: str = ""
-    """Why it is out of the pool, when it is."""
     used_mb: int | None = None
     """Memory that is in use by whomever, as last reported; None where nobody can tell."""
 
@@ -100,7 +99,6 @@ class Node:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Every label, reported or given."""
         return frozenset(self.labels + self.given_labels)
 
 
@@ -160,7 +158,6 @@ class Share:
 
     node_id: str
     gpus: tuple[int, ...] = ()
-    """Indexes of the machine's GPUs."""
     cpu_cores: int = 0
     ram_mb: int = 0
     storage_mb: int = 0

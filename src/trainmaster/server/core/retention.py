@@ -1,8 +1,5 @@
-"""What of a job may be removed, and when: its checkpoints one by one, and what is left of it long after its end. Pure.
-
-Nothing that somebody may still need goes: a pinned checkpoint, one that a job which has not ended resumes from, the
-last good one of such a job.
-"""
+"""What of a job may be removed, and when. Pure. Nothing that somebody may still need goes: a pinned checkpoint, one
+that an unfinished job resumes from, the last good one of such a job."""
 
 from __future__ import annotations
 
@@ -69,10 +66,8 @@ def _noted(job: Job, checkpoint: Checkpoint, kind: str, said: str, now: float, *
 def delete_checkpoint(
     job: Job, checkpoint: Checkpoint, *, others: Sequence[Checkpoint], users: Collection[str], now: float
 ) -> Change | None:
-    """Remove a checkpoint on request, unless it is pinned or needed; `latest` and `best` move to what is left.
-
-    `others` are the job's other checkpoints, oldest first; `users` are unfinished jobs that resume from this one.
-    """
+    """Remove a checkpoint on request, unless it is pinned or needed; `latest` and `best` move to what is left. `others`
+    are the job's other checkpoints, oldest first; `users` are unfinished jobs that resume from this one."""
     name = checkpoint.checkpoint_id
     if checkpoint.pinned:
         raise ConflictError(f"checkpoint {name} is pinned; unpin it first")
@@ -100,7 +95,6 @@ def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint |
 def expired_checkpoints(
     job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
 ) -> list[Checkpoint]:
-    """The checkpoints of a job that ended long enough ago."""
     if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
         return []
     kept = set(in_use)
@@ -146,7 +140,6 @@ def runs_expired(job: Job, keep: Keep, *, now: float) -> bool:
 
 
 def deletion_expired(job: Job, keep: Keep, *, now: float) -> bool:
-    """Whether a job was deleted long enough ago for its files to go."""
     return bool(keep.deleted_s) and job.deleted_at is not None and job.deleted_at < now - keep.deleted_s
 
 
@@ -155,11 +148,9 @@ def ended_before(job: Job, moment: float) -> bool:
 
 
 def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, homes: Sequence[str] = ()) -> bool:
-    """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's.
-
-    Code inside the job says where a checkpoint lies, and may say anything; what lies outside of `root` is not ours.
-    `homes` are the directories of that root in which the job saves, by default the one with the job's id.
-    """
+    """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's. Code
+    inside the job may say anything about where they lie; what is outside of `root` is not ours. `homes` are the
+    directories of that root in which the job saves, by default the one with the job's id."""
     path = PurePosixPath(checkpoint.path)
     if checkpoint.root != root or not any(PurePosixPath(home) in path.parents for home in homes or [checkpoint.job_id]):
         return False

@@ -164,5 +164,4 @@ class Shapes:
 
     def named(self, reference: Reference) -> ChosenShape:
         """What a reference stands for, without a version the latest validated one; NotFoundError when there is none."""
-        version = self.version(reference.shape, reference.version or LATEST)
-        return ChosenShape(shape=reference.shape, version=version)
+        return ChosenShape(shape=reference.shape, version=self.version(reference.shape, reference.version or LATEST))

@@ -24,7 +24,6 @@ class Draft:
         self._ended: Attempt | None = None
 
     def edge(self, trigger: Trigger) -> Edge | None:
-        """The edge that a trigger would take from here; None when there is none."""
         edge = TRANSITIONS.get((self.job.status, trigger))
         return None if edge is None or (edge.service_only and not self.job.is_service) else edge
 
@@ -135,6 +134,4 @@ class Draft:
             return {"paused_at": self.now}
         if to is JobStatus.TRAINING and self.job.started_at is None:
             return {"started_at": self.now}
-        if to is JobStatus.QUEUED and self.job.queued_at is None:
-            return {"queued_at": self.now}
-        return {}
+        return {"queued_at": self.now} if to is JobStatus.QUEUED and self.job.queued_at is None else {}

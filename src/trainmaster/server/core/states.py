@@ -1,7 +1,5 @@
-"""The lifecycle: the table of transitions, and what follows from each reason.
-
-The 409s, the documentation and the tests are made from the table.
-"""
+"""The lifecycle: the table of transitions, from which 409s, documentation and tests are made, and what follows from
+each reason."""
 
 from __future__ import annotations
 
@@ -128,7 +126,6 @@ class Edge:
     actor: Actor
     meaning: str
     service_only: bool = False
-    """Legal for service jobs alone."""
 
 
 def _table() -> dict[tuple[JobStatus | None, Trigger], Edge]:
@@ -210,7 +207,6 @@ def allowed_from(action: Action, *, service: bool = False) -> frozenset[JobStatu
 
 
 def sources(trigger: Trigger, *, service: bool) -> frozenset[JobStatus]:
-    """The states that have an edge for a trigger."""
     return frozenset(
         source
         for (source, by), edge in TRANSITIONS.items()

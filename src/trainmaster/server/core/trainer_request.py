@@ -1,8 +1,5 @@
-"""A trainer that a client of the Fireworks door requests, as a job submission. Pure.
-
-There are three ways to say where a trainer runs: by a training shape, which nothing of the request may override; by
-hand; or not at all, and the smallest shape that is good enough is taken.
-"""
+"""A trainer that a client of the Fireworks door requests, as a job submission: on a training shape, which nothing of
+the request may override; placed by hand; or on the smallest shape that is good enough. Pure."""
 
 from __future__ import annotations
 
@@ -76,9 +73,7 @@ def on_shape(
     wanted: WantedTrainer, chosen: ChosenShape, *, account_id: str, chosen_by_us: bool = False
 ) -> SubmitJobRequest:
     """The job of a trainer on a training shape; RefusedError if it overrides the shape, or the shape is not for it.
-
-    With `chosen_by_us` the client left the choice to the server, so that its placement fields were the criteria.
-    """
+    With `chosen_by_us` the client left the choice to the server, so that its placement fields were the criteria."""
     version = chosen.version
     if problems := [*_not_for(wanted, version), *(() if chosen_by_us else _overriding(wanted, version))]:
         raise RefusedError.because(problems)
@@ -100,10 +95,8 @@ def on_shape(
 
 
 def choose_shape(wanted: WantedTrainer, shapes: Shapes, *, gpus: bool) -> ChosenShape | None:
-    """The smallest shape that is good enough, where the client leaves the choice to the server; None when none is.
-
-    With `gpus` there are GPUs, and trainers belong there. A shape without a region or an image tag suits any.
-    """
+    """The smallest shape that is good enough, where the client leaves the choice to the server; None when none is. With
+    `gpus` there are GPUs, and trainers belong there. A shape without a region or an image tag suits any."""
     fitting = [
         ChosenShape(shape=shape.name, version=latest)
         for shape in shapes

@@ -96,7 +96,6 @@ class Audit(Watcher):
             self._check_promises(view, plan, starting, now)
 
     def placed(self, job: Job, now: float) -> None:
-        """Check the gang, and record what it was given."""
         needs, shares = job.needs, job.live.shares
         _require(job.job_id not in self._held, "holds two attempts", now, job)
         _require(len(shares) == needs.node_count, f"has {len(shares)} of {needs.node_count} nodes", now, job)
@@ -130,19 +129,16 @@ class Audit(Watcher):
             self._release_promises(after)
 
     def finish(self, view: ClusterView, now: float) -> None:
-        """Check that all is given back, that nobody waits who could run, and that nobody had to wait for too long.
-
-        When a job has waited for (10 - priority) half-hours, nobody who comes later goes before it. Even if all who
-        came until then ran one after the other, and it had to wait for the longest of those behind it twice (what
-        runs when its turn comes, and what runs when it has become the head), it starts after that.
-        """
+        """Check that all is given back, that nobody waits who could run, and that nobody had to wait for too long. When
+        a job has waited for (10 - priority) half-hours, nobody who comes later goes before it. It starts once all who
+        came until then ran one after the other, and the longest of those behind it twice (what runs when its turn
+        comes, and when it has become the head)."""
         for job_id, attempt in self._held.items():
             raise BrokenPromiseError(f"at {now:g}: {job_id} still holds {attempt.shares}")
         empty = Pool(ClusterView().with_nodes(view.nodes.values()))
         for job in view.queued():
             quota = self._quotas.get(job.queue)
-            wanted = (job.needs.gpus_per_node or 0) * job.needs.node_count
-            allowed = quota is None or wanted <= quota
+            allowed = quota is None or (job.needs.gpus_per_node or 0) * job.needs.node_count <= quota
             possible = allowed and empty.demand(job.host_backend, job.needs).possible
             _require(not possible, "was left waiting on an empty cluster that could run it", now, job)
         if self._steady:
@@ -196,8 +192,7 @@ class Audit(Watcher):
         _require(node.backend == job.host_backend, f"is placed on {node.node_id} of another backend", now, job)
         _require(node.tags.issuperset(needs.capabilities), f"is placed on {node.node_id} without its tags", now, job)
         _require(len(share.gpus) == (needs.gpus_per_node or 0), f"gets {len(share.gpus)} GPUs of a node", now, job)
-        amounts = (needs.cpu_cores, needs.ram_mb, needs.storage_mb)
-        same = (share.cpu_cores, share.ram_mb, share.storage_mb) == amounts
+        same = (share.cpu_cores, share.ram_mb, share.storage_mb) == (needs.cpu_cores, needs.ram_mb, needs.storage_mb)
         _require(same, "gets other amounts than it asked for", now, job)
         units = {gpu.index: gpu for gpu in node.gpus}
         for index in share.gpus:

@@ -1,8 +1,5 @@
-"""Why a job waits, and what would let it run. Computed on request, not on every pass.
-
-The scheduler itself is the judge: a job is named as being in the way only if `schedule` starts the one that asks
-when those that are named are gone.
-"""
+"""Why a job waits, and what would let it run; computed on request. The scheduler itself is the judge: a job is in the
+way only if `schedule` starts the one that asks when those that are named are gone."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ ANOTHERS = "a job of another account"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """A job that is in the way."""
-
     job_id: str | None
     """None: it is another account's."""
     name: str | None
@@ -50,8 +45,6 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a job waits, and what would let it run."""
-
     code: PendingCode
     message: str
     """For people; completes `the job ...`."""
@@ -73,11 +66,9 @@ def explain(
     thorough: bool = True,
     patience: Patience = lambda: True,
 ) -> Explanation | None:
-    """Why a job waits; None when it does not. `visible` says whether the jobs of an account may be named.
-
-    The situation has the jobs that hold something and at least those that come before this one. With `thorough`, what
-    is in the way is found, too, by several runs of the scheduler; without patience more may be named than is.
-    """
+    """Why a job waits; None when it does not. `visible` says whether the jobs of an account may be named. The situation
+    has the jobs that hold something and at least those that come before. With `thorough`, what is in the way is found
+    by several runs of the scheduler; without patience more may be named than is."""
     if job.status is JobStatus.QUEUED:
         return _Case(situation, job, visible, patience).explain(thorough)
     if job.status is not JobStatus.PENDING:

@@ -1,7 +1,5 @@
-"""What keeps a waiting job from starting, and when it will start.
-
-An obstacle is found by removing it from the view and asking the scheduler again.
-"""
+"""What keeps a waiting job from starting (found by removing it from the view and asking the scheduler again), and when
+it starts."""
 
 from __future__ import annotations
 
@@ -76,8 +74,6 @@ class Situation:
 
 
 class Obstacles:
-    """What keeps a queued job from starting."""
-
     def __init__(self, situation: Situation, job: Job, patience: Patience) -> None:
         view = situation.view
         self._view = view
@@ -135,11 +131,9 @@ class Obstacles:
         return needed
 
     def starts_without(self, gone: Iterable[Job]) -> bool:
-        """Whether the scheduler would start the job if others were gone."""
         return self._starts(_without(self._view, gone))
 
     def starts_without_quota(self) -> bool:
-        """Whether the scheduler would start the job if its queue had no quota."""
         queues = dict(self._view.queues)
         queues[self._job.queue] = replace(queues[self._job.queue], quota_gpus=None)
         return self._starts(self._view.with_queues(queues.values()))
@@ -194,8 +188,7 @@ class Obstacles:
         demand, have = self.demand, free_amounts(self.pool.left(node_id), good)
         at, gone = self._now, 0
         ends = ((_end(self._view.holding[stay.job_id]), stay.share) for stay in self.pool.stays(node_id))
-        leaving = sorted(ends, key=itemgetter(0))
-        for end, share in leaving:
+        for end, share in sorted(ends, key=itemgetter(0)):
             if members(demand.needs, demand.gpus, *have):
                 break
             have = plus(have, given_amounts(share, good))

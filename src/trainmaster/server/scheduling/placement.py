@@ -31,7 +31,6 @@ def preference(needs: Needs, marks: frozenset[str]) -> int:
 
 
 def share_of(needs: Needs, node_id: str, gpus: Sequence[int]) -> Share:
-    """What one node of the gang takes, with these GPUs."""
     return Share(
         node_id=node_id,
         gpus=tuple(sorted(gpus)),
@@ -90,7 +89,6 @@ class NodeKind:
         return tuple(unit.number for unit in self.units if good_enough(needs, unit.type, unit.memory_mb))
 
     def members(self, needs: Needs, gpus: int) -> int:
-        """How many nodes of a gang an empty machine of this kind holds."""
         if not self.tags.issuperset(needs.capabilities):
             return 0
         matching = len(self.matching(needs)) if gpus else 0
@@ -99,13 +97,10 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The nodes by kind."""
-
     kinds: Mapping[NodeKind, tuple[str, ...]] = field(default_factory=dict)
     """The nodes of each kind that take work."""
     kind_of: Mapping[str, NodeKind] = field(default_factory=dict)
     totals: Mapping[str, Amounts] = field(default_factory=dict)
-    """What each backend has."""
     with_whole_gpus: frozenset[str] = frozenset()
     """Backends that have a GPU which is not a MIG slice."""
 
@@ -178,10 +173,8 @@ TOLERATED_MB = 1024
 
 
 def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
-    """The nodes as they were reported, without the GPUs that are in use by something other than these jobs.
-
-    Memory that a job left behind, or a process beside Trainmaster holds, would be missed by the next job.
-    """
+    """The nodes as reported, without GPUs that something other than these jobs uses: its memory would be missed by the
+    next job."""
     held = {(share.node_id, gpu) for job in jobs for share in job.live.shares for gpu in share.gpus}
     return [
         replace(node, gpus=tuple(gpu if (node.node_id, gpu.index) in held else _judge_gpu(gpu) for gpu in node.gpus))

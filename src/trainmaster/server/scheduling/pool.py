@@ -1,8 +1,5 @@
-"""The cluster as it becomes during one pass, and the best place for a gang in it.
-
-A gang gets all of its nodes or none. Nodes are shelved by kind and by how many GPUs they have free, and sorted by their
-free cores; so the tightest place is found without looking at every node.
-"""
+"""The cluster as it becomes during one pass, and the best place for a gang in it, whole or not at all. Nodes are
+shelved by kind and free GPUs, and sorted by free cores: the tightest place is found without looking at every node."""
 
 from __future__ import annotations
 

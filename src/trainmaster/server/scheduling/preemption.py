@@ -44,8 +44,6 @@ GLANCES = 8
 
 
 class VictimSearch:
-    """Finds victims for the jobs of one pass."""
-
     def __init__(self, pool: Pool, occupancy: Occupancy, now: float) -> None:
         self._pool = pool
         self._now = now
@@ -67,7 +65,6 @@ class VictimSearch:
         return self._preemptors >= PREEMPTORS or self._looks >= LOOKS
 
     def lowest(self, backend: str) -> int | None:
-        """The lowest priority of a preemptible job on a backend."""
         if self._priorities is None:
             self._priorities = Counter((job.host_backend, job.priority) for job in self._running.values())
         if backend not in self._lowest:
@@ -111,17 +108,13 @@ class VictimSearch:
             self._pool.stop(job.job_id, nodes, end=self._now + grace_s(job, StopCause.PREEMPT))
 
     def find(self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, quota_gpus: int = 0) -> list[Job] | None:
-        """The jobs to stop for one that does not fit; None when that would not help.
-
-        None need be stopped when what is being given back is enough. With `quota_gpus`, so many GPUs must come
-        from the job's own queue, and only jobs of that queue are stopped.
-        """
+        """The jobs to stop for one that does not fit: none when what is being given back is enough, None when stopping
+        would not help. With `quota_gpus`, so many GPUs must come from the job's own queue, and only jobs of that queue
+        are stopped."""
         if not self._sorted:
             self._sort_out()
-        if quota_gpus > 0:
-            found = self._within_queue(job, demand, keepers, quota_gpus)
-        else:
-            found = self._places(job, demand, keepers)
+        own = quota_gpus > 0
+        found = self._within_queue(job, demand, keepers, quota_gpus) if own else self._places(job, demand, keepers)
         return None if found is None else sorted((each.job for each in found), key=lambda each: each.job_id)
 
     def _sort_out(self) -> None:
@@ -288,14 +281,11 @@ class Drainage:
 
     evictions: Sequence[Eviction] = ()
     empty: Sequence[str] = ()
-    """Nodes on which nothing runs any more."""
 
 
 def drain(view: ClusterView) -> Drainage:
-    """Evict what holds a node that is drained by force; name the nodes that are done.
-
-    `preemptible` does not matter here: it is about priority, and an operator who forces a drain means it.
-    """
+    """Evict what holds a node that is drained by force, and name the nodes that are done. `preemptible` does not matter
+    here: it is about priority, and an operator who forces a drain means it."""
     draining = {node.node_id: node for node in view.nodes.values() if node.state is NodeState.DRAINING}
     if not draining:
         return Drainage()

@@ -33,7 +33,6 @@ class QueueState:
         return self.closed is not None and self.closed < key
 
     def admits(self, gpus: int) -> bool:
-        """Whether the quota allows so many GPUs at all."""
         return self.quota_gpus is None or gpus <= self.quota_gpus or not gpus
 
     def over(self, gpus: int) -> int:
@@ -49,7 +48,6 @@ class Asked:
     number: int
     groups: list[GroupState] = field(default_factory=list)
     blocked: bool = False
-    """It does not fit what is free."""
     failed: list[frozenset[str]] = field(default_factory=list)
     """Heads behind which it found no place; it finds none behind those and others either."""
     hopeless: list[tuple[int, frozenset[str]]] = field(default_factory=list)
@@ -129,7 +127,6 @@ class GroupState:
         self._at = len(self._entries)
 
     def rewind(self) -> None:
-        """Go back to the jobs that were skipped."""
         if self._skipped is not None:
             self._skipped, self._at = None, self._skipped_at
 
@@ -160,8 +157,6 @@ class LineState:
 
 
 class Lines:
-    """All queued jobs."""
-
     def __init__(self, view: ClusterView, pool: Pool, now: float) -> None:
         self.asked: list[Asked] = []
         self.lines: dict[tuple[str, str], LineState] = {}

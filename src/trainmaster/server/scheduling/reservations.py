@@ -273,7 +273,6 @@ class Heads:
             self._covered = {kind: key for kind, key in self._covered.items() if key != head.key}
 
     def touch(self, node_ids: Iterable[str]) -> None:
-        """Look again at nodes where somebody was placed or is being stopped."""
         nodes = set(node_ids)
         for head in self._all.values():
             head.touch(nodes)

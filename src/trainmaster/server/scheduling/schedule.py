@@ -62,14 +62,11 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one pass of the scheduler decided."""
-
     placements: Sequence[Placement] = ()
     preemptions: Sequence[Preemption] = ()
     heads: Mapping[str, tuple[Key, float]] = field(default_factory=dict)
     """The jobs that something is kept for, by id: their place in line, and when they start at the latest."""
     blocked: Mapping[tuple[str, Needs], Blocked] = field(default_factory=dict)
-    """By backend and needs."""
     now: float = 0.0
 
     def blocks(self, job: Job) -> bool:
@@ -268,11 +265,8 @@ class _Pass:
                 self._heads.elect(entry[3], entry[:3], asked.demand)
 
     def _would_crowd_out(self, shares: Sequence[Share], asked: Asked, key: Key) -> bool:
-        """Whether a larger job that comes before would no longer fit; it is a head then.
-
-        What it needs was kept for it until it fitted. If the shares of the queues decided now, all that would be
-        handed to smaller jobs of other queues, and it might never start.
-        """
+        """Whether a larger job that comes before, a head, would no longer fit. If the shares of the queues decided now,
+        what was kept for it would go to smaller jobs of other queues, and it might never start."""
         near = {number for share in shares for number in self._relied_on.get(share.node_id, ())}
         crowded = False
         for number in sorted(near):

@@ -165,8 +165,7 @@ def _find(backend: str, needs: Needs, pool: Pool) -> list[Share] | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _left(free: Free) -> tuple[int, int, int, int]:

@@ -55,7 +55,6 @@ class Figures:
     cpu_utilisation: float
     """The same for the cores that jobs asked for."""
     waiting: Mapping[str, WaitTimes]
-    """By class."""
     preemptions: int
     lost_gpu_s: float
     """GPU-seconds that were held and have to be held again: saving, and work that could not be saved."""
@@ -124,8 +123,7 @@ class MetricsCollector(Watcher):
 
     def figures(self, view: ClusterView) -> Figures:
         trace = self._trace
-        first_s = min((job.arrival_s for job in trace.jobs), default=0.0)
-        makespan_s = max(self._last_end_s - first_s, 0.0)
+        makespan_s = max(self._last_end_s - min((job.arrival_s for job in trace.jobs), default=0.0), 0.0)
         gpus = sum(len(node.gpus) for node in trace.nodes)
         cores = sum(node.cpu_cores for node in trace.nodes)
         unfinished = len(trace.jobs) - sum(self._ended.values())
@@ -222,11 +220,9 @@ class _Competition:
 
 
 def makespan_bound(trace: Trace) -> float:
-    """A makespan that no schedule can beat, of the jobs that fit the cluster at all.
-
-    The longest of: each job's arrival and its duration; and for the GPUs, the GPUs of each type that is asked for,
-    the cores, and the quota of each queue: some arrival, and all the work from then on over what there is to do it.
-    """
+    """A makespan that no schedule can beat, of the jobs that fit the cluster at all: the longest of each job's arrival
+    and duration; and for the GPUs, each GPU type that is asked for, the cores, and each queue's quota, some arrival and
+    all the work from then on over what there is to do it."""
     possible = _possible(trace.nodes)
     jobs = sorted((job for job in trace.jobs if possible(job.needs)), key=lambda job: job.arrival_s)
     if not jobs:

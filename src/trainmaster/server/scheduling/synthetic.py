@@ -18,8 +18,6 @@ LONGEST_S = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClass:
-    """A kind of job, and how its jobs vary."""
-
     name: str
     share: float
     """Of all jobs, in proportion to the shares of the other classes."""

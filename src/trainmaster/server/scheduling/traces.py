@@ -37,7 +37,6 @@ class TraceJob:
 
     @property
     def label(self) -> str:
-        """The class that its waiting time counts towards."""
         return self.class_name or f"priority {self.priority}"
 
     @property

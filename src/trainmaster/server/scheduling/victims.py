@@ -20,8 +20,6 @@ Cost = tuple[int, float, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
-    """A job that could be stopped."""
-
     job: Job
     loss: float
     """GPU-seconds."""
@@ -55,10 +53,8 @@ def cheapest(
     enough: Callable[[Collection[Victim]], bool],
     missing: Callable[[Collection[Victim]], int] = lambda _: 1,
 ) -> list[Victim] | None:
-    """The cheapest set that is enough, where a larger set is never less than enough; None when all are not.
-
-    `missing` says how many more a set needs at least. All that are given count as equal in priority.
-    """
+    """The cheapest set that is enough, where a larger set is never less than enough; None when all are not. `missing`
+    says how many more a set needs at least. All that are given count as equal in priority."""
     order = sorted(victims, key=lambda each: (each.loss, each.gpus, each.job.job_id))
     if len(order) > EXACT:
         count = bisect_left(range(len(order) + 1), True, key=lambda some: enough(set(order[:some])))

@@ -1,8 +1,5 @@
-"""The cluster as the scheduler sees it: nodes, queues, jobs that have not ended, and who holds what until when.
-
-What a pass needs to find quickly is kept up with each change (`inventory`, `waiting`, `occupancy`); the cost of
-a change is that of the jobs that changed, and of copying the tables that name them.
-"""
+"""The cluster as the scheduler sees it: nodes, queues, unfinished jobs, and who holds what until when. What a pass
+needs to find quickly (`inventory`, `waiting`, `occupancy`) is kept up at the cost of the jobs that changed."""
 
 from __future__ import annotations
 
@@ -104,9 +101,7 @@ class Occupancy:
     stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
     """By node, the earliest end first."""
     left: Mapping[str, Free] = field(default_factory=dict)
-    """What is free of each known node."""
     usage: Mapping[Line, Amounts] = field(default_factory=dict)
-    """What the jobs of each line hold."""
     preemptible: Mapping[str, Job] = field(default_factory=dict)
     """Those that may be stopped for others, and are not being stopped."""
     stopping: Mapping[str, Job] = field(default_factory=dict)
@@ -182,7 +177,6 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _holder(job: Job | None) -> Job | None:
-    """The job, if it holds resources."""
     return job if job is not None and job.status in ACTIVE else None
 
 

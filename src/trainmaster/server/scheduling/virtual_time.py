@@ -229,11 +229,9 @@ def starts_ahead(
     max_passes: int = 200,
     patience: Callable[[], bool] = lambda: True,
 ) -> dict[str, float]:
-    """When queued jobs would start, if nothing new came: the view run forward with the scheduler.
-
-    `ends_at` says of a job that holds resources when it will let go; with None it does not. Jobs that are not in the
-    answer did not start within `max_passes`, before the last known end, or before the patience was over.
-    """
+    """When queued jobs would start, if nothing new came: the view run forward with the scheduler. `ends_at` says when a
+    job lets go (None: it does not). Absent jobs did not start within `max_passes`, the last known end, or the
+    patience."""
     starts: dict[str, float] = {}
     missing = set(wanted) if wanted is not None else {job.job_id for job in view.queued()}
     cluster = VirtualCluster(

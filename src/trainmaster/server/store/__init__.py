@@ -1,6 +1,2 @@
-"""The store: jobs and everything around them in SQL.
-
-`database` opens a database, reads from it and writes to it in groups; `schema` has the tables, and `records` maps rows
-to dataclasses. The other modules are one for each resource, with functions that take a connection and a scope. The
-store decides nothing.
-"""
+"""The store: jobs and everything around them in SQL. It decides nothing. `database` reads, and writes in groups;
+modules of resources have functions that take a connection and a scope."""

@@ -95,7 +95,6 @@ class ApiKey:
     account_id: str
     name: str
     scopes: tuple[str, ...]
-    """What it may do."""
     hash: str
     """SHA-256 of the key, in hexadecimal."""
     created_at: float
@@ -142,8 +141,6 @@ def revoke_key(connection: Connection, scope: Scope, key_id: str, now: float) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencyRecord:
-    """A request that was carried out."""
-
     key: str
     fingerprint: str
     """Of the request: its route and its body."""

@@ -1,8 +1,5 @@
-"""Attempts of jobs, current and ended ones, and their allocations: which attempt holds which resources of which node.
-
-One attempt at a time holds a GPU, no node gives more than it has, and an allocation is released once: a write that
-would break one of these rules fails.
-"""
+"""Attempts, and their allocations. One attempt at a time holds a GPU, no node gives more than it has, and an allocation
+is released once: a write that would break one of these rules fails."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ class Allocation:
     job_id: str
     attempt: int
     member: int
-    """Which node of the gang."""
     share: Share
 
 
@@ -164,8 +160,7 @@ def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
 
 def _check_load(connection: Connection, node_id: str, shares: Sequence[Share]) -> None:
     """Refuse what a node cannot hold, with all that is held there already."""
-    load = _LOAD.execute(connection, {"wanted": node_id}).first()
-    if load is None:
+    if (load := _LOAD.execute(connection, {"wanted": node_id}).first()) is None:
         raise DoubleBookedError(f"there is no node {node_id}")
     slots, cores, ram_mb, storage_mb, gpus, held_slots, held_cores, held_ram_mb, held_storage_mb = tuple(load)
     # Only what is asked for counts: a node may have shrunk under what it holds, as free storage does every minute.

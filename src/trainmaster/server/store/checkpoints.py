@@ -1,7 +1,5 @@
-"""Checkpoints: registered, listed, changed and deleted. Functions return committed ones unless they say otherwise.
-
-Deleting hides a checkpoint first and forgets it once its files are gone, so that a crash in between loses neither.
-"""
+"""Checkpoints; functions return committed ones unless they say otherwise. Deleting hides a checkpoint first and forgets
+it once its files are gone, so that a crash in between loses neither."""
 
 from __future__ import annotations
 
@@ -208,7 +206,6 @@ def page(
 
 
 def named(connection: Connection, scope: Scope, job_id: str, checkpoint_ids: Collection[str]) -> list[Checkpoint]:
-    """The checkpoints of a job with one of the ids."""
     found: list[Checkpoint] = []
     for some in portions(checkpoint_ids):
         found += RECORDS.find(connection, scope, *_committed_of(job_id), _checkpoints.c.checkpoint_id.in_(some))

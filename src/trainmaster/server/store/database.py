@@ -34,8 +34,7 @@ def revision(connection: Connection) -> str | None:
 
 def set_up(connection: Connection) -> None:
     """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction."""
-    present = revision(connection)
-    if present is not None:
+    if (present := revision(connection)) is not None:
         _migrate(connection, present)
         return
     schema.metadata.create_all(connection)
@@ -95,11 +94,8 @@ _KINDS: dict[str, Kind] = {"sqlite": sqlite, "postgresql": postgres}
 
 
 class Database:
-    """An open database.
-
-    Reading and writing raise `StoreUnavailableError` while the database is held by another process, full, broken or
-    out of reach; both go on by themselves when it is there again.
-    """
+    """An open database. Reading and writing raise `StoreUnavailableError` while it is held by another process, full,
+    broken or out of reach; both go on by themselves when it is there again."""
 
     def __init__(self, kind: Kind, *, writing: Engine, reading: Engine, watch: CommitWatch) -> None:
         self._kind = kind
@@ -112,11 +108,8 @@ class Database:
 
     @staticmethod
     def open(url: str, *, lock_timeout_s: float = 5.0) -> Database:
-        """Open a database, created or migrated as needed; any number of processes may do so at the same time.
-
-        `lock_timeout_s` is how long a write waits for a lock that another process holds. Raises RefusedError when the
-        database cannot be used, and StoreUnavailableError when it cannot be opened now.
-        """
+        """Open a database, created or migrated as needed; any number of processes may do so at once. A write waits for
+        `lock_timeout_s` for another process. RefusedError: it cannot be used; StoreUnavailableError: not now."""
         kind, place = _find(url)
         place = kind.checked(place)
         writing = kind.writing_engine(place, lock_timeout_s)
@@ -144,12 +137,9 @@ class Database:
         self._reading.dispose()
 
     def write(self, closure: Callable[[Connection], T]) -> Future[T]:
-        """Queue a closure for the next transaction; its future is resolved when that is on disk.
-
-        The closure runs on the writer's thread, together with others but apart from them: when it raises, what it
-        wrote is taken back, and its future has the exception. It must not commit, nor wait for another write.
-        No other process writes while it runs: what it reads stays true until it is committed.
-        """
+        """Queue a closure for the next transaction; its future is resolved when that is on disk. It runs on the
+        writer's thread: when it raises, what it wrote is taken back. It must not commit, nor wait for another write. No
+        other process writes meanwhile: what it reads stays true until it is committed."""
         return self._writer.submit(closure)
 
     def write_now(self, closure: Callable[[Connection], T]) -> T:
@@ -185,8 +175,7 @@ def _find(url: str) -> tuple[Kind, URL]:
         parsed = make_url(url)
     except ArgumentError as error:
         raise RefusedError(f"the database must be named by a URL, such as {forms}") from error
-    kind = _KINDS.get(parsed.get_backend_name())
-    if kind is None:
+    if (kind := _KINDS.get(parsed.get_backend_name())) is None:
         raise RefusedError(f"{parsed.render_as_string()}: no such kind of database is known; there are {forms}")
     return kind, parsed
 
@@ -217,11 +206,8 @@ class _QueuedWrite:
 
 
 class Writer:
-    """Runs closures one after another, and commits as many as are waiting at once.
-
-    A closure that raises leaves nothing behind and does not disturb the others of its group. No future is resolved
-    before what its closure wrote is on disk.
-    """
+    """Runs closures one after another, and commits as many as are waiting at once. One that raises leaves nothing
+    behind and does not disturb the others. No future is resolved before what its closure wrote is on disk."""
 
     def __init__(self, engine: Engine, meaning: Callable[[BaseException], TrainmasterError | None]) -> None:
         self._engine = engine

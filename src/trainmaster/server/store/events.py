@@ -1,8 +1,6 @@
-"""Events: those of jobs, numbered without gaps within a job, with one feed over all jobs; and those of the cluster.
-
-The feed's cursor is the row's id. Whoever has read up to an id never misses an event that is committed later, because
-only the holder of the database's write lock is given ids: they rise in the order of commits, over all servers.
-"""
+"""Events: those of jobs, numbered without gaps within a job, with one feed over all jobs; and those of the cluster. The
+feed's cursor is the row's id. Ids rise in the order of commits, as only the holder of the write lock is given any:
+whoever has read up to one never misses an event that is committed later."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ _FORGET_LAUNCH = PreparedStatement(
 
 
 def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *, version: str) -> None:
-    """Store what a new job runs, as this version of the program compiled it."""
     scope.require(job.account_id)
     row = {"job_id": job.job_id, "account_id": job.account_id, "version": version}
     _INSERT_LAUNCH.execute(connection, {**row, "launch": dumps(asdict(launch))})

@@ -39,12 +39,10 @@ class JobQuery:
     """Which jobs to list, and how. Empty fields and None do not filter."""
 
     statuses: tuple[JobStatus, ...] = ()
-    """Any of these."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Every key, with any of its values."""
     queue: str | None = None
     kinds: tuple[str, ...] = ()
-    """Any of these kinds of workload."""
     name: str | None = None
     order_by: str = "-created_at"
     """`created_at`, `updated_at`, `priority`, `name` or `handle` (jobs without one by their id); with a `-` in front,
@@ -131,8 +129,7 @@ def index(connection: Connection, scope: Scope, query: JobQuery) -> JobIndex:
         if labelled is None:
             ((total_count,),) = _count_statement(shape).rows(connection, values)
         else:
-            counted = _count_of(labelled.source, labelled.conditions)
-            total_count = connection.execute(counted, values).scalar_one()
+            total_count = connection.execute(_count_of(labelled.source, labelled.conditions), values).scalar_one()
     return JobIndex(
         versions={job_id: version for job_id, _, version in shown},
         next_page_token=token_after(query.order_by, shown[-1][1], shown[-1][0]) if more else None,
@@ -210,10 +207,8 @@ def _count_statement(shape: _Shape) -> PreparedStatement:
 
 
 def _labelled(connection: Connection, query: JobQuery, shape: _Shape, values: Mapping[str, Any]) -> _Rows:
-    """Read the index of the rarest label, whose rows hold the other labels of their job.
-
-    No other table is read unless the query asks for more than labels. Deleted jobs have no labels there.
-    """
+    """Read the index of the rarest label, whose rows hold the other labels of their job; deleted jobs have none there.
+    No other table is read unless the query asks for more than labels."""
     among = [_labels.c.account_id == bindparam("account")] if shape.scoped else []
     wanted = {key: [*among, *_having(key, allowed)] for key, allowed in query.labels.items()}
 

@@ -20,7 +20,6 @@ _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_
 
 
 def insert(connection: Connection, scope: Scope, change: Change) -> None:
-    """Store a new job with its labels and its first events."""
     job = change.job
     require_free_handle(connection, scope, job)
     _INSERT.execute(connection, _job_to_row(job))
@@ -36,13 +35,10 @@ def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
 
 
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:
-    """Store the result of a decision, unless the job has changed since: then False, and nothing is written.
-
-    This covers the job, its current attempt and the one that ended, its labels, new events and new checkpoints, and
-    hides the checkpoints that those replace. An attempt takes its resources when it is first stored, and gives them
-    back with the change that ends it. The end of a job deletes its launch and the secrets that it was given until then;
-    a deletion deletes all secrets. The transaction must not be committed after a DoubleBookedError.
-    """
+    """Store the result of a decision, unless the job has changed since: then False, and nothing is written. An attempt
+    takes its resources when it is first stored, and gives them back with the change that ends it. The end of a job
+    deletes its launch and the secrets that it was given until then; a deletion deletes all secrets. The transaction
+    must not be committed after a DoubleBookedError."""
     job = change.job
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
@@ -70,10 +66,8 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
 
 
 def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False) -> Job:
-    """A job by its id or, in the scope of an account, by its handle.
-
-    `deleted` also finds deleted jobs; by a handle only where no other job has it now, and then the last one that did.
-    """
+    """A job by its id or, in the scope of an account, by its handle. `deleted` also finds deleted jobs; by a handle
+    only where no other job has it now, and then the last one that did."""
     for job in map(_job_from_row, _BY_ID.rows(connection, {"key": job_id})):
         if scope.admits(job.account_id) and (deleted or job.deleted_at is None):
             return job
@@ -84,8 +78,7 @@ def get(connection: Connection, scope: Scope, job_id: str, deleted: bool = False
 
 def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
     """The job of the scope's account that has a handle or, where none has it, the last deleted one that had it."""
-    found = _with_handle(connection, scope.account, handle, deleted=True)
-    if found is None:
+    if (found := _with_handle(connection, scope.account, handle, deleted=True)) is None:
         raise JobNotFoundError(f"there is no job {handle}")
     return found
 
@@ -116,7 +109,6 @@ def count_unfinished(connection: Connection, scope: Scope) -> int:
 
 
 def exist(connection: Connection, scope: Scope) -> bool:
-    """Whether there is any job, deleted or not."""
     return connection.execute(scope.limit(sa.select(_jobs.c.job_id), _jobs.c.account_id).limit(1)).first() is not None
 
 
@@ -135,10 +127,8 @@ def purged(connection: Connection, scope: Scope, job_id: str) -> None:
 def tombstones(
     connection: Connection, scope: Scope, *, name: str | None = None, after: tuple[float, str] | None = None, limit: int
 ) -> list[Job]:
-    """Deleted jobs that nobody has asked to purge, the last deleted first.
-
-    `name` is a handle or the beginning of an id; `after` is when the job before the page was deleted, and its id.
-    """
+    """Deleted jobs that nobody has asked to purge, the last deleted first. `name` is a handle or the beginning of an
+    id; `after` is when the job before the page was deleted, and its id."""
     query = scope.limit(_TOMBSTONES, _jobs.c.account_id)
     if name is not None:
         query = query.where(sa.or_(_jobs.c.handle == name, _jobs.c.job_id.startswith(name, autoescape=True)))
@@ -214,8 +204,7 @@ _activity = schema.activity
 def record_use(connection: Connection, scope: Scope, job_id: str, at: float) -> None:
     """Record that a job was used at a time; a time earlier than the recorded one changes nothing."""
     owner = scope.limit(sa.select(_jobs.c.account_id).where(_jobs.c.job_id == job_id), _jobs.c.account_id)
-    account_id = connection.execute(owner).scalar()
-    if account_id is None:
+    if (account_id := connection.execute(owner).scalar()) is None:
         raise JobNotFoundError(f"there is no job {job_id}")
     known = last_use(connection, scope, job_id)
     if known is None:

@@ -1,7 +1,5 @@
-"""The leader's lease: who leads, until when, and in which epoch. Epochs rise with every change of hands.
-
-Nobody else writes while a transaction does: between a leader's `check` and its commit nobody takes over.
-"""
+"""The leader's lease: who leads, until when, and in which epoch, which rises with every change of hands. Nobody else
+writes while a transaction does: between a leader's `check` and its commit nobody takes over."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ class Lease:
     holder: str
     """The server that leads; no other may have the same name at the same time."""
     url: str
-    """Where it answers."""
     expires_at: float
     since: float | None = None
     """When it changed hands last."""

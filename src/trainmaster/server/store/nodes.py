@@ -26,11 +26,8 @@ _GIVEN = ("given_labels", "given_capabilities", "drain_reason", "drain_force", "
 
 
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
-    """Store nodes as a backend reports them; what operators set stays.
-
-    A report is complete for the hosts that it names: other nodes of the same backend there are gone. Nodes of other
-    hosts that were not reported for a while are OFFLINE. Notable changes become events of the cluster.
-    """
+    """Store nodes as a backend reports them; what operators set stays. A report is complete for the hosts that it
+    names; nodes of other hosts that were not reported for a while are OFFLINE. Notable changes become events."""
     scope.require_everything()
     known = {node.node_id: node for node in all(connection, scope)}
     now = max((node.last_seen_at for node in inventory), default=0.0)
@@ -133,7 +130,6 @@ def _change(connection: Connection, node_id: str, **values: Any) -> None:
 
 
 def _events_of_report(before: Node, node: Node, now: float) -> Iterator[ClusterEvent]:
-    """The changes of a report that are worth an event."""
     was = {gpu.index: gpu for gpu in before.gpus}
     for gpu in node.gpus:
         old = was.get(gpu.index)

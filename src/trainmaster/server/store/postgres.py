@@ -1,9 +1,6 @@
-"""What is particular to PostgreSQL: how it is reached, what a transaction holds, what its errors mean.
-
-Every transaction that writes takes one advisory lock before anything else, and keeps it until its commit can be seen.
-So writes of all servers run one after another, as on SQLite: what a transaction has read stays true until it ends,
-ids rise in the order of commits, and nobody takes the lead while a leader's transaction is under way.
-"""
+"""What is particular to PostgreSQL. Every transaction that writes takes one advisory lock first, and keeps it until its
+commit can be seen. So writes of all servers run one after another, as on SQLite: what a transaction has read stays true
+until it ends, ids rise in the order of commits, and nobody takes the lead while a leader's transaction is under way."""
 
 from __future__ import annotations
 
@@ -100,10 +97,8 @@ def writing_engine(url: URL, lock_timeout_s: float) -> Engine:
 
 
 def reading_engine(url: URL, lock_timeout_s: float) -> Engine:
-    """An engine whose transactions see one state of the database and cannot write.
-
-    It tests a connection before each use, so that reading continues after a restart of the database.
-    """
+    """An engine whose transactions see one state of the database and cannot write. It tests a connection before each
+    use, so that reading continues after a restart of the database."""
     half = READERS // 2
     engine = _engine(url, pool_size=half, max_overflow=half, pool_timeout=lock_timeout_s, pool_pre_ping=True)
 

@@ -22,7 +22,6 @@ class PromotedModel:
     account_id: str
     model_id: str
     job_id: str
-    """What trained it."""
     checkpoint_id: str
     base_model: str
     kind: str

@@ -1,8 +1,5 @@
-"""Queues, and the jobs that wait in them or run, in the order of the scheduler.
-
-Queues belong to the cluster; `default` is always there. Jobs come without what only people and workers read: their
-spec, labels and streams.
-"""
+"""Queues of the cluster, and the jobs that wait in them or run, in the order of the scheduler. `default` is always
+there. Jobs come without what only people and workers read: their spec, labels and streams."""
 
 from __future__ import annotations
 
@@ -106,7 +103,6 @@ class WaitingJobs:
 
 
 def holding(connection: Connection, scope: Scope) -> list[Job]:
-    """Every job that has a current attempt."""
     return _find(_HOLDING, connection, scope)
 
 
@@ -126,8 +122,7 @@ def position(connection: Connection, scope: Scope, job: Job) -> int | None:
     scope.require(job.account_id)
     if job.status is not JobStatus.QUEUED:
         return None
-    with_room = _find(_WITH_ROOM, connection, Scope.everything())
-    rooms = [other for other in with_room if other.queue == job.queue]
+    rooms = [other for other in _find(_WITH_ROOM, connection, Scope.everything()) if other.queue == job.queue]
     if job.room_at is not None:
         return 1 + sum(_key(other) < _key(job) for other in rooms)
     before: int = connection.execute(_COUNT_BEFORE, _place(job)).scalar_one()
@@ -180,7 +175,6 @@ def counts(connection: Connection, scope: Scope, queue: str | None = None) -> di
 
 
 def by_status(connection: Connection, scope: Scope) -> dict[JobStatus, int]:
-    """How many unfinished jobs are in each state."""
     scope.require_everything()
     found: Counter[JobStatus] = Counter()
     for _, status, count in connection.execute(_COUNT):

@@ -1,7 +1,5 @@
-"""Records: dataclasses whose fields are the columns of a table, and the statements that read and write them.
-
-Nested values are JSON in text columns. They are read tolerantly: keys that this version does not know are ignored.
-"""
+"""Dataclasses whose fields are the columns of a table, and the statements that read and write them. Nested values are
+JSON in text columns, read tolerantly: keys that this version does not know are ignored."""
 
 from __future__ import annotations
 
@@ -32,22 +30,17 @@ VALUES_PER_STATEMENT = 500
 
 
 class database_time(FunctionElement[float]):  # noqa: N801 - read as a function of SQL
-    """The current time by the database's clock, in Unix seconds; each kind of database compiles it its own way.
-
-    All servers share this clock. It is not the time at which the transaction began.
-    """
+    """The current time by the database's clock, which all servers share, in Unix seconds; not when the transaction
+    began."""
 
     type = Double()
     inherit_cache = True
 
 
 class PreparedStatement:
-    """A statement of the hot path: compiled once, then passed to the driver as it is.
-
-    Each execution binds values of the same names. For a row as wide as a job's, SQLAlchemy's own `execute` takes more
-    than twice as long. It also converts values, so these statements bind only values that drivers accept, and return
-    the values that drivers return.
-    """
+    """A statement of the hot path: compiled once, then passed to the driver as it is. For a row as wide as a job's,
+    SQLAlchemy's own `execute` takes more than twice as long, as it also converts values: these statements bind and
+    return what drivers do."""
 
     def __init__(self, statement: Select[Any] | UpdateBase, columns: Iterable[str] | None = None) -> None:
         """Take a statement, and the columns that it sets if it is an insert or an update."""
@@ -111,11 +104,8 @@ def portions(values: Collection[T]) -> Iterator[list[T]]:
 
 
 class Records(Generic[T]):
-    """The rows of a table as values of a dataclass: each field has a column of its name.
-
-    Enumerations, flags and nested values are converted by the type of the field. Rows of a table without accounts
-    (nodes, queues, events of the cluster) are in every scope.
-    """
+    """The rows of a table as values of a dataclass: each field has a column of its name, converted by its type. Rows of
+    a table without accounts (nodes, queues, events of the cluster) are in every scope."""
 
     def __init__(
         self, kind: type[T], table: Table, *, only: Sequence[str] = (), without: Collection[str] = (), lazy: str = ""
@@ -174,8 +164,7 @@ class Records(Generic[T]):
 
     def get(self, connection: Connection, scope: Scope, *conditions: ColumnElement[bool], missing: str) -> T:
         """The one record in scope for which all conditions hold, or a NotFoundError with the message `missing`."""
-        record = self.first(connection, scope, *conditions)
-        if record is None:
+        if (record := self.first(connection, scope, *conditions)) is None:
             raise NotFoundError(missing)
         return record
 
@@ -218,10 +207,8 @@ def _as_is(value: Any) -> Any:
 
 
 class StoredDocument(Mapping[str, Any]):
-    """A JSON object as it is stored; parsed when somebody looks into it.
-
-    A leader holds every job that waits, and looks into the specs of those that it starts.
-    """
+    """A JSON object as it is stored; parsed when somebody looks into it: a leader holds every job that waits, but reads
+    few specs."""
 
     __slots__ = ("_parsed", "text")
 

@@ -1,9 +1,6 @@
-"""The tables, as a new database gets them. A test checks that older databases have the same after their migrations.
-
-A unique key always holds the account. It comes after the columns that are looked up, so that one index serves the
-scope of an account and the scope of everything. Nodes, queues and the lease belong to the cluster.
-Times are Unix seconds; nested values are JSON in text columns.
-"""
+"""The tables, as a new database gets them; a test checks that migrations lead to the same. Times are Unix seconds. A
+unique key always holds the account, after the columns that are looked up, so that one index serves the scope of an
+account and the scope of everything. Nodes, queues and the lease belong to the cluster."""
 
 from __future__ import annotations
 

@@ -14,11 +14,8 @@ Statement = TypeVar("Statement", Select[Any], Update, Delete)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One account, or everything.
-
-    A read sees nothing outside its scope. A write outside it raises `NotFoundError`, as does a write to what belongs
-    to no account (nodes, queues, the lease) by anything less than everything.
-    """
+    """One account, or everything. A read sees nothing outside its scope; a write outside it raises `NotFoundError`, as
+    does a write to what belongs to no account (nodes, queues, the lease) by anything less than everything."""
 
     account_id: str | None
 

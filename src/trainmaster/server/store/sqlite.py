@@ -56,10 +56,7 @@ def file_system(path: Path, mounts: str) -> str | None:
 
 @contextmanager
 def setting_up(url: URL) -> Iterator[None]:
-    """Create the database's file, and hold off every other process that wants to set it up.
-
-    Only its owner can read the file (it holds tokens), and it has a write-ahead log.
-    """
+    """Create the database's file, readable by its owner alone (it holds tokens), while all other processes wait."""
     path = str(url.database)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

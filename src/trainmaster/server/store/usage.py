@@ -1,7 +1,5 @@
-"""Usage: what each attempt held and for how long. Written with the change that ends the attempt, so exactly once.
-
-An attempt counts from the moment at which its ranks ran to its end; one that still runs counts up to now.
-"""
+"""Usage: what each attempt held, from when its ranks ran to its end, or until now. Written with the change that ends
+the attempt, so exactly once."""
 
 from __future__ import annotations
 
@@ -31,8 +29,6 @@ _INSERT = PreparedStatement(sa.insert(_usage))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a group of attempts used."""
-
     key: str
     """The group; empty for jobs that lack the label."""
     jobs: int
@@ -165,6 +161,4 @@ def _label(labels: sa.ColumnElement[str], key: str, dialect: str) -> sa.ColumnEl
 
 
 def _shown(group: str, key: Any) -> str:
-    if group != "day":
-        return str(key)
-    return datetime.fromtimestamp(key * _DAY_S, UTC).date().isoformat()
+    return datetime.fromtimestamp(key * _DAY_S, UTC).date().isoformat() if group == "day" else str(key)

@@ -30,11 +30,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 def parse_submit(document: object, *, seed: int | None = None) -> SubmitJobRequest:
     """The request of a document; it can be compiled into a launch. `seed` is the one of a training that names none.
-
-    Raises:
-        SpecError: the document has a wrong shape or value, or sets what would change nothing; it names every problem.
-        RefusedError: it is well-formed, and asks for something that is not available.
-    """
+    SpecError names every wrong shape or value, and what would change nothing; RefusedError, what is not available."""
     request = parse(SubmitJobRequest, document)
     found = _unused_in_training(request) if is_training(request.workload) else _unused_beside(request)
     if problems := (*found, *_unused_anywhere(request)):
@@ -239,8 +235,7 @@ def _with_checked_rows(source: Mapping[str, Any]) -> dict[str, Any]:
     if (sampling := source.get("sampling")) is not None:
         changed["sampling"] = {("max_samples" if name == "max" else name): value for name, value in sampling.items()}
     try:
-        filters = _FILTERS.validate_python(source.get("filters"))
-        refuse(broken_patterns([filters]))
+        refuse(broken_patterns([_FILTERS.validate_python(source.get("filters"))]))
     except ValidationError:
         changed["filters"] = None
     return changed

@@ -90,7 +90,6 @@ def _model_at(model: type[BaseModel], location: Location, document: object) -> t
 
 
 def item_at(document: Any, part: int | str) -> Any:
-    """An entry of a document; None when it has no such entry."""
     try:
         return document[part]
     except (LookupError, TypeError):

@@ -1,7 +1,5 @@
-"""The hyperparameters of the built-in trainers: one table, from which the documentation is made, too.
-
-Requests have them as text; what is not in the table is refused, with the nearest name that is.
-"""
+"""The hyperparameters of the built-in trainers: one table, from which the documentation is made, too. Requests have
+them as text; what is not in the table is refused."""
 
 from __future__ import annotations
 
@@ -43,14 +41,11 @@ class Hyperparameter:
     meaning: str
     _: KW_ONLY
     types: frozenset[TrainingType] = BUILT_IN
-    """The training types that have it."""
     defaults: Mapping[TrainingType, Value] = field(default_factory=dict)
     """Of training types whose default is another."""
     minimum: float | None = None
     above: float | None = None
-    """The value is greater than this."""
     below: float | None = None
-    """The value is less than this."""
     choices: tuple[str, ...] = ()
 
     def default_for(self, training_type: TrainingType) -> Value:

@@ -1,8 +1,5 @@
-"""Sources of models and data, as jobs name them, and splits of data. Pure: nothing is opened.
-
-The syntax of a `split` is that of Hugging Face datasets: a split's name, optionally with a slice of its rows, several
-joined by `+`: `train`, `train[:10%]`, `train[10:20]`, `train[-5%:]+test`.
-"""
+"""Sources of models and data, as jobs name them, and splits of data. Pure: nothing is opened. Splits are written as in
+Hugging Face datasets: `train`, `train[:10%]`, `train[10:20]`, `train[-5%:]+test`."""
 
 from __future__ import annotations
 
@@ -112,8 +109,7 @@ def file_path(path: str) -> str | None:
     >>> file_path("data/train.jsonl"), file_path("file:///srv/train.jsonl"), file_path("hf://org/data")
     ('data/train.jsonl', '/srv/train.jsonl', None)
     """
-    scheme = scheme_of(path)
-    return path.removeprefix("file://") if scheme in (None, "file") else None
+    return path.removeprefix("file://") if scheme_of(path) in (None, "file") else None
 
 
 def data_path(path: str, named_type: str | None = None) -> str | None:

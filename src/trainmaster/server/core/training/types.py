@@ -70,7 +70,6 @@ OPTIONAL_PACKAGES: Mapping[tuple[str, object], tuple[str, str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     types: frozenset[TrainingType]
-    """What it trains."""
     meaning: str
     strategies: tuple[str, ...] = ()
     """What `framework.distributed.strategy` may say, beside nothing."""

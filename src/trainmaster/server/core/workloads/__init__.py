@@ -1,7 +1,5 @@
-"""Workload kinds: what a job runs, each kind one module, compiled into a launch that any backend takes.
-
-To add one, write a subclass of `WorkloadSpec` and register it below; no backend, route or table changes.
-"""
+"""Workload kinds: what a job runs, compiled into a launch that any backend takes. To add one, write a subclass of
+`WorkloadSpec` and register it below; no backend, route or table changes."""
 
 from trainmaster.server.core.workloads.base import WorkloadSpec, kinds, register, spec_for, unregister
 from trainmaster.server.core.workloads.function import FunctionSpec

@@ -339,7 +339,6 @@ def unregister(kind: str) -> None:
 
 
 def kinds() -> tuple[str, ...]:
-    """The names of all registered kinds, sorted."""
     return tuple(sorted(_UNION.models))
 
 

@@ -1,9 +1,6 @@
-"""Checks the source of a function: whether it is Python, and defines the name that will be called.
-
-Parsing can take seconds for a few kilobytes, and holds the interpreter meanwhile. The server therefore runs this file
-as a program, with limits: the standard library alone, `{"source": ..., "name": ...}` on standard input, and the
-problem as JSON on standard output.
-"""
+"""Checks that the source of a function is Python, and defines the name that will be called. Parsing can take seconds
+and holds the interpreter meanwhile, so the server runs this file as a program with limits: standard library only,
+`{"source": ..., "name": ...}` on standard input, the problem as JSON on standard output."""
 
 from __future__ import annotations
 

@@ -94,7 +94,6 @@ class InitializerSpec(RuledModel):
 
     @property
     def secrets_set(self) -> list[str]:
-        """The fields with secrets that have a value."""
         return [field for field in SECRETS if getattr(self, field, None) is not None]
 
 

@@ -1,7 +1,5 @@
-"""The `job_class` workload: a class of the in-job library, which resumes from its own checkpoints.
-
-It is known by (account, project, group, name), not by the job's id: submitted again, it finds what it saved before.
-"""
+"""The `job_class` workload: a class of the in-job library. It is known by (account, project, group, name), not by the
+job's id: submitted again, it finds what it saved before."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The `trainer` workload: what training_config and data_config declare, done by a built-in trainer.
-
-A job without a workload has this one. With framework CUSTOM a script of the user's own takes the trainer's place; it
-finds the same data and the same documents.
-"""
+"""The `trainer` workload, which a job without one has: training_config and data_config, done by a built-in trainer.
+With framework CUSTOM a script of the user's own takes its place, and finds the same data and documents."""
 
 from __future__ import annotations
 
@@ -239,11 +236,8 @@ TRAINING_FILE = "training.json"
 
 
 def training_document(job: JobConfigs) -> dict[str, Any]:
-    """The configs of a request without secrets, with whatever follows from them filled in.
-
-    A built-in trainer gets its hyperparameters typed and complete (RefusedError where one is unknown or cannot be
-    read); a script of the user's own gets them as they were given.
-    """
+    """The configs of a request without secrets, with whatever follows from them filled in. A built-in trainer gets its
+    hyperparameters typed and complete (RefusedError where one is wrong); a user's script gets them as given."""
     training, data = configs_of(job)
     document: dict[str, Any] = {
         "name": job.name,
@@ -253,8 +247,7 @@ def training_document(job: JobConfigs) -> dict[str, Any]:
         "resource_config": job.resource_config.model_dump(mode="json"),
     }
     if data.preprocess.packing is None:
-        packs = training.training_type is TrainingType.CONTINUED_PRETRAIN
-        document["data_config"]["preprocess"]["packing"] = packs
+        document["data_config"]["preprocess"]["packing"] = training.training_type is TrainingType.CONTINUED_PRETRAIN
     if training.framework.type is not FrameworkType.CUSTOM:
         base = training.base_model
         document["training_config"]["base_model"]["source"] = str(model_source(base.model_id, base.source))

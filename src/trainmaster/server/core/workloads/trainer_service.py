@@ -1,8 +1,5 @@
-"""The `trainer_service` workload: a base model that is held in memory and trained on request, over HTTP.
-
-Its clients decide every loss, batch and step. Each rank runs two processes in one step, a front and an engine
-(`trainmaster.trainer_service`); what they are to do is in `service.json`.
-"""
+"""The `trainer_service` workload: a base model that is held in memory and trained on request, over HTTP. Each rank runs
+a front and an engine (`trainmaster.trainer_service`) in one step; what they are to do is in `service.json`."""
 
 from __future__ import annotations
 

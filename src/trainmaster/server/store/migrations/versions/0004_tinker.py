@@ -11,7 +11,6 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add tables; nothing that is there changes."""
     sessions = "tinker_sessions"
     op.create_table(
         sessions,

@@ -11,5 +11,4 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Add a table; nothing that is there changes."""
     op.create_table("launches", *keys("job_id", "account_id"), *texts("version", "launch"), of_a_job())
