@@ -172,7 +172,6 @@ class BasicJob(_BaseJob, Generic[C]):
         self.spec = replace(self.spec, id=self.process.broadcast(run_id, f"{self.spec.path}:tracking"))
 
     def _configured(self) -> AbstractContextManager[None]:
-        """Make the job's own configuration current within a block, if it has one."""
         return nullcontext() if self._ambient is None else ambient.configuration(self._ambient)
 
     def _document(self) -> dict[str, Any]:
@@ -253,10 +252,7 @@ class StopRequests:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
-
-        Not inside a job of a server: requests come by the control file there, and SIGTERM ends the process.
-        """
+        """Take the first SIGTERM or Ctrl-C as a request to save and stop; in a server's job, the control file asks."""
         owned = [number for number, default in _SIGNALS.items() if signal.getsignal(number) is default]
         if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
             owned = []

@@ -1,7 +1,4 @@
-"""Finds checkpoints by path, those of theseus too, and loads their trees, metadata and random-number generators.
-
-A path means its newest save; `latest` and `best` are pointers. Everything that is read is compared with the manifest.
-"""
+"""Finds checkpoints by path, those of theseus too, and loads them; all that is read is compared with the manifest."""
 
 from __future__ import annotations
 

@@ -266,10 +266,7 @@ _FILES = "files"
 
 @contextlib.contextmanager
 def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
-    """A directory that `bring` fills, for reading; the last process that leaves removes it.
-
-    Of several processes that want the same `name`, one fills it. Copies of dead processes are removed.
-    """
+    """A directory that `bring` fills once for all processes that want this `name`; the last to leave removes it."""
     parent.mkdir(parents=True, exist_ok=True)
     for entry in list(parent.iterdir()):
         if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:

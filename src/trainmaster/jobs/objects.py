@@ -178,7 +178,6 @@ def digest(place: ObjectPlace, key: str, *, on_bytes: OnBytes | None = None) -> 
 
 
 def send_all(place: ObjectPlace, files: Mapping[Path, str]) -> None:
-    """Upload files to their keys, several at a time."""
     in_parallel(lambda item: _send(place, *item), files.items())
 
 

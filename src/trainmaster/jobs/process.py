@@ -216,11 +216,7 @@ def call_on_first(
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """Connect this process with the others of its job for a block, unless it is alone or connected already.
-
-    The variables are those that `torchrun` and our worker set. A class that needs another way may connect in its
-    module, before this is called.
-    """
+    """Connect this process by torchrun's variables for a block, unless it is alone or its class has connected it."""
     count = int(os.environ.get("WORLD_SIZE") or 1)
     if count == 1:
         yield
@@ -291,10 +287,7 @@ class PartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Small files in the draft by which the other ranks tell rank 0 that their part of a checkpoint is written.
-
-    Threads that save cannot use collective operations: those belong to the thread that trains.
-    """
+    """Files in a draft that tell rank 0 of written parts: collective operations belong to the thread that trains."""
 
     draft: Path
     process: Process

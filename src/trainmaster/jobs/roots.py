@@ -132,11 +132,7 @@ def commit_beside(
     check_owner: Callable[[], None],
     known_digests: Mapping[str, str] | None = None,
 ) -> tuple[str, Manifest]:
-    """Commit a draft as the newest save to a path; returns its place and its manifest. See `Root.commit`.
-
-    A committed checkpoint never changes: if one is at the path already, the new one is committed beside it, and its
-    manifest says to which path it was saved. `checkpoint_reader.find` leads from a path to its newest save.
-    """
+    """Commit a draft as the newest save to a path, beside older ones, which never change; returns where, and what."""
     name = rel_path.rpartition("/")[2]
     manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))
     beside = f"{rel_path}{ANOTHER_SAVE}{manifest.attempt}"
@@ -302,7 +298,6 @@ def _age(directory: Path) -> float:
 
 
 def _make_directories(directory: Path) -> None:
-    """Make a directory and its parents, and flush their names to disk."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:

@@ -67,12 +67,10 @@ class Cluster:
 
     @property
     def log_dir(self) -> Path:
-        """For logs; by default below the work directory."""
         return _made(self.log or f"{self._place('work')}/logs")
 
     @property
     def data_dir(self) -> Path:
-        """For datasets."""
         return _made(self._place("data"))
 
     @property
@@ -82,7 +80,6 @@ class Cluster:
 
     @property
     def results_dir(self) -> Path:
-        """For results."""
         return _made(self._place("results"))
 
     @property
@@ -254,7 +251,6 @@ class ExecutionSpec(JobSpec):
     hardware: HardwareResult
     topology: Topology | None = None
     distributed: bool = False
-    """Whether there is more than one process."""
     node: int = 0
     """The index of this process's host."""
 

@@ -127,7 +127,6 @@ class Cgroup:
 
     @property
     def has_limits(self) -> bool:
-        """Whether it limits its processes, and should get them early."""
         return bool(self._limits)
 
     def adopt(self, pids: Iterable[int]) -> None:
@@ -151,7 +150,6 @@ class Cgroup:
             self._counted_before = _oom_count(self._counter) or self._counted_before
 
     def oom_kills(self) -> int | None:
-        """Out-of-memory kills since `count_anew`; None if unknown."""
         count = None if self._counter is None else _oom_count(self._counter)
         return None if count is None else count - self._counted_before
 

@@ -62,8 +62,7 @@ CONTROL_WAIT_S = 20
 REFUSED_GRACE_S = 10.0
 """For the ranks of an attempt that the server does not know any more."""
 MOST_REPORT_BYTES = 1 << 30
-"""Of a stream that is no log. A rank can make a file terabytes long without writing anything, and would fill the
-server's disk; logs have a cap of their own."""
+"""Of a stream that is no log: a rank can make a file terabytes long, and fill the server's disk, without writing."""
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
@@ -77,10 +76,7 @@ def run_courier(
     *,
     delivers_only: bool = False,
 ) -> None:
-    """Run one node for a server that is reached by HTTP, until all is delivered.
-
-    With `delivers_only` it starts no worker, and delivers what a dead courier left.
-    """
+    """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left."""
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -142,7 +138,6 @@ class _Courier:
         self._end_worker(_WORKER_ENDS_S)
 
     def _claim(self) -> bool:
-        """Claim the node at the server as this process, which lives while there is something to deliver."""
         name = self._home / "courier.json"
         nonce = (read_document(name) or {}).get("nonce") or uuid.uuid4().hex
         with contextlib.suppress(OSError):

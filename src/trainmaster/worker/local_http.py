@@ -179,7 +179,6 @@ class KubeflowListener:
         self._connections.append(_Connection(self._selector, accepted, self._answer, self._connections.remove))
 
     def _answer(self, head: bytes, body: bytes) -> int:
-        """Take a report; returns the HTTP status."""
         bearer = _BEARER.search(head)
         if bearer is None or not hmac.compare_digest(bearer[1], self._token):
             return 401

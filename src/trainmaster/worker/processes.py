@@ -169,7 +169,6 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
 
 
 def _environ(pid: int) -> bytes:
-    """The environment of a process; empty if we may not read it."""
     path = f"/proc/{pid}/environ"
     try:
         return _read(path)
@@ -288,7 +287,6 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _proc(pid: int, name: str) -> str:
-    """A file of /proc; empty if it is missing or not ours to read."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:

@@ -218,11 +218,7 @@ def start_rank(
 
 
 def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int:
-    """Open the working directory as the user.
-
-    A child changes to its directory before it becomes the user: by name, a link that the user puts there meanwhile
-    would lead to where only root may go.
-    """
+    """Open the working directory as the user: by name, a link put there meanwhile could lead where only root may go."""
     try:
         with acting_as(user):
             return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

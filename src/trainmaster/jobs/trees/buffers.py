@@ -61,7 +61,6 @@ class Buffers:
 
     @property
     def allocated(self) -> int:
-        """Bytes of all buffers, free or not."""
         return self._total
 
     def acquire(self, size: int, *, pinned: bool) -> Buffer:

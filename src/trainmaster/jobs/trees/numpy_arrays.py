@@ -49,7 +49,6 @@ def finish(node: Node, _template: object, array: Any) -> Any:
 
 
 def _spell(dtype: numpy.dtype[Any]) -> str:
-    """The name of a type in this machine's byte order; the full notation of all others."""
     plain = dtype.isnative and dtype.kind not in "SUMm"
     return dtype.name if plain else dtype.str
 

@@ -67,7 +67,6 @@ class Header:
     """All bytes before the first array."""
     entries: Mapping[str, TensorEntry]
     offsets: Mapping[str, int]
-    """Where each array begins in the file."""
 
     def nbytes(self, name: str, where: object) -> int:
         if name not in self.entries:
@@ -133,10 +132,7 @@ class Memory:
 
 
 def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, hashing: bool, where: object) -> str:
-    """Read the named arrays into their sinks; the SHA-256 of the whole file, empty without `hashing`.
-
-    Everything is read once, each piece hashed while it is in the cache; without hashing only what is wanted is read.
-    """
+    """Read arrays into their sinks; returns the SHA-256 of the whole file. Without `hashing`, reads no more: empty."""
     digest = hashlib.sha256(header.raw)
     only_hashed = memoryview(bytearray(PIECE if hashing else 0))
     for name in sorted(header.entries, key=lambda name: header.offsets[name]):

@@ -155,7 +155,6 @@ def write_small(tree: object, directory: Path, stem: str) -> dict[str, str]:
 
 
 def holds(name: str) -> bool:
-    """Whether a file of a checkpoint is part of its tree."""
     return name == TREE or name.startswith((ARRAYS, "sharded/", "orbax/"))
 
 

@@ -186,10 +186,7 @@ class Trainers:
         counts: bool = True,
         urgent: bool = False,
     ) -> Response:
-        """The response of a trainer to a client's request, with `extra` headers from the server. Raises like `ask`.
-
-        `grammar` says what part of the path is the trainer's; see `target_of`.
-        """
+        """A trainer's response to a client, with `extra` headers. Raises like `ask`; `grammar`: see `target_of`."""
         headers = [each for each in proxy.forwarded_headers(request, body) if each[0] not in _SECRETS]
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
         target = proxy.target_of(request, grammar)

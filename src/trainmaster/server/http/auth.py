@@ -85,19 +85,16 @@ class ConcurrencyLimit:
 
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where the credential may be an attempt's token; those routes check it themselves."""
 SIGNED_PATHS = "/api/v1/downloads/"
 """Where the address itself is the credential: signed and limited in time. Those routes check the signature."""
 
 AT_ONCE = 1000
-"""Concurrent requests of one key, where keys are limited. A followed stream counts as one; each costs a descriptor and
-some memory."""
+"""Concurrent requests of one key, where limited: each costs a descriptor and memory. A followed stream is one."""
 
 _REMEMBER_S = 5.0
-"""How long a key that another server revoked may still work; a lookup for every request would cost more than the
-request."""
+"""How long a key that another server revoked may still work; a lookup would cost more than the request."""
 _REMEMBER_MOST = 4096
 
 _log = logging.getLogger(__name__)
@@ -165,7 +162,6 @@ class Gate:
         return await self._principal(key_digest(credential), None)
 
     def forget(self, key_id: str) -> None:
-        """Forget a key that was revoked."""
         self._revocations += 1
         for digest, (_, principal) in list(self._known.items()):
             if principal.key_id == key_id:

@@ -64,7 +64,6 @@ class ApiContext:
     models: BaseModels = field(default_factory=BaseModels)
     shapes: Shapes = field(default_factory=Shapes)
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles
-    """Reads the files of training runtimes."""
 
     @property
     def promotions(self) -> Promotions:
@@ -102,4 +101,3 @@ def context_of(request: Request) -> ApiContext:
 
 
 Context = Annotated[ApiContext, Depends(_context)]
-"""The context, as a parameter of a route."""

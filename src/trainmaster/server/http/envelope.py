@@ -69,10 +69,7 @@ ResourceT = TypeVar("ResourceT")
 
 
 def resource(kind: Callable[..., ResourceT], source: object, /, **others: object) -> ResourceT:
-    """A resource of the schema: each field is one of `others`, or the attribute of `source` with the same name.
-
-    Attributes that are times, with names that end in `_at`, become ISO 8601.
-    """
+    """A resource whose fields are `others` or attributes of `source`; times, `..._at`, become ISO 8601."""
 
     def value(name: str) -> object:
         if name in others:

@@ -104,10 +104,7 @@ class Watched(Protocol):
         """The job whose events announce a change; None when any event does."""
 
     def look(self, connection: Connection, before: Any, *, changed: bool) -> Any:
-        """What can be read now, as a value that differs from `before` when there is more.
-
-        Without `changed`, nothing was written to the database since `before`, which is None the first time.
-        """
+        """What can be read now, unequal to `before` (first None) if it is more; `changed`: the database was written."""
 
 
 class FollowedSource(Watched, Protocol):

@@ -76,7 +76,6 @@ def attempt_resource(attempt: Attempt, *, service: bool) -> schema.AttemptResour
 
 
 def failure_of(job: Job, attempts: Sequence[Attempt]) -> schema.FailureResource | None:
-    """Why a job failed; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
     # A job that was refused before its first attempt has no evidence.
@@ -155,7 +154,6 @@ class Summary:
 
 
 def summary_of(job: Job) -> Summary:
-    """A job as lists show it: the members of a `JobSummary`."""
     failed = job.status is JobStatus.FAILED
     attempt = job.attempt
     progress = job.progress

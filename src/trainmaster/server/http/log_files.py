@@ -38,8 +38,7 @@ class Run(NamedTuple):
     start: int
     end: int
     data: bytes
-    """The lines, separated by line ends, with none after the last. Several lines are separated by one byte in the file,
-    too."""
+    """The lines, separated by single line ends, as in the file, with none after the last."""
 
     @property
     def line_count(self) -> int:
@@ -100,10 +99,7 @@ def is_log_file(name: str) -> bool:
 
 
 def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
-    """The lines of a file from `start`, the start of a line, up to its known size.
-
-    Text without a line end is a line only when the attempt has `ended`.
-    """
+    """The lines of a file from `start`, a line's, to its known size; text without a line end only once `ended`."""
     if start >= file.size:
         return
     times = _Times(directory, file.name, start)
@@ -203,7 +199,6 @@ def _piece(line: bytes) -> bytes:
 
 
 def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
-    """Where the line that contains `position` begins."""
     gap = directory.gap(file.name)
     first = gap.end if gap and gap.end < position else 0
     if gap and gap.start < position <= gap.end:

@@ -104,8 +104,7 @@ class Page:
     at_end: bool
     """There are no more lines now."""
     open_lines: tuple[LogEntry, ...] = ()
-    """The newest state of lines that are still being overwritten, such as progress bars; the cursor is before them.
-    Read only where the page is `at_end`."""
+    """The newest state of lines being overwritten, such as progress bars, after the cursor. Read only `at_end`."""
 
 
 class LogReader:
@@ -130,10 +129,7 @@ class LogReader:
         return sight if sight.ended else replace(sight, files=tuple(self._files(sight.attempt)))
 
     def start(self, sight: LogSight, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
-        """The cursor of the last `tail` lines, of the lines `since` a time, or of the beginning.
-
-        With `whole`, the log begins with the first attempt, otherwise with the latest.
-        """
+        """The cursor of the last `tail` lines, of those `since` a time, or of the latest or (`whole`) first attempt."""
         first = self._filter.attempt or (1 if whole else sight.attempt)
         if first > sight.attempt:
             raise NotFoundError(f"there is no attempt {first}; the latest is {sight.attempt}")

@@ -32,8 +32,7 @@ MAX_VALUES = 100_000
 MAX_COMMAS = 4 * MAX_VALUES
 """Counted before a body is decoded, as decoding millions of values takes a second. Texts may hold commas, too."""
 MAX_DEPTH = 64
-"""Nesting of objects and lists: a document that can be decoded may still be too deep to be encoded further down the
-stack. Trainers have the same limit."""
+"""Nesting of objects and lists, as in trainers: deeper documents may fail to be encoded further down the stack."""
 PREFIX = "/v1"
 ALIAS = "/modules/scaimind"
 """Below the prefix, where all routes are found a second time."""

@@ -66,10 +66,7 @@ class Sealer:
 
     @classmethod
     def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
-        """The sealer with the key of the settings, or with the key in a file, which the first start makes.
-
-        `may_make_key` is asked when there is no file: whether nothing is encrypted with an older key yet.
-        """
+        """The sealer with the key of the settings, or of a file, made if `may_make_key`: nothing is encrypted yet."""
         key, old = keys_of(settings)
         if key is not None:
             return cls(key, old)

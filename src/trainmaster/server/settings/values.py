@@ -50,11 +50,7 @@ def read_table(
     noun: str,
     others: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The values that a table of a TOML file has for the fields of a dataclass.
-
-    Unknown keys and wrong values are left out and complained about. `noun` is what an unknown key is called, and
-    `others` are known names that are no fields.
-    """
+    """A TOML table's values for a dataclass; complains of wrong values and unknown keys (a `noun`) but `others`."""
     fields, kinds = {field.name: field for field in dataclasses.fields(model)}, kinds_of(model)
     values: dict[str, Any] = {}
     for key, raw in table.items():

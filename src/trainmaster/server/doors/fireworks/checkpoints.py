@@ -51,7 +51,6 @@ LOOK_EVERY_S = 0.5
 CHECKPOINT_MEMBERS = words(
     "name createTime updateTime expireTime checkpointType promotable sizeBytes step baseModel loraRank"
 )
-"""What a checkpoint may show."""
 MODEL_TYPE = "type.googleapis.com/gateway.Model"
 _TINKER = "tinker"
 _MODEL_NAME = Matches(

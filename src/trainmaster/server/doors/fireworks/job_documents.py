@@ -102,7 +102,6 @@ MEMBERS = words("""
     trainingConfig.acceleratorType trainingConfig.acceleratorCount trainingConfig.customImageTag
     trainingConfig.extraArgs
 """)
-"""What a job may show."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for managed training jobs; here the client's own loop says what is trained"
 _MANAGED = words("""

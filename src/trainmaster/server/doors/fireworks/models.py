@@ -37,7 +37,6 @@ MODEL_MEMBERS = words("""
     contextLength peftDetails.baseModel peftDetails.r peftDetails.targetModules baseModelDetails.moe
     baseModelDetails.checkpointFormat baseModelDetails.huggingfaceModelType baseModelDetails.supportsFireattention
 """)
-"""What a model may show."""
 
 
 def promoted_document(model: PromotedModel, job: Job) -> dict[str, Any]:
@@ -132,12 +131,10 @@ _SNAPSHOT = words("""
     deploymentImageTag
 """)
 SHAPE_MEMBERS = (*_SNAPSHOT, "name", "displayName", "description")
-"""What a shape may show."""
 VERSION_MEMBERS = (
     *(f"snapshot.{member}" for member in _SNAPSHOT),
     *words("name validated latestValidated statusMessage"),
 )
-"""What a version of a shape may show."""
 
 
 def shape_name(account_id: str, shape: str) -> str:

@@ -48,8 +48,7 @@ class FireworksBody(BaseModel):
     )
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Members that have their place in the schema and no effect here, each with the reason: at their default they are
-    taken, and with any other value refused."""
+    """Members of the schema without effect here, each with the reason: refused unless at their default."""
 
     @model_validator(mode="before")
     @classmethod

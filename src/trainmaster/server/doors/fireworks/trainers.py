@@ -75,10 +75,7 @@ class FireworksDoor(DoorState):
         self._jobs = Lookups(self._read, FRESH_S)
 
     async def job(self, scope: Scope, name: str) -> Job:
-        """The trainer job of a name, as it was within the last second.
-
-        A training loop asks for it hundreds of times a second, and the address of a trainer changes when it ends.
-        """
+        """The trainer job of a name, as of the last second: a training loop asks for it hundreds of times a second."""
         return await self._jobs.get((scope.account, name))
 
     async def current(self, job: Job) -> Job:

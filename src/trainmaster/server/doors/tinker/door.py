@@ -148,10 +148,7 @@ class TinkerDoor(DoorState):
             del self._notices[key]
 
     async def _notify(self, session_id: str, trainer: Trainer, reason: str) -> None:
-        """Tell a trainer that a session is over, until it has answered or ended.
-
-        It saves the models of an interrupted session before it unloads them.
-        """
+        """Tell a trainer, until it answers or ends, that a session is over; it may have to save the models."""
         operation, document = f"sessions/{session_id}/finish", {"reason": {"type": reason}}
         wait_s = NOTIFY_AGAIN_S
         while True:

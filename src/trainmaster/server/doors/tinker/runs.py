@@ -1,7 +1,4 @@
-"""Models and their training runs: create a model; list, publish, expire and delete what a run saved.
-
-Only the creation of a model needs a trainer.
-"""
+"""Training runs: create a model, which alone needs a trainer; list, publish, expire and delete what a run saved."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 
 HOLD_S = 45.0
-"""How long the request for a sampling session is held while its trainer starts. Clients give up after 60 s, and retry
-ten times when they are told to."""
+"""How long a sampling session's request is held while its trainer starts. Clients give up after 60 s, and may retry."""
 _MOST_SAMPLES = 65_536
 
 

@@ -1,8 +1,4 @@
-"""Sessions of Tinker clients: a cache of them, their heartbeats, and the removal of ended ones.
-
-Heartbeats are collected in memory and written every few seconds. The server finishes the session of a client that is
-silent for long, so that its models make room.
-"""
+"""Sessions of Tinker clients: a cache of them, their heartbeats, and the removal of ended ones."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ REMEMBER_S = 30.0
 WRITE_EVERY_S = 5.0
 """Half of the time between two heartbeats."""
 LOOK_EVERY_S = 60.0
-"""For silent sessions, or more often where the limit is short; first when every live client had time to send a
-heartbeat to this server."""
+"""For silent sessions, or sooner where the limit is short; first when every live client had time for a heartbeat."""
 _EVERYTHING = Scope.everything()
 
 

@@ -38,12 +38,10 @@ from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.scope import Scope
 
 MANAGED_BY = "tinker-door"
-"""The label of these jobs."""
 ACTIVE_QUEUE = "active"
 PAUSED_CAPACITY = "paused_capacity"
 """Clients' names for the state of a queue that moves, and of one that waits for machines."""
 UNWANTED = "every session that it was started for has ended before it began"
-"""The message of jobs that were cancelled here."""
 TEMPERED = "--tempered-logprobs"
 _HANDLE_LENGTH = 63
 
@@ -132,7 +130,6 @@ class TinkerTrainers:
                 self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
 
     def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
-        """The queue state of a model, and what it waits for."""
         if job_id is None:
             return PAUSED_CAPACITY, "its trainer is about to be started"
         with self._database.read() as connection:

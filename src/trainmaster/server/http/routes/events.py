@@ -128,10 +128,7 @@ class _EventSight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
-    """The events of one job, until it has ended, or of all jobs of an account, which never end.
-
-    The cursor is the number of the last one: its `seq` in its job, or its `id` in the feed.
-    """
+    """The events of one job until its end, or of an account, without end; the cursor is the last `seq` or `id`."""
 
     scope: Scope
     job_id: str | None = None
