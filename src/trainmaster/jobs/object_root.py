@@ -251,8 +251,7 @@ def _missing_is_corrupt() -> Iterator[None]:
 
 def _staging() -> Path:
     """The directory for drafts and copies on this machine: in a job beside its caches, else in TMPDIR."""
-    base = os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()
-    directory = Path(base) / f"trainmaster-{os.getuid()}"
+    directory = Path(os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()) / f"trainmaster-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user; set TMPDIR to a directory of your own")

@@ -158,9 +158,7 @@ class JaxProcess:
         sizes = self._messages.process_allgather(self._numpy.int32(len(value)))
         padded = self._numpy.frombuffer(value.ljust(max(1, int(sizes.max())), b"\0"), dtype=self._numpy.uint8)
         rows = self._messages.process_allgather(padded)
-        if self.index != 0:
-            return []
-        return [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
+        return [] if self.index != 0 else [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
         return bool(self._messages.process_allgather(self._numpy.asarray(flag)).any())

@@ -44,8 +44,7 @@ class RestoreableJob(CheckpointedJob[C]):
         """Make a checkpoint, once it is committed, the latest, from which the job continues; or also the best."""
         if self.is_main:
             path = self._own(suffix)
-            is_best = best or path == self._own(BEST)
-            self._registrar.register(path, POINTERS if is_best else (LATEST,))
+            self._registrar.register(path, POINTERS if best or path == self._own(BEST) else (LATEST,))
 
     @classmethod
     def latest(cls, spec: ExecutionSpec) -> str | None:

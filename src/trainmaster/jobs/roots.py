@@ -133,13 +133,11 @@ def commit_beside(
     known_digests: Mapping[str, str] | None = None,
 ) -> tuple[str, Manifest]:
     """Commit a draft as the newest save to a path, beside older ones, which never change; returns where, and what."""
-    name = rel_path.rpartition("/")[2]
-    manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))
+    manifest = replace(manifest, saved_as=rel_path.rpartition("/")[2], generation=_next_generation(root, rel_path))
     beside = f"{rel_path}{ANOTHER_SAVE}{manifest.attempt}"
     for place in itertools.chain((rel_path, beside), (f"{beside}-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            committed = root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
-            return place, committed
+            return place, root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
     raise AssertionError("names never end")
 
 

@@ -170,8 +170,7 @@ class Topology:
         import numpy
 
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        grid = numpy.array(devices).reshape(self.replicas, self.shard_into)
-        return jax.sharding.Mesh(grid, (Axis.BATCH, Axis.SHARD))
+        return jax.sharding.Mesh(numpy.array(devices).reshape(self.replicas, self.shard_into), (Axis.BATCH, Axis.SHARD))
 
 
 def seen_devices(shard_into: int) -> Topology:

@@ -144,8 +144,7 @@ class _Courier:
             write_document(name, {"nonce": nonce})
         identity = identity_of(os.getpid())
         claimant = {"nonce": nonce, "host": socket.gethostname(), **(identity.to_json() if identity else {})}
-        answer = self._uplink.ask("POST", f"{self._route}/claims/{self._node}", document=claimant)
-        return bool(answer["granted"])
+        return bool(self._uplink.ask("POST", f"{self._route}/claims/{self._node}", document=claimant)["granted"])
 
     def _prepare(self, request: AttemptRequest) -> None:
         """Lay out the run directory and start the worker, unless an earlier courier did."""

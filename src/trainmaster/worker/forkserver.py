@@ -136,8 +136,7 @@ class _ForkServer:
         """Whether nobody needs it: no worker of its own runs, and nobody asks, or ever can."""
         if self._children:
             return False
-        directory_removed = os.stat(".").st_nlink == 0
-        return directory_removed or time.monotonic() - self._asked_at > _IDLE_EXIT_S
+        return os.stat(".").st_nlink == 0 or time.monotonic() - self._asked_at > _IDLE_EXIT_S
 
     def _accept(self) -> None:
         self._asked_at = time.monotonic()

@@ -361,8 +361,7 @@ class NodeRun:
         """Add advice for a process that looked for fetched data in a directory that could not be made."""
         if verdict.end is None or not verdict.end.failed:
             return verdict
-        text = "\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines))
-        advice = self._context.workspace.advice(text)
+        advice = self._context.workspace.advice("\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines)))
         return replace(verdict, message=f"{verdict.message}; {advice}") if advice else verdict
 
     def _verdict_on_stop(self) -> Verdict:

@@ -278,8 +278,7 @@ def _process_view(pid: int) -> str:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    caught = _status(pid).get("SigCgt", "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _status(pid: int) -> dict[str, str]:

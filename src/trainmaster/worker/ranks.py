@@ -116,8 +116,7 @@ def rank_environment(
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
     if context.port is not None:
-        is_published = bool(request.nodes[context.node].port)
-        variables[names.SERVICE_HOST] = "0.0.0.0" if is_published else "127.0.0.1"
+        variables[names.SERVICE_HOST] = "0.0.0.0" if request.nodes[context.node].port else "127.0.0.1"
         if launch.port_environment is not None:
             variables[launch.port_environment] = str(context.port)
     if context.environment is not None:

@@ -119,8 +119,7 @@ class Tree:
             self._killing_from = now
             signal_all(filter(None, map(seen, self._leads)), KILL_LED)
         spared = self._leads if now < self._killing_from + _LEADS_S else set()
-        below = descendants(os.getpid())
-        signal_all((process for process in below if process.pid not in spared), signal.SIGKILL)
+        signal_all((process for process in descendants(os.getpid()) if process.pid not in spared), signal.SIGKILL)
 
     def _adopt_all(self) -> None:
         adopted: set[int] = set()

@@ -132,8 +132,7 @@ def plan(tree: object, *, process: Process | None = None) -> TreePlan:
     """Plan how to save a tree: process 0 writes whole arrays and plain values, all their parts of sharded ones."""
     process = process if process is not None else SingleProcess()
     document, leaves = describe(tree, describe_array)
-    files = _files(leaves, process)
-    return TreePlan(document=document, leaves=leaves, files=files, first=process.index == 0)
+    return TreePlan(document=document, leaves=leaves, files=_files(leaves, process), first=process.index == 0)
 
 
 def write(tree: object, directory: Path, *, process: Process | None = None) -> dict[str, str]:

@@ -247,6 +247,4 @@ def status_of(job: Job) -> str:
 
 
 def location_of(context: ApiContext, checkpoint: Checkpoint) -> str:
-    if checkpoint.root == URI:
-        return checkpoint.path
-    return str(context.roots.path(checkpoint.root, checkpoint.path))
+    return checkpoint.path if checkpoint.root == URI else str(context.roots.path(checkpoint.root, checkpoint.path))

@@ -147,8 +147,7 @@ def ok(data: Mapping[str, object], status: int = HTTPStatus.OK, headers: Mapping
 
 
 def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    body = b'{"status":"ok","data":' + data + b"}"
-    return Response(body, status_code=status, headers=headers, media_type=JSON)
+    return Response(b'{"status":"ok","data":' + data + b"}", status_code=status, headers=headers, media_type=JSON)
 
 
 def encoded(document: Mapping[str, object]) -> bytes:

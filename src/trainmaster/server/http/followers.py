@@ -273,8 +273,7 @@ class _Watch:
         if task is None:
             if len(self._pieces) >= _SHARED_PIECES:
                 self._pieces.clear()
-            reading = run_in_threadpool(source.read, self.seen(), cursor)
-            task = self._pieces[cursor] = asyncio.create_task(reading)
+            task = self._pieces[cursor] = asyncio.create_task(run_in_threadpool(source.read, self.seen(), cursor))
             task.add_done_callback(_retrieve)
         # A follower that leaves must not cancel the read for the others.
         return task.result() if task.done() else await asyncio.shield(task)

@@ -45,8 +45,7 @@ class Run(NamedTuple):
         return self.data.count(b"\n") + 1
 
     def first(self, count: int) -> Run:
-        kept = self.data.split(b"\n", count)[:count]
-        data = b"\n".join(kept)
+        data = b"\n".join(self.data.split(b"\n", count)[:count])
         return self if len(data) == len(self.data) else self._replace(data=data, end=self.start + len(data) + 1)
 
     def without_first(self, count: int) -> Run:
@@ -204,8 +203,7 @@ def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
     if gap and gap.start < position <= gap.end:
         return gap.start
     size = min(MAX_LINE_BYTES, position - first)
-    block = directory.read(file.name, position - size, size)
-    found = block.rfind(b"\n")
+    found = directory.read(file.name, position - size, size).rfind(b"\n")
     return position - size + found + 1 if found >= 0 else position - size
 
 

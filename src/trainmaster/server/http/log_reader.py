@@ -135,9 +135,7 @@ class LogReader:
             raise NotFoundError(f"there is no attempt {first}; the latest is {sight.attempt}")
         if since is not None:
             return self._start_since(sight, first, since)
-        if tail is not None:
-            return self._start_of_last(sight, first, tail)
-        return Cursor(attempt=first)
+        return self._start_of_last(sight, first, tail) if tail is not None else Cursor(attempt=first)
 
     def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """The lines after a cursor, at most `limit` of them."""

@@ -72,9 +72,7 @@ def unknown(noun: str, name: str, known: Iterable[str]) -> str:
 def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path) -> Any:
     """The value of a field as a TOML file has it. Paths are relative to `base`, the file's directory."""
     inner, optional = _without_none(kind)
-    if optional and raw == "":
-        return None
-    return _bounded(field, _read(inner, raw, base))
+    return None if optional and raw == "" else _bounded(field, _read(inner, raw, base))
 
 
 def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -> Any:
@@ -96,9 +94,7 @@ def in_words(kind: Any) -> str:
     if _is_list(inner):
         member = get_args(inner)[0]
         return f"a list of {_PLURALS[member]}" if member in _PLURALS else f"a list of any of {', '.join(member)}"
-    if _is_choice(inner):
-        return "one of " + ", ".join(inner)
-    return _WORDS[inner]
+    return "one of " + ", ".join(inner) if _is_choice(inner) else _WORDS[inner]
 
 
 def toml_of(value: object) -> str:

@@ -114,8 +114,7 @@ async def create(
 
     try:
         submission = await context.commands.admission.look_up(await context.read(prepare), scope.account)
-        made = context.commands.submit(scope, submission, created_by=principal.name)
-        outcome = await asyncio.wrap_future(made)
+        outcome = await asyncio.wrap_future(context.commands.submit(scope, submission, created_by=principal.name))
     except SpecError as error:
         raise SpecError(_in_their_words(error.problems)) from None
     except RefusedError as error:

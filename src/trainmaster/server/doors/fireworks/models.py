@@ -210,5 +210,4 @@ async def show_version(
     principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, version: ResourcePath
 ) -> Response:
     own(principal, account_id, ANYBODYS)
-    found = context.shapes.get(shape)
-    return ok(version_document(account_id, found, context.shapes.version(shape, version)))
+    return ok(version_document(account_id, context.shapes.get(shape), context.shapes.version(shape, version)))

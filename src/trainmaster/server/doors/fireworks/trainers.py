@@ -111,8 +111,7 @@ class FireworksDoor(DoorState):
             match path.split("/"):
                 case ["accounts", account_id, "models", model_id] if account_id == scope.account:
                     found = promoted.get(connection, scope, model_id)
-                    artifacts = self._context.roots.path(ARTIFACTS, "")
-                    return str(promoted_path(artifacts, account_id, found.model_id))
+                    return str(promoted_path(self._context.roots.path(ARTIFACTS, ""), account_id, found.model_id))
                 case ["accounts", _, "models", _]:
                     raise NotFoundError(f"there is no model {path}")
                 case _:

@@ -53,8 +53,7 @@ def mode_of(request: Mapping[str, Any]) -> Mode:
     """What a create_model asks for: an adapter, or the weights themselves. A frozen model needs neither."""
     lora = request.get("lora_config")
     rank = lora.get("rank") if isinstance(lora, Mapping) else None
-    whole = lora is None or rank == 0
-    return Mode.FULL if whole and not request.get("base_only") else Mode.LORA
+    return Mode.FULL if (lora is None or rank == 0) and not request.get("base_only") else Mode.LORA
 
 
 class Creations:

@@ -276,8 +276,7 @@ def weights(
     found: dict[tuple[str, str, str], Checkpoint] = {}
     for checkpoint in CHECKPOINTS.find(connection, scope, *conditions, order_by=order):
         if checkpoint.attributes.get("door") == TINKER:
-            model_id = str(checkpoint.attributes.get("model_id"))
-            found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)
+            found.setdefault((str(checkpoint.attributes.get("model_id")), checkpoint.kind, checkpoint.name), checkpoint)
     return list(found.values())
 
 

@@ -230,8 +230,7 @@ def _size(roots: Roots, job_id: str, attempt: int) -> int:
 
 
 def _values(record: Mapping[str, Any], names: Collection[str]) -> dict[str, float | None]:
-    values = numbers(record.get("values"))
-    return {name: value for name, value in values.items() if not names or name in names}
+    return {name: value for name, value in numbers(record.get("values")).items() if not names or name in names}
 
 
 def _integer(value: object) -> int | None:

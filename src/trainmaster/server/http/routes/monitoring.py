@@ -52,8 +52,7 @@ def _of_cluster(connection: Connection, now: float) -> list[Metric]:
         jobs.add_metric((status, queue), count)
         if status == JobStatus.QUEUED:
             depths.add_metric((queue,), count)
-    oldest = queues.oldest_waiting(connection, _EVERYTHING)
-    waits = {queue: max(0.0, now - since) for queue, since in oldest.items()}
+    waits = {queue: max(0.0, now - since) for queue, since in queues.oldest_waiting(connection, _EVERYTHING).items()}
     found = nodes.all(connection, _EVERYTHING)
     gpus = {(node.node_id, gpu.index): gpu for node in found for gpu in node.gpus}
     shares = [each.share for each in attempts.all_allocations(connection, _EVERYTHING)]
