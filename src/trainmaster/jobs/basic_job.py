@@ -175,7 +175,6 @@ class BasicJob(_BaseJob, Generic[C]):
         return nullcontext() if self._ambient is None else ambient.configuration(self._ambient)
 
     def _document(self) -> dict[str, Any]:
-        """The whole configuration as a plain document, for checkpoints."""
         return ambient.plain_config(self._ambient) if ambient.declares(type(self)) else plain(self.config)
 
     def hold(self, lock: Lock | None) -> None:

@@ -41,8 +41,7 @@ class CheckpointedJob(BasicJob[C]):
     """How many checkpoints to keep beside the latest and the best; None: all. A server applies its own retention."""
     elastic: bool = False
     """Whether the job may continue from its own checkpoint with another number of processes. Arrays are then resharded
-    as the template says, and the random-number generators are not restored.
-    """
+    as the template says, and the random-number generators are not restored."""
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         super().__init__(spec, config)

@@ -120,7 +120,6 @@ class ObjectRoot:
         verify: bool = True,  # noqa: ARG002 - downloads are always verified
         on_bytes: Callable[[int], None] | None = None,
     ) -> Iterator[Path]:
-        """Download a copy to this machine's disk, one for all of its processes."""
         manifest = self._require(rel_path)
 
         def bring(directory: Path) -> None:

@@ -1,8 +1,7 @@
 """`RestoreableJob`: a job class that continues from its latest checkpoint, and can be made from any.
 
-A subclass is written against a configuration of its own, `class Pretrain(RestoreableJob[PretrainConfig])`, and does not
-know where it runs: the same class works in a notebook (`Pretrain.local(...)`), in the foreground (`trainmaster run`)
-and as a job of a server.
+A subclass, `class Pretrain(RestoreableJob[PretrainConfig])`, does not know where it runs: the same class works in a
+notebook (`Pretrain.local(...)`), in the foreground (`trainmaster run`) and as a job of a server.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class RestoreableJob(CheckpointedJob[C]):
         """Restore this job's state from a checkpoint, which may be another job's."""
 
     def restore(self, suffix: str | os.PathLike[str]) -> None:
-        """Restore from one of this job's own checkpoints."""
         self._restore_from_place(self._find(self._own(suffix)))
 
     def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:

@@ -1,7 +1,4 @@
-"""Where checkpoints are stored: one interface over directories and object stores.
-
-Every path below a root is relative, with forward slashes: `checkpoint-10`, or `project/group/name/steps/10`.
-"""
+"""Where checkpoints are stored: directories or object stores. Paths are relative to a root, with forward slashes."""
 
 from __future__ import annotations
 

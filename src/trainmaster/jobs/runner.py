@@ -208,7 +208,6 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
 
 def main() -> None:
-    """Run the job class of a job of kind `job_class`."""
     request = from_json(RunRequest, json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
     cluster = Cluster(
         name="trainmaster",

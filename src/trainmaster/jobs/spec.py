@@ -22,8 +22,6 @@ CPU = "cpu"
 
 
 class Axis:
-    """The axes of a topology's mesh."""
-
     BATCH = "batch"
     SHARD = "shard"
 
@@ -103,8 +101,6 @@ class ClusterMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRequest:
-    """The hardware that was requested."""
-
     chip: str | None = None
     """The kind; None: any."""
     min_chips: int = 0
@@ -121,8 +117,6 @@ class HardwareRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareResult:
-    """The hardware that was allocated."""
-
     hosts: tuple[ClusterMachine, ...]
     """In the order of their node ranks."""
     chip: Chip | None = None

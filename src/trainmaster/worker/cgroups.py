@@ -41,7 +41,6 @@ def own_group() -> Path | None:
 
 @functools.cache
 def _processor_group() -> Path | None:
-    """The same in the cpu hierarchy of version 1."""
     own = own_group()
     if own is None or (own / "cgroup.controllers").exists():
         return None

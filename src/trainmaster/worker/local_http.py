@@ -1,8 +1,4 @@
-"""HTTP between a worker and its ranks, in the worker's selector, without blocking.
-
-`ReadinessProbe` asks a service until it is ready. `KubeflowListener` turns progress reports into our metrics: code
-written for Kubeflow's trainer posts `{"trainerStatus": {...}}` to the address in its environment.
-"""
+"""HTTP between a worker and its ranks, in the worker's selector: readiness probes, and Kubeflow's progress reports."""
 
 from __future__ import annotations
 

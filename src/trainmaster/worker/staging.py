@@ -233,8 +233,6 @@ def _call(name: str, *arguments: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """What all processes of one node have in common."""
-
     request: AttemptRequest
     node: int
     run_dir: Path

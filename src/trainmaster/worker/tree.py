@@ -42,7 +42,6 @@ class Tree:
 
     @property
     def ranks_running(self) -> bool:
-        """Whether a process that was added has not ended."""
         return bool(self._ranks)
 
     @property

@@ -127,8 +127,6 @@ _NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How the process of a rank, or of a preparing step, ended."""
-
     rank: int
     exit_code: int | None = None
     signal: str | None = None

@@ -45,8 +45,6 @@ class ControlWatch:
 
 
 class RankWatch:
-    """What the ranks write: their logs and their events."""
-
     def __init__(self, directory: RunDirectory, *, log_cap_bytes: int = 0) -> None:
         self._directory = directory
         self._log_cap_bytes = log_cap_bytes
@@ -115,7 +113,6 @@ class EventWatch:
         """Whether the last look found anything, of interest or not."""
 
     def look(self) -> list[dict[str, Any]]:
-        """The events of interest since the last look."""
         before, found = self._read, []
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_size > before:

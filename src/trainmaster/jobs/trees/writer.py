@@ -136,7 +136,6 @@ def plan(tree: object, *, process: Process | None = None) -> TreePlan:
 
 
 def write(tree: object, directory: Path, *, process: Process | None = None) -> dict[str, str]:
-    """Save a tree into an existing directory and wait for it; returns what `Writing.result` does."""
     return plan(tree, process=process).start(directory).result()
 
 

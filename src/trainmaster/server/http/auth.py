@@ -1,8 +1,4 @@
-"""Authentication and rate limits: API keys, and one token each for an attempt's workers and for its ranks.
-
-The server stores only the digest of a key. A token is valid for the routes of its attempt and nowhere else; a key is
-not valid there. The application refuses to start with a route that does not check who is asking.
-"""
+"""Authentication and rate limits: API keys, stored as digests, and tokens that are valid for one attempt alone."""
 
 from __future__ import annotations
 
@@ -151,7 +147,6 @@ class Gate:
             raise errors.InvalidTokenError
 
     def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
-        """Count a request of a principal as under way until the block ends."""
         if self._concurrency is None or principal is None:
             return contextlib.nullcontext()
         refusal = errors.RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)

@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """Handed to `create_app`; the same for every request."""
-
     settings: Settings
     database: Database
     commands: Commands

@@ -1,9 +1,8 @@
 """Following logs, metrics, events and control documents, most of them as server-sent events.
 
-A *source* is something that grows; equal sources are the same. One task looks at all followed sources, many times a
-second, and wakes the followers of those that have changed. A follower holds only a cursor; what it is sent depends on
-the cursor and on the last look alone, so that followers at the same cursor share one read of the files and one
-encoding: a thousand followers of one source cost little more than one.
+One task looks at all *sources*, things that grow, and wakes the followers of those that have changed. What a follower
+is sent depends on its cursor and on the last look alone, so that followers at the same cursor share one read of the
+files and one encoding: a thousand followers of one source cost little more than one.
 """
 
 from __future__ import annotations

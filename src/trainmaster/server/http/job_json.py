@@ -128,7 +128,6 @@ class JobView:
     used_at: float | None
     """When a service was last reached through the gateway."""
     has_output: bool
-    """Whether a completed job left files in its output directory."""
     now: float
 
 
@@ -226,8 +225,6 @@ def controlled_json(view: JobView) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What a job's request adds to its JSON."""
-
     members: bytes
     result_uri: str | None
     """Where a trainer puts its result, if the request says so."""

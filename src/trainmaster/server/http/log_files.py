@@ -3,8 +3,6 @@
 The file has the output as the rank wrote it. Beside it, `.times` has its size over time, one `<time> <size>` a line; a
 line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, which one
 line explains. Of a line that was overwritten with `\\r`, as progress bars do, the last state is shown.
-
-Lines are read in runs, adjacent lines of one time, which are split only where single lines are shown.
 """
 
 from __future__ import annotations

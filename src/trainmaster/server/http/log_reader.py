@@ -1,8 +1,7 @@
 """Reading a job's log: which files, from where, merged by time, a page at a time.
 
-What can be read depends only on a cursor and on a `LogSight` of the job. A cursor says how far each file of one
-attempt was read; a page ends at a cursor and the next page begins there, so that no line is missed or shown twice, even
-after a restart of the server.
+A cursor says how far each file of one attempt was read; the next page begins where the last one ended, so that no line
+is missed or shown twice, even after a restart of the server.
 """
 
 from __future__ import annotations
@@ -251,7 +250,6 @@ def has_ended(job: Job) -> bool:
 
 
 def removal_notice(roots: Roots, job: Job) -> str | None:
-    """A notice if the run directories of a job were removed, with its logs and metrics."""
     if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
         return None
     return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"

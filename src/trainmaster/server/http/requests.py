@@ -39,7 +39,6 @@ ALIAS = "/modules/scaimind"
 METRICS_PATH = "/metrics"
 
 REPLAYED = {"Idempotent-Replayed": "true"}
-"""The header of an answer to a repeated request."""
 
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 

@@ -106,7 +106,6 @@ class Meters:
         """How long each pass of the coordinator took."""
         self.placements = 0
         self.preemptions = 0
-        """Attempts asked to stop for others."""
         self.webhooks_delivered = 0
         self.webhooks_failed = 0
         self.requests: dict[tuple[str, str, int], int] = {}

@@ -1,7 +1,6 @@
 """Trainer jobs in the JSON of the Fireworks API: `rlorTrainerJobs`, and their JOB_STATE.
 
-Public clients wait for JOB_STATE_RUNNING and for no other state; they resume a job that is FAILED, CANCELLED, PAUSED or
-COMPLETED.
+Public clients wait for JOB_STATE_RUNNING alone; they resume a job that is FAILED, CANCELLED, PAUSED or COMPLETED.
 """
 
 from __future__ import annotations

@@ -97,7 +97,6 @@ def duration(seconds: float) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The names in a text, such as those of the members that a resource may show."""
     return tuple(text.split())
 
 

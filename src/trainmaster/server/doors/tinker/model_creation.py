@@ -1,7 +1,6 @@
 """Models that are being created: each is followed from its row until a trainer has it, or never will.
 
-The row has the request and the job that was started for it. So the future of a create_model means the same to every
-server, and after a restart.
+The row has the request and its job, so a create_model's future means the same to every server, and after a restart.
 """
 
 from __future__ import annotations

@@ -34,8 +34,6 @@ _EVERYTHING = Scope.everything()
 
 @dataclass(slots=True, kw_only=True)
 class KnownSession:
-    """A session, as it was when it was last read."""
-
     account_id: str
     finished: bool
     finish_reason: str = ""

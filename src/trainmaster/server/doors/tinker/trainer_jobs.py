@@ -1,8 +1,7 @@
-"""Which job serves the models of plain Tinker clients, and starting it.
+"""Which job serves the models of plain Tinker clients, and starting it. Every operation may be repeated.
 
-There is one for each account, base model and mode. It is an ordinary job whose handle follows from the model. It is
-submitted when the first model is asked for, used as long as it runs, and resumed when it was parked for want of use or
-has ended. Every operation may be repeated.
+There is one ordinary job for each account, base model and mode, whose handle follows from the model. It is submitted
+for the first model, used as long as it runs, and resumed when it was parked for want of use or has ended.
 """
 
 from __future__ import annotations

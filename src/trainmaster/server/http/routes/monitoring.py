@@ -45,7 +45,6 @@ class _Given(Collector):
 
 
 def _of_cluster(connection: Connection, now: float) -> list[Metric]:
-    """Numbers of the cluster in the database, over all accounts."""
     jobs = GaugeMetricFamily("trainmaster_jobs", "Jobs in the database.", labels=("status", "queue"))
     depths = GaugeMetricFamily("trainmaster_queue_depth", "Jobs that wait for room.", labels=("queue",))
     for (status, queue), count in sorted(queues.count_jobs(connection, _EVERYTHING).items()):

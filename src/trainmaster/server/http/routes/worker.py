@@ -1,7 +1,6 @@
 """Routes of workers that cannot reach the server's files: they report here and wait for control documents.
 
-The bearer is the token of the attempt, which is valid for that attempt alone and until it has ended. The attempt's
-ranks have a token of their own, which only shows who owns the job. Every request may be repeated.
+Workers and ranks have one token each, valid for their attempt; the ranks' only shows who owns the job. All may repeat.
 """
 
 from __future__ import annotations
@@ -131,7 +130,6 @@ router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRou
 T = TypeVar("T")
 
 NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
-"""For answers that no proxy may store."""
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
