@@ -99,8 +99,7 @@ class BasicJob(_BaseJob, Generic[C]):
 
     def finish(self) -> None:
         """Called on every process after everything is saved. Finishes a W&B run that the class itself started."""
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and wandb.run is not None:
+        if (wandb := sys.modules.get("wandb")) is not None and wandb.run is not None:
             wandb.finish()
 
     def __call__(self) -> None:
@@ -233,8 +232,7 @@ class StopRequests:
 
     def look(self) -> bool:
         """Check for requests, on all ranks; returns whether to save, with or without a stop."""
-        stop = report.stop_requested()
-        if stop is None and self._signalled:
+        if (stop := report.stop_requested()) is None and self._signalled:
             stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
         save = report.save_requested()
         # One message between the ranks in nearly every step; more only when one of them has a request.

@@ -131,8 +131,7 @@ class RestoreableJob(CheckpointedJob[C]):
     @classmethod
     def _class_for(cls, name: str, place: str) -> type[Self]:
         """The class that wrote a checkpoint if it is a subclass of this one; else this one, unless it is abstract."""
-        known = known_class(name)
-        if known is not None and issubclass(known, cls):
+        if (known := known_class(name)) is not None and issubclass(known, cls):
             return known
         if inspect.isabstract(cls):
             raise UnknownJobClassError(

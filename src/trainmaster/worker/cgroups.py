@@ -41,8 +41,7 @@ def own_group() -> Path | None:
 
 @functools.cache
 def _processor_group() -> Path | None:
-    own = own_group()
-    if own is None or (own / "cgroup.controllers").exists():
+    if (own := own_group()) is None or (own / "cgroup.controllers").exists():
         return None
     return next((group for group in _groups("cpu") if _is_ours(group) and group != own), None)
 

@@ -255,8 +255,7 @@ class _Courier:
         while True:
             running = self._worker_runs()
             # Read before the streams are sent: they are complete when it exists.
-            end = self._run.document(exit_document(self._node))
-            if end is None and not running:
+            if (end := self._run.document(exit_document(self._node))) is None and not running:
                 self._kill_strays()
                 end = exit_of_lost_worker(self._run, self._node, self._worker_end)
             self._push_documents()
@@ -284,8 +283,7 @@ class _Courier:
             offset = self._offsets.get(name, 0)
             while True:
                 data = self._run.read(name, offset, min(CHUNK, size - offset)) if offset < size else b""
-                gap = self._run.gap(name)
-                if gap is not None and offset < gap.start:
+                if (gap := self._run.gap(name)) is not None and offset < gap.start:
                     data = data[: gap.start - offset]
                 elif gap is not None and (offset < gap.end or gap != self._gaps.get(name)):
                     self._put(gap_document(name), gap.to_json())

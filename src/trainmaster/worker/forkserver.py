@@ -156,8 +156,7 @@ class _ForkServer:
         received = self._received[connection]
         received += data
         if b"\n" in data:
-            answer = self._answer(connection, bytes(received.partition(b"\n")[0]))
-            if answer is not None:
+            if (answer := self._answer(connection, bytes(received.partition(b"\n")[0]))) is not None:
                 _send(connection, answer)
         elif data and len(received) < _MAX_REQUEST_BYTES:
             return

@@ -175,8 +175,7 @@ class KubeflowListener:
         self._connections.append(_Connection(self._selector, accepted, self._answer, self._connections.remove))
 
     def _answer(self, head: bytes, body: bytes) -> int:
-        bearer = _BEARER.search(head)
-        if bearer is None or not hmac.compare_digest(bearer[1], self._token):
+        if (bearer := _BEARER.search(head)) is None or not hmac.compare_digest(bearer[1], self._token):
             return 401
         if not head.startswith(b"POST "):
             return 405

@@ -95,8 +95,7 @@ class SeenProcess(NamedTuple):
 
 def seen(pid: int, *, below: int | None = None) -> SeenProcess | None:
     """The process with this pid, or its zombie; None if it is not, or no child of `below`."""
-    fields = _stat(pid)
-    if fields is None or (below is not None and int(fields[1]) != below):
+    if (fields := _stat(pid)) is None or (below is not None and int(fields[1]) != below):
         return None
     return SeenProcess(pid, int(fields[19]))
 
@@ -159,8 +158,7 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
         if pid == own:
             continue
         # The start time is read first: if it is unchanged when the signal is sent, the marks were this process's.
-        fields = _stat(pid)
-        if fields is None or fields[0] in ("Z", "X"):
+        if (fields := _stat(pid)) is None or fields[0] in ("Z", "X"):
             continue
         with contextlib.suppress(OSError):
             marked = marks.issubset(_environ(pid).split(b"\0"))

@@ -96,8 +96,7 @@ class Uplink:
     def close(self) -> None:
         """Interrupt a waiting request, and refuse all others."""
         self._closed.set()
-        waiting = self._connection.sock
-        if waiting is not None:
+        if (waiting := self._connection.sock) is not None:
             with contextlib.suppress(OSError):
                 waiting.shutdown(socket.SHUT_RDWR)
 

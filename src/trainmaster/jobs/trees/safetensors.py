@@ -135,8 +135,7 @@ def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, has
     digest = hashlib.sha256(header.raw)
     only_hashed = memoryview(bytearray(PIECE if hashing else 0))
     for name in sorted(header.entries, key=lambda name: header.offsets[name]):
-        sink = sinks.get(name)
-        if sink is None and not hashing:
+        if (sink := sinks.get(name)) is None and not hashing:
             continue
         nbytes, offset = header.entries[name].nbytes, header.offsets[name]
         for begin in range(0, nbytes, PIECE):

@@ -64,8 +64,7 @@ class IncomingBody:
         """Wait for another piece; False when there is none. Raises TooLargeError and StalledError."""
         if self._stream is None:
             self._stream = pieces_of(self.request)
-        piece = await anext(self._stream, None)
-        if piece is None:
+        if (piece := await anext(self._stream, None)) is None:
             self.complete = True
             return False
         self.size += len(piece)

@@ -131,8 +131,7 @@ class Gate:
         """Authenticate a request, and note its principal in the scope's state."""
         if path in self._open or path.startswith(SIGNED_PATHS):
             return
-        credential = _credential(scope["headers"])
-        if credential is None:
+        if (credential := _credential(scope["headers"])) is None:
             raise errors.UnauthenticatedError
         state = scope["state"]
         state["credential"] = credential

@@ -166,8 +166,7 @@ class Followers:
 
     @contextlib.asynccontextmanager
     async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
-        watch = self._watches.get(source)
-        if watch is None:
+        if (watch := self._watches.get(source)) is None:
             watch = self._watches[source] = _Watch(source)
         watch.followers += 1
         try:
@@ -268,8 +267,7 @@ class _Watch:
 
     async def read(self, source: FollowedSource, cursor: str) -> StreamPiece:
         """The next piece after a cursor, read once for all followers at it."""
-        task = self._pieces.get(cursor)
-        if task is None:
+        if (task := self._pieces.get(cursor)) is None:
             if len(self._pieces) >= _SHARED_PIECES:
                 self._pieces.clear()
             task = self._pieces[cursor] = asyncio.create_task(run_in_threadpool(source.read, self.seen(), cursor))

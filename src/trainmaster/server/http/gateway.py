@@ -88,8 +88,7 @@ class Gateway:
         address = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))
-            response = await self._exchange(request, job, address, uid)
-            if response is None:
+            if (response := await self._exchange(request, job, address, uid)) is None:
                 return Response(status_code=_CLIENT_GONE)
             return StreamedResponse(response, use.pop_all(), job.job_id)
 

@@ -156,8 +156,7 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
     """Blocks of whole lines with their offsets; a piece of a long line or the note on a gap is a block by itself."""
     position, rest = start, b""
     while (begin := position + len(rest)) < file.size:
-        block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
-        if not block:
+        if not (block := directory.read(file.name, begin, min(BLOCK, file.size - begin))):
             return  # the directory was removed meanwhile
         gap = directory.gap(file.name)
         if gap is not None and not (begin < gap.end and gap.start < begin + len(block)):
@@ -224,8 +223,7 @@ class _Times:
     def of(self, end: int) -> tuple[float, float]:
         """The time of a line that ends at `end`, and the offset up to which lines have that time."""
         while self._size < end:
-            entry = next(self._entries, None)
-            if entry is not None:
+            if (entry := next(self._entries, None)) is not None:
                 self._at, self._size = entry
                 continue
             # Not in the index yet: use the file's modification time.
@@ -246,8 +244,7 @@ def _bisect(
         middle = (low + high) // 2
         text = directory.read(name, middle, 2 * _INDEX_ENTRY_BYTES)
         line_end = text.find(b"\n") + 1
-        entry = _entry(text[line_end:].partition(b"\n")[0])
-        if entry is not None and before(entry):
+        if (entry := _entry(text[line_end:].partition(b"\n")[0])) is not None and before(entry):
             low = middle + line_end
         else:
             high = middle

@@ -145,8 +145,7 @@ def _parsed(model: type[ModelT], body: bytes) -> ModelT:
 
 def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     """The idempotency key of a request with a fingerprint of the request; None where it has no key."""
-    key = request.headers.get("idempotency-key")
-    if key is None:
+    if (key := request.headers.get("idempotency-key")) is None:
         return None
     if not _KEY.fullmatch(key):
         raise wrong("Idempotency-Key", "must have 1 to 255 printable ASCII characters")

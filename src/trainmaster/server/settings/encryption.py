@@ -91,8 +91,7 @@ class Sealer:
         key_id, _, body = rest.partition(".")
         if form != _FORMAT:
             raise SealError(f"the secret of {about} has an unknown form; was it written by a newer version?")
-        key = self._keys.get(key_id)
-        if key is None:
+        if (key := self._keys.get(key_id)) is None:
             raise SealError(
                 f"the secret of {about} was encrypted with the key {key_id}, which this server does not have; "
                 f"add that key to old_secret_keys, or put the {KEY_FILE} file back that lay beside the database"

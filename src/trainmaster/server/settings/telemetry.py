@@ -116,8 +116,7 @@ class Meters:
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
         key = (method, route, status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        latencies = self.latencies_s.get((method, route))
-        if latencies is None:
+        if (latencies := self.latencies_s.get((method, route))) is None:
             latencies = self.latencies_s[method, route] = Histogram(LATENCIES_S)
         latencies.observe(took_s)
 

@@ -188,8 +188,7 @@ async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | 
         return None if used or job.deleted_at is not None else job
 
     try:
-        job = await context.read(find)
-        if job is None:
+        if (job := await context.read(find)) is None:
             return None
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id, message=DEPLOYED))
     except (core.NotFoundError, core.InvalidTransitionError):

@@ -94,8 +94,7 @@ async def list_models(principal: Viewer, context: Context, account_id: AccountPa
                 found.append(promoted_document(model, job))
         return found
 
-    documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
-    if not documents:
+    if not (documents := sorted(await context.read(find), key=lambda each: str(each["name"]))):
         own(principal, account_id)
     return query.page("models", [(str(each["name"]), each) for each in documents], MODEL_MEMBERS)
 

@@ -157,8 +157,7 @@ def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
     found: list[Comparison] = []
     text, position = text.strip(), 0
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None or len(found) == MAX_COMPARISONS:
+        if (token := _TOKEN.match(text, position)) is None or len(found) == MAX_COMPARISONS:
             message = f"is understood as FIELD=VALUE AND FIELD>VALUE ..., and not at '{text[position : position + 20]}'"
             raise wrong("filter", message)
         field = ".".join(_camel(part) for part in token["field"].split("."))

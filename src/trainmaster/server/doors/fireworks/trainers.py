@@ -84,8 +84,7 @@ class FireworksDoor(DoorState):
         return await self._jobs.get(key)
 
     async def answers(self, job: Job) -> bool:
-        trainer = trainer_of(job)
-        if trainer is None:
+        if (trainer := trainer_of(job)) is None:
             return False
         try:
             async with asyncio.timeout(HEALTHY_WITHIN_S):
@@ -187,8 +186,7 @@ async def serve(request: Request) -> Response:
 async def _pass_on(
     request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: IncomingBody
 ) -> Response:
-    trainer = trainer_of(job)
-    if trainer is None:
+    if (trainer := trainer_of(job)) is None:
         return await _absent(door, job, operation, body)
     content: bytes | AsyncIterator[bytes]
     extra: dict[str, str] = {}

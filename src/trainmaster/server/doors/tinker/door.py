@@ -67,8 +67,7 @@ class TinkerDoor(DoorState):
 
     async def weights(self, scope: Scope, text: str, *, access_token: str | None = None) -> Weights:
         """The weights at a path: the account's own, public ones, or those of the account that the token belongs to."""
-        path = WeightsPath.parse(text)
-        if path is None:
+        if (path := WeightsPath.parse(text)) is None:
             raise NotFoundError(f"{text!r} is not a path of weights; expected tinker://RUN/weights/NAME")
         lender = await self._gate.whose(access_token) if access_token else None
 

@@ -76,8 +76,7 @@ class Creations:
 
     def start(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
         """Follow a model until it is created or has failed; there is one task for each model."""
-        task = self._tasks.get(run.model_id)
-        if task is None:
+        if (task := self._tasks.get(run.model_id)) is None:
             task = self._tasks[run.model_id] = asyncio.ensure_future(self._create(run, created_by))
             task.add_done_callback(lambda _: self._tasks.pop(run.model_id, None))
         return task
@@ -116,8 +115,7 @@ class Creations:
                 continue
             except TrainerFailedError as error:
                 return await self._record(_failed(run, error.message, error.category))
-            job = status.job
-            if job is not None and status.started and run.job_id is None:
+            if (job := status.job) is not None and status.started and run.job_id is None:
                 run = await self._record(replace(run, job_id=job.job_id))
             if job is not None and status.ready:
                 try:
@@ -131,8 +129,7 @@ class Creations:
     async def _ensure_trainer(self, run: TinkerRun, created_by: str) -> TrainerStatus:
         """All models that wait for the same trainer share a look at it."""
         key = (run.account_id, run.base_model, run.mode, run.job_id)
-        look = self._looks.get(key)
-        if look is None:
+        if (look := self._looks.get(key)) is None:
             look = self._looks[key] = asyncio.ensure_future(
                 run_in_threadpool(
                     self._trainer_jobs.ensure,

@@ -60,8 +60,7 @@ class Sessions:
         return known
 
     async def run(self, scope: Scope, model_id: str) -> TinkerRun:
-        run = self._runs.get(model_id)
-        if run is None:
+        if (run := self._runs.get(model_id)) is None:
             run = await self._context.read(records.get_run, _EVERYTHING, model_id)
             if run.state is RunState.CREATED:  # and so it stays, with the same trainer
                 if len(self._runs) >= MAX_REMEMBERED:

@@ -77,8 +77,7 @@ class TinkerTrainers:
 
     def model(self, name: str, account_id: str) -> BaseModel:
         """Raises TrainerFailedError, which names the base models that there are, where there is no such model."""
-        found = self._context.models.find(name, account_id)
-        if found is None:
+        if (found := self._context.models.find(name, account_id)) is None:
             known = self._context.models.names
             message = choice_message("base model", name, known) if known else f"this server has no base model {name!r}"
             raise TrainerFailedError(message, Category.USER)
@@ -103,12 +102,10 @@ class TinkerTrainers:
         """Ensure that a trainer runs. `started_job` was started for the same request: it is not started again."""
         model = self.model(base_model, scope.account)
         if started_job is not None:
-            job = self._find(scope, started_job)
-            if job is None:
+            if (job := self._find(scope, started_job)) is None:
                 raise TrainerFailedError(f"its trainer, job {started_job}, was deleted")
             return self._status(job)
-        job = self._find(scope, handle_of(model, mode))
-        if job is None:
+        if (job := self._find(scope, handle_of(model, mode))) is None:
             return self._submit(scope, model, mode, created_by)
         if job.workload_kind != KIND:
             raise TrainerFailedError(
@@ -195,8 +192,7 @@ class TinkerTrainers:
             return self._context.shapes.named(Reference(account_id=account_id, shape=shape, version=None))
         with self._database.read() as connection:
             gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-        chosen = choose_shape(wanted, self._context.shapes, gpus=gpus)
-        if chosen is None:
+        if (chosen := choose_shape(wanted, self._context.shapes, gpus=gpus)) is None:
             what = f"{wanted.base_model} in mode {mode} on {'a GPU' if gpus else 'the CPU'}"
             raise TrainerFailedError(f"no training shape of this server is for {what}")
         return chosen

@@ -112,8 +112,7 @@ async def show_backend(context: Context, name: BackendName) -> Response:
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
     """Ask for an engine once for all who wait, in a thread of its own: if it hangs, it takes none that others need."""
-    look = _looks.get((ask, name))
-    if look is None:
+    if (look := _looks.get((ask, name))) is None:
         look = _looks[ask, name] = Future()
         look.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
         threading.Thread(target=_look, args=(look, ask, name), name=f"look at {name}", daemon=True).start()

@@ -200,8 +200,7 @@ class MetricsSource:
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
-    match = _CURSOR.fullmatch(text)
-    if match is None:
+    if (match := _CURSOR.fullmatch(text)) is None:
         raise wrong("cursor", "is not a cursor of these metrics; leave it out")
     return int(match[1]), int(match[2])
 

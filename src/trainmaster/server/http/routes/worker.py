@@ -167,8 +167,7 @@ class RemoteWorker:
 
     def check_node(self, name: str) -> None:
         """Refuse the name of a file of a node that the attempt does not have."""
-        match = _NODE.fullmatch(name)
-        if match is not None and int(match[1]) >= self.nodes:
+        if (match := _NODE.fullmatch(name)) is not None and int(match[1]) >= self.nodes:
             raise wrong("path", f"the attempt has {self.nodes} nodes")
 
 
@@ -215,8 +214,7 @@ Rank = Annotated[Attempt, Depends(_rank)]
 async def get_request(worker: Worker) -> Response:
     """Fetch what the attempt is asked to do."""
     # The server's own document, as large as the job's parameters and its list of files make it.
-    document = await run_in_threadpool(read_document, worker.directory.path / REQUEST)
-    if document is None:
+    if (document := await run_in_threadpool(read_document, worker.directory.path / REQUEST)) is None:
         raise NotFoundError("the run directory of this attempt is gone")
     return ok_document(document)
 
