@@ -92,8 +92,7 @@ def patch() -> Iterator[Any]:
         if config is None:
             config = opened({})
             scope.enter_context(configuration(config))
-        omegaconf = _omegaconf()
-        if omegaconf is None or not isinstance(config, omegaconf.DictConfig):
+        if (omegaconf := _omegaconf()) is None or not isinstance(config, omegaconf.DictConfig):
             yield config
             return
         omegaconf.OmegaConf.set_struct(config, False)

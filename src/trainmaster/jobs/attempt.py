@@ -88,10 +88,7 @@ class NotOwnerError(RuntimeError):
 
 
 def require_ownership(environ: Mapping[str, str]) -> None:
-    """Raise NotOwnerError unless this attempt owns its job, before a commit; outside a job nothing is checked.
-
-    If the owner is asked for over HTTP and the server is unreachable, this waits: unknown is not owned.
-    """
+    """Raise NotOwnerError in a job that another attempt owns; waits for an unreachable server: unknown is not owned."""
     if url := environ.get(environment.OWNER_URL):
         owned = _ask_server(url, _token(environ), environ.get(environment.CA))
     elif path := environ.get(environment.OWNER_FILE):

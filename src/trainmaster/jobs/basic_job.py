@@ -99,8 +99,7 @@ class BasicJob(_BaseJob, Generic[C]):
 
     def finish(self) -> None:
         """Called on every process after everything is saved. Finishes a W&B run that the class itself started."""
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and wandb.run is not None:
+        if (wandb := sys.modules.get("wandb")) is not None and wandb.run is not None:
             wandb.finish()
 
     def __call__(self) -> None:
@@ -172,11 +171,9 @@ class BasicJob(_BaseJob, Generic[C]):
         self.spec = replace(self.spec, id=self.process.broadcast(run_id, f"{self.spec.path}:tracking"))
 
     def _configured(self) -> AbstractContextManager[None]:
-        """Make the job's own configuration current within a block, if it has one."""
         return nullcontext() if self._ambient is None else ambient.configuration(self._ambient)
 
     def _document(self) -> dict[str, Any]:
-        """The whole configuration as a plain document, for checkpoints."""
         return ambient.plain_config(self._ambient) if ambient.declares(type(self)) else plain(self.config)
 
     def hold(self, lock: Lock | None) -> None:
@@ -235,8 +232,7 @@ class StopRequests:
 
     def look(self) -> bool:
         """Check for requests, on all ranks; returns whether to save, with or without a stop."""
-        stop = report.stop_requested()
-        if stop is None and self._signalled:
+        if (stop := report.stop_requested()) is None and self._signalled:
             stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)
         save = report.save_requested()
         # One message between the ranks in nearly every step; more only when one of them has a request.
@@ -253,10 +249,7 @@ class StopRequests:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
-
-        Not inside a job of a server: requests come by the control file there, and SIGTERM ends the process.
-        """
+        """Take the first SIGTERM or Ctrl-C as a request to save and stop; in a server's job, the control file asks."""
         owned = [number for number, default in _SIGNALS.items() if signal.getsignal(number) is default]
         if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
             owned = []

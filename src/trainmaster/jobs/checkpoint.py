@@ -1,7 +1,4 @@
-"""Checkpoints: their manifest, and the drafts that they are written as before they are committed.
-
-A draft is locked while it is written, and the drafts of dead processes are removed. `roots` commits drafts.
-"""
+"""Checkpoints: their manifest, and the drafts, locked while written, that `roots` commits."""
 
 from __future__ import annotations
 
@@ -51,8 +48,6 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds and where it comes from."""
-
     checkpoint_id: str
     job_id: str
     attempt: int
@@ -203,7 +198,6 @@ def _make_draft(parent: Path, job_id: str, attempt: int) -> tuple[Path, int]:
 
 
 def remove_unless_locked(directory: Path) -> None:
-    """Remove a directory that no living process has locked."""
     with contextlib.suppress(OSError), closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
         if _try_lock(descriptor):
             shutil.rmtree(directory, ignore_errors=True)
@@ -230,10 +224,7 @@ def _try_lock(descriptor: int) -> bool | None:
 def describe(
     directory: Path, *, known_digests: Mapping[str, str] | None = None, flush: bool = True
 ) -> tuple[ManifestFile, ...]:
-    """List the files of a draft with their sizes and digests, after flushing them to disk unless `flush` is false.
-
-    Files with known digests, by path, are not read again. Raises ValueError for anything but plain files.
-    """
+    """Sizes and digests of a draft's plain files (else ValueError), flushed if `flush`; known digests are believed."""
     files, directories = _contents(directory)
     known = known_digests or {}
     with ThreadPoolExecutor(max_workers=THREADS) as pool:

@@ -1,7 +1,4 @@
-"""Finds checkpoints by path, those of theseus too, and loads their trees, metadata and random-number generators.
-
-A path means its newest save; `latest` and `best` are pointers. Everything that is read is compared with the manifest.
-"""
+"""Finds checkpoints by path, those of theseus too, and loads them; all that is read is compared with the manifest."""
 
 from __future__ import annotations
 
@@ -113,8 +110,7 @@ class Loader:
         """
         self.settle()
         # Listed once, by one process: others may see an older listing.
-        committed = self._root.committed(self._home)[::-1]
-        candidates: list[str] = self._process.broadcast(committed, "checkpoints to load")
+        candidates: list[str] = self._process.broadcast(self._root.committed(self._home)[::-1], "checkpoints to load")
         if start is not None:
             if start not in candidates:
                 raise FileNotFoundError(f"{self._root.locate(start)}: no checkpoint is committed there")

@@ -52,7 +52,6 @@ class SavedCheckpoint(NamedTuple):
     rel_path: str
     manifest: Manifest
     took_s: float
-    """From the call of `save` to the commit."""
 
 
 class Saver(Loader):

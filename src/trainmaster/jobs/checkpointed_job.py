@@ -38,13 +38,10 @@ class CheckpointedJob(BasicJob[C]):
     """
 
     save_total_limit: ClassVar[int | None] = None
-    """How many checkpoints to keep beside the latest and the best; None: all. Below a server's directory, the server's
-    retention applies instead.
-    """
+    """How many checkpoints to keep beside the latest and the best; None: all. A server applies its own retention."""
     elastic: bool = False
     """Whether the job may continue from its own checkpoint with another number of processes. Arrays are then resharded
-    as the template says, and the random-number generators are not restored.
-    """
+    as the template says, and the random-number generators are not restored."""
 
     def __init__(self, spec: ExecutionSpec, config: C | Mapping[str, Any] | None = None) -> None:
         super().__init__(spec, config)
@@ -216,11 +213,9 @@ class CheckpointedJob(BasicJob[C]):
 
     def checkpoint_due(self, step: int, every: int = 0) -> bool:
         """Whether to save now: every `every` steps, on request, before a stop. All processes ask at the same step."""
-        wanted = self._requests.look()
-        return wanted or bool(every and step % every == 0)
+        return self._requests.look() or bool(every and step % every == 0)
 
     def is_own(self, rel_path: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint is one of this job's own."""
         return check_path(rel_path).startswith(f"{self.spec.path}/")
 
     def _own(self, suffix: str | os.PathLike[str]) -> str:

@@ -50,9 +50,7 @@ def overlay_of(config: Any) -> dict[str, Any]:
 
     if (omegaconf := sys.modules.get("omegaconf")) is not None and isinstance(config, omegaconf.DictConfig):
         return dict(omegaconf.OmegaConf.to_container(config, resolve=True, enum_to_str=True))
-    if isinstance(config, BaseModel):
-        return config.model_dump(mode="json", exclude_unset=True)
-    return plain(config)
+    return config.model_dump(mode="json", exclude_unset=True) if isinstance(config, BaseModel) else plain(config)
 
 
 def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

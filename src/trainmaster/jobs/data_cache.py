@@ -26,8 +26,6 @@ DATASET_PATH = "DATASET_PATH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One file of a table."""
-
     path: Path
     rows: int
 
@@ -60,10 +58,7 @@ def schema(path: str | os.PathLike[str] | None = None) -> Schema:
 def record_batches(
     rank: int | None = None, world_size: int | None = None, *, path: str | os.PathLike[str] | None = None
 ) -> Iterator[RecordBatch]:
-    """The rows of a rank: consecutive rows of the table, at most one more than any other rank has.
-
-    `rank`, `world_size` and `path` are by default RANK, WORLD_SIZE and DATASET_PATH.
-    """
+    """A rank's consecutive rows, at most one more than another's; by default of RANK, WORLD_SIZE and DATASET_PATH."""
     rank, world_size = _which(rank, world_size)
     found = shards(path)
     total = sum(shard.rows for shard in found)

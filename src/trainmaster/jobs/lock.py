@@ -113,8 +113,7 @@ class ObjectLock(Lock):
         self._renewals += 1
         record = {"owner": self._owner, "nonce": self._nonce, "renewals": self._renewals}
         document = json.dumps({**record, "expires_at": expires_at}).encode()
-        written = objects.put_if(self._place, self._key, document, version=self._version)
-        if written is None:
+        if (written := objects.put_if(self._place, self._key, document, version=self._version)) is None:
             # Perhaps refused because of itself: a request whose answer got lost is sent again.
             with contextlib.suppress(FileNotFoundError):
                 found, there = objects.get(self._place, self._key)

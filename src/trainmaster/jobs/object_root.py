@@ -120,7 +120,6 @@ class ObjectRoot:
         verify: bool = True,  # noqa: ARG002 - downloads are always verified
         on_bytes: Callable[[int], None] | None = None,
     ) -> Iterator[Path]:
-        """Download a copy to this machine's disk, one for all of its processes."""
         manifest = self._require(rel_path)
 
         def bring(directory: Path) -> None:
@@ -251,8 +250,7 @@ def _missing_is_corrupt() -> Iterator[None]:
 
 def _staging() -> Path:
     """The directory for drafts and copies on this machine: in a job beside its caches, else in TMPDIR."""
-    base = os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()
-    directory = Path(base) / f"trainmaster-{os.getuid()}"
+    directory = Path(os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()) / f"trainmaster-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user; set TMPDIR to a directory of your own")
@@ -266,10 +264,7 @@ _FILES = "files"
 
 @contextlib.contextmanager
 def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
-    """A directory that `bring` fills, for reading; the last process that leaves removes it.
-
-    Of several processes that want the same `name`, one fills it. Copies of dead processes are removed.
-    """
+    """A directory that `bring` fills once for all processes that want this `name`; the last to leave removes it."""
     parent.mkdir(parents=True, exist_ok=True)
     for entry in list(parent.iterdir()):
         if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:

@@ -178,7 +178,6 @@ def digest(place: ObjectPlace, key: str, *, on_bytes: OnBytes | None = None) -> 
 
 
 def send_all(place: ObjectPlace, files: Mapping[Path, str]) -> None:
-    """Upload files to their keys, several at a time."""
     in_parallel(lambda item: _send(place, *item), files.items())
 
 
@@ -204,8 +203,7 @@ def _pieces(place: ObjectPlace, meta: ObjectMeta, start: int, on_bytes: OnBytes 
     """Download an object in pieces, all of one version: another client may replace the object meanwhile."""
     for begin in range(start, meta["size"], _PIECE):
         span = (begin, min(begin + _PIECE, meta["size"]))
-        found = place.store.get(meta["path"], options={"range": span, "if_match": meta["e_tag"]})
-        yield memoryview(found.bytes())
+        yield memoryview(place.store.get(meta["path"], options={"range": span, "if_match": meta["e_tag"]}).bytes())
         if on_bytes is not None:
             on_bytes(span[1] - span[0])
 

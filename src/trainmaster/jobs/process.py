@@ -158,9 +158,7 @@ class JaxProcess:
         sizes = self._messages.process_allgather(self._numpy.int32(len(value)))
         padded = self._numpy.frombuffer(value.ljust(max(1, int(sizes.max())), b"\0"), dtype=self._numpy.uint8)
         rows = self._messages.process_allgather(padded)
-        if self.index != 0:
-            return []
-        return [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
+        return [] if self.index != 0 else [bytes(row)[: int(size)] for row, size in zip(rows, sizes, strict=True)]
 
     def any(self, flag: bool) -> bool:
         return bool(self._messages.process_allgather(self._numpy.asarray(flag)).any())
@@ -216,11 +214,7 @@ def call_on_first(
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """Connect this process with the others of its job for a block, unless it is alone or connected already.
-
-    The variables are those that `torchrun` and our worker set. A class that needs another way may connect in its
-    module, before this is called.
-    """
+    """Connect this process by torchrun's variables for a block, unless it is alone or its class has connected it."""
     count = int(os.environ.get("WORLD_SIZE") or 1)
     if count == 1:
         yield
@@ -291,10 +285,7 @@ class PartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Small files in the draft by which the other ranks tell rank 0 that their part of a checkpoint is written.
-
-    Threads that save cannot use collective operations: those belong to the thread that trains.
-    """
+    """Files in a draft that tell rank 0 of written parts: collective operations belong to the thread that trains."""
 
     draft: Path
     process: Process

@@ -250,8 +250,7 @@ class Reporter:
     def resume_path(self) -> Path | None:
         """The committed checkpoint to continue from, downloaded if need be, as a directory; None on a fresh start."""
         with self._lock:
-            where = self.resume_from()
-            if where is None or not where.startswith(S3_SCHEME):
+            if (where := self.resume_from()) is None or not where.startswith(S3_SCHEME):
                 return Path(where) if where else None
             if self._resume_path is None:
                 root, rel_path = open_checkpoint(where)

@@ -1,8 +1,7 @@
 """`RestoreableJob`: a job class that continues from its latest checkpoint, and can be made from any.
 
-A subclass is written against a configuration of its own, `class Pretrain(RestoreableJob[PretrainConfig])`, and does not
-know where it runs: the same class works in a notebook (`Pretrain.local(...)`), in the foreground (`trainmaster run`)
-and as a job of a server.
+A subclass, `class Pretrain(RestoreableJob[PretrainConfig])`, does not know where it runs: the same class works in a
+notebook (`Pretrain.local(...)`), in the foreground (`trainmaster run`) and as a job of a server.
 """
 
 from __future__ import annotations
@@ -37,15 +36,13 @@ class RestoreableJob(CheckpointedJob[C]):
         """Restore this job's state from a checkpoint, which may be another job's."""
 
     def restore(self, suffix: str | os.PathLike[str]) -> None:
-        """Restore from one of this job's own checkpoints."""
         self._restore_from_place(self._find(self._own(suffix)))
 
     def register(self, suffix: str | os.PathLike[str], *, best: bool = False) -> None:
         """Make a checkpoint, once it is committed, the latest, from which the job continues; or also the best."""
         if self.is_main:
             path = self._own(suffix)
-            is_best = best or path == self._own(BEST)
-            self._registrar.register(path, POINTERS if is_best else (LATEST,))
+            self._registrar.register(path, POINTERS if best or path == self._own(BEST) else (LATEST,))
 
     @classmethod
     def latest(cls, spec: ExecutionSpec) -> str | None:
@@ -134,8 +131,7 @@ class RestoreableJob(CheckpointedJob[C]):
     @classmethod
     def _class_for(cls, name: str, place: str) -> type[Self]:
         """The class that wrote a checkpoint if it is a subclass of this one; else this one, unless it is abstract."""
-        known = known_class(name)
-        if known is not None and issubclass(known, cls):
+        if (known := known_class(name)) is not None and issubclass(known, cls):
             return known
         if inspect.isabstract(cls):
             raise UnknownJobClassError(

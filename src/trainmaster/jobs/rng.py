@@ -71,7 +71,6 @@ KEY_FILE = "key.json"
 
 
 def key_files(key: Any) -> dict[str, str]:
-    """The file for a key; none if this is no JAX key."""
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(key, jax.Array) or not key.is_fully_addressable:
         return {}

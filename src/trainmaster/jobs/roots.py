@@ -1,7 +1,4 @@
-"""Where checkpoints are stored: one interface over directories and object stores.
-
-Every path below a root is relative, with forward slashes: `checkpoint-10`, or `project/group/name/steps/10`.
-"""
+"""Where checkpoints are stored: directories or object stores. Paths are relative to a root, with forward slashes."""
 
 from __future__ import annotations
 
@@ -132,18 +129,12 @@ def commit_beside(
     check_owner: Callable[[], None],
     known_digests: Mapping[str, str] | None = None,
 ) -> tuple[str, Manifest]:
-    """Commit a draft as the newest save to a path; returns its place and its manifest. See `Root.commit`.
-
-    A committed checkpoint never changes: if one is at the path already, the new one is committed beside it, and its
-    manifest says to which path it was saved. `checkpoint_reader.find` leads from a path to its newest save.
-    """
-    name = rel_path.rpartition("/")[2]
-    manifest = replace(manifest, saved_as=name, generation=_next_generation(root, rel_path))
+    """Commit a draft as the newest save to a path, beside older ones, which never change; returns where, and what."""
+    manifest = replace(manifest, saved_as=rel_path.rpartition("/")[2], generation=_next_generation(root, rel_path))
     beside = f"{rel_path}{ANOTHER_SAVE}{manifest.attempt}"
     for place in itertools.chain((rel_path, beside), (f"{beside}-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            committed = root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
-            return place, committed
+            return place, root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
     raise AssertionError("names never end")
 
 
@@ -302,7 +293,6 @@ def _age(directory: Path) -> float:
 
 
 def _make_directories(directory: Path) -> None:
-    """Make a directory and its parents, and flush their names to disk."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in missing:

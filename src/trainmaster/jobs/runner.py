@@ -1,7 +1,4 @@
-"""Runs a job class: in the foreground for `trainmaster run`, and as `python -m trainmaster.jobs.runner` inside a job.
-
-The same class under the same identity continues from its latest checkpoint. Process 0 decides for all processes.
-"""
+"""Runs a job class: in the foreground for `trainmaster run`; inside a job as `python -m trainmaster.jobs.runner`."""
 
 from __future__ import annotations
 
@@ -182,10 +179,7 @@ _PROBLEMS = (RunError, ObjectStoreError, AccessRefusedError)
 
 
 def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) -> None:
-    """Run a job class to its end, from its latest checkpoint if it has one, with its files on a cluster.
-
-    Raises RunError if it cannot be run like this, and ObjectStoreError if the store of its checkpoints refuses.
-    """
+    """Run a job class to its end, from its latest checkpoint; raises RunError, or the store's ObjectStoreError."""
     try:
         cls = job_class(request.target, module=request.module)
     except UnknownJobClassError as error:
@@ -214,7 +208,6 @@ def run(request: RunRequest, cluster: Cluster, *, shows_progress: bool = False) 
 
 
 def main() -> None:
-    """Run the job class of a job of kind `job_class`."""
     request = from_json(RunRequest, json.loads(Path(os.environ[environment.INPUTS_DIR], RUN_FILE).read_text()))
     cluster = Cluster(
         name="trainmaster",

@@ -22,8 +22,6 @@ CPU = "cpu"
 
 
 class Axis:
-    """The axes of a topology's mesh."""
-
     BATCH = "batch"
     SHARD = "shard"
 
@@ -67,12 +65,10 @@ class Cluster:
 
     @property
     def log_dir(self) -> Path:
-        """For logs; by default below the work directory."""
         return _made(self.log or f"{self._place('work')}/logs")
 
     @property
     def data_dir(self) -> Path:
-        """For datasets."""
         return _made(self._place("data"))
 
     @property
@@ -82,7 +78,6 @@ class Cluster:
 
     @property
     def results_dir(self) -> Path:
-        """For results."""
         return _made(self._place("results"))
 
     @property
@@ -106,8 +101,6 @@ class ClusterMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRequest:
-    """The hardware that was requested."""
-
     chip: str | None = None
     """The kind; None: any."""
     min_chips: int = 0
@@ -124,8 +117,6 @@ class HardwareRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareResult:
-    """The hardware that was allocated."""
-
     hosts: tuple[ClusterMachine, ...]
     """In the order of their node ranks."""
     chip: Chip | None = None
@@ -173,8 +164,7 @@ class Topology:
         import numpy
 
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        grid = numpy.array(devices).reshape(self.replicas, self.shard_into)
-        return jax.sharding.Mesh(grid, (Axis.BATCH, Axis.SHARD))
+        return jax.sharding.Mesh(numpy.array(devices).reshape(self.replicas, self.shard_into), (Axis.BATCH, Axis.SHARD))
 
 
 def seen_devices(shard_into: int) -> Topology:
@@ -254,7 +244,6 @@ class ExecutionSpec(JobSpec):
     hardware: HardwareResult
     topology: Topology | None = None
     distributed: bool = False
-    """Whether there is more than one process."""
     node: int = 0
     """The index of this process's host."""
 

@@ -66,10 +66,7 @@ def _start_trackio(
 def _start_wandb(
     directory: Path | None, group: str | None, name: str, project: str, config: Mapping[str, Any], run_id: str | None
 ) -> TrackerRun:
-    """Start or continue a run of Weights & Biases: online with credentials, else offline, for `wandb sync`.
-
-    Its own variables apply: `WANDB_MODE`, `WANDB_API_KEY`, `WANDB_DIR`, `WANDB_BASE_URL`.
-    """
+    """Start or continue a run of Weights & Biases, by its variables: online with credentials, else for `wandb sync`."""
     import wandb
 
     options: dict[str, Any] = {

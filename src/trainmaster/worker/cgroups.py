@@ -41,9 +41,7 @@ def own_group() -> Path | None:
 
 @functools.cache
 def _processor_group() -> Path | None:
-    """The same in the cpu hierarchy of version 1."""
-    own = own_group()
-    if own is None or (own / "cgroup.controllers").exists():
+    if (own := own_group()) is None or (own / "cgroup.controllers").exists():
         return None
     return next((group for group in _groups("cpu") if _is_ours(group) and group != own), None)
 
@@ -127,7 +125,6 @@ class Cgroup:
 
     @property
     def has_limits(self) -> bool:
-        """Whether it limits its processes, and should get them early."""
         return bool(self._limits)
 
     def adopt(self, pids: Iterable[int]) -> None:
@@ -151,7 +148,6 @@ class Cgroup:
             self._counted_before = _oom_count(self._counter) or self._counted_before
 
     def oom_kills(self) -> int | None:
-        """Out-of-memory kills since `count_anew`; None if unknown."""
         count = None if self._counter is None else _oom_count(self._counter)
         return None if count is None else count - self._counted_before
 

@@ -62,8 +62,7 @@ CONTROL_WAIT_S = 20
 REFUSED_GRACE_S = 10.0
 """For the ranks of an attempt that the server does not know any more."""
 MOST_REPORT_BYTES = 1 << 30
-"""Of a stream that is no log. A rank can make a file terabytes long without writing anything, and would fill the
-server's disk; logs have a cap of their own."""
+"""Of a stream that is no log: a rank can make a file terabytes long, and fill the server's disk, without writing."""
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
@@ -77,10 +76,7 @@ def run_courier(
     *,
     delivers_only: bool = False,
 ) -> None:
-    """Run one node for a server that is reached by HTTP, until all is delivered.
-
-    With `delivers_only` it starts no worker, and delivers what a dead courier left.
-    """
+    """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left."""
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -142,15 +138,13 @@ class _Courier:
         self._end_worker(_WORKER_ENDS_S)
 
     def _claim(self) -> bool:
-        """Claim the node at the server as this process, which lives while there is something to deliver."""
         name = self._home / "courier.json"
         nonce = (read_document(name) or {}).get("nonce") or uuid.uuid4().hex
         with contextlib.suppress(OSError):
             write_document(name, {"nonce": nonce})
         identity = identity_of(os.getpid())
         claimant = {"nonce": nonce, "host": socket.gethostname(), **(identity.to_json() if identity else {})}
-        answer = self._uplink.ask("POST", f"{self._route}/claims/{self._node}", document=claimant)
-        return bool(answer["granted"])
+        return bool(self._uplink.ask("POST", f"{self._route}/claims/{self._node}", document=claimant)["granted"])
 
     def _prepare(self, request: AttemptRequest) -> None:
         """Lay out the run directory and start the worker, unless an earlier courier did."""
@@ -261,8 +255,7 @@ class _Courier:
         while True:
             running = self._worker_runs()
             # Read before the streams are sent: they are complete when it exists.
-            end = self._run.document(exit_document(self._node))
-            if end is None and not running:
+            if (end := self._run.document(exit_document(self._node))) is None and not running:
                 self._kill_strays()
                 end = exit_of_lost_worker(self._run, self._node, self._worker_end)
             self._push_documents()
@@ -290,8 +283,7 @@ class _Courier:
             offset = self._offsets.get(name, 0)
             while True:
                 data = self._run.read(name, offset, min(CHUNK, size - offset)) if offset < size else b""
-                gap = self._run.gap(name)
-                if gap is not None and offset < gap.start:
+                if (gap := self._run.gap(name)) is not None and offset < gap.start:
                     data = data[: gap.start - offset]
                 elif gap is not None and (offset < gap.end or gap != self._gaps.get(name)):
                     self._put(gap_document(name), gap.to_json())

@@ -164,7 +164,6 @@ class _Installer:
     lock: int
 
     def run(self, *command: str) -> None:
-        """Raises InstallError if the command fails."""
         done = subprocess.run(
             command,
             env=self.environment,

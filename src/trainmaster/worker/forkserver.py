@@ -136,8 +136,7 @@ class _ForkServer:
         """Whether nobody needs it: no worker of its own runs, and nobody asks, or ever can."""
         if self._children:
             return False
-        directory_removed = os.stat(".").st_nlink == 0
-        return directory_removed or time.monotonic() - self._asked_at > _IDLE_EXIT_S
+        return os.stat(".").st_nlink == 0 or time.monotonic() - self._asked_at > _IDLE_EXIT_S
 
     def _accept(self) -> None:
         self._asked_at = time.monotonic()
@@ -157,8 +156,7 @@ class _ForkServer:
         received = self._received[connection]
         received += data
         if b"\n" in data:
-            answer = self._answer(connection, bytes(received.partition(b"\n")[0]))
-            if answer is not None:
+            if (answer := self._answer(connection, bytes(received.partition(b"\n")[0]))) is not None:
                 _send(connection, answer)
         elif data and len(received) < _MAX_REQUEST_BYTES:
             return

@@ -1,8 +1,4 @@
-"""HTTP between a worker and its ranks, in the worker's selector, without blocking.
-
-`ReadinessProbe` asks a service until it is ready. `KubeflowListener` turns progress reports into our metrics: code
-written for Kubeflow's trainer posts `{"trainerStatus": {...}}` to the address in its environment.
-"""
+"""HTTP between a worker and its ranks, in the worker's selector: readiness probes, and Kubeflow's progress reports."""
 
 from __future__ import annotations
 
@@ -180,9 +176,7 @@ class KubeflowListener:
         self._connections.append(_Connection(self._selector, accepted, self._answer, self._connections.remove))
 
     def _answer(self, head: bytes, body: bytes) -> int:
-        """Take a report; returns the HTTP status."""
-        bearer = _BEARER.search(head)
-        if bearer is None or not hmac.compare_digest(bearer[1], self._token):
+        if (bearer := _BEARER.search(head)) is None or not hmac.compare_digest(bearer[1], self._token):
             return 401
         if not head.startswith(b"POST "):
             return 405

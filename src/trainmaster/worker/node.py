@@ -97,7 +97,6 @@ class NodeRun:
         self._deadline: float | None = None
         self._step_deadline: float | None = None
         self._probe: ReadinessProbe | None = None
-        """Of a service, until it is ready."""
         self._dump: StackDump | None = None
         self.started_at: float | None = None
         """Unix time at which all ranks were running."""
@@ -273,7 +272,6 @@ class NodeRun:
             self._collect_stacks()
 
     def _check_memory(self, now: float) -> None:
-        """Enforce the booked memory where the kernel does not."""
         ends = self._verdict is not None or self._stopping.cause is not None
         if self._cgroup.memory_limit_mb is None and self._tree.ranks_running and not ends:
             message = self._memory.excess(now, lambda: (process.pid for process in descendants(os.getpid())))
@@ -363,8 +361,7 @@ class NodeRun:
         """Add advice for a process that looked for fetched data in a directory that could not be made."""
         if verdict.end is None or not verdict.end.failed:
             return verdict
-        text = "\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines))
-        advice = self._context.workspace.advice(text)
+        advice = self._context.workspace.advice("\n".join((verdict.evidence.error or "", *verdict.evidence.last_lines)))
         return replace(verdict, message=f"{verdict.message}; {advice}") if advice else verdict
 
     def _verdict_on_stop(self) -> Verdict:

@@ -95,8 +95,7 @@ class SeenProcess(NamedTuple):
 
 def seen(pid: int, *, below: int | None = None) -> SeenProcess | None:
     """The process with this pid, or its zombie; None if it is not, or no child of `below`."""
-    fields = _stat(pid)
-    if fields is None or (below is not None and int(fields[1]) != below):
+    if (fields := _stat(pid)) is None or (below is not None and int(fields[1]) != below):
         return None
     return SeenProcess(pid, int(fields[19]))
 
@@ -159,8 +158,7 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
         if pid == own:
             continue
         # The start time is read first: if it is unchanged when the signal is sent, the marks were this process's.
-        fields = _stat(pid)
-        if fields is None or fields[0] in ("Z", "X"):
+        if (fields := _stat(pid)) is None or fields[0] in ("Z", "X"):
             continue
         with contextlib.suppress(OSError):
             marked = marks.issubset(_environ(pid).split(b"\0"))
@@ -169,7 +167,6 @@ def _processes_of(attempt_id: str, node: int | None) -> Iterator[SeenProcess]:
 
 
 def _environ(pid: int) -> bytes:
-    """The environment of a process; empty if we may not read it."""
     path = f"/proc/{pid}/environ"
     try:
         return _read(path)
@@ -279,8 +276,7 @@ def _process_view(pid: int) -> str:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    caught = _status(pid).get("SigCgt", "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -288,7 +284,6 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _proc(pid: int, name: str) -> str:
-    """A file of /proc; empty if it is missing or not ours to read."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:

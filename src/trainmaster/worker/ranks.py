@@ -116,8 +116,7 @@ def rank_environment(
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
     if context.port is not None:
-        is_published = bool(request.nodes[context.node].port)
-        variables[names.SERVICE_HOST] = "0.0.0.0" if is_published else "127.0.0.1"
+        variables[names.SERVICE_HOST] = "0.0.0.0" if request.nodes[context.node].port else "127.0.0.1"
         if launch.port_environment is not None:
             variables[launch.port_environment] = str(context.port)
     if context.environment is not None:
@@ -218,11 +217,7 @@ def start_rank(
 
 
 def _opened_directory(path: str, step: str, rank: int, user: User | None) -> int:
-    """Open the working directory as the user.
-
-    A child changes to its directory before it becomes the user: by name, a link that the user puts there meanwhile
-    would lead to where only root may go.
-    """
+    """Open the working directory as the user: by name, a link put there meanwhile could lead where only root may go."""
     try:
         with acting_as(user):
             return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,7 +18,6 @@ _RETRY_S = 0.5
 
 
 def append(path: str, data: bytes) -> None:
-    """Append to a file that others may append to."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0) as file:
         file.write(data)
 

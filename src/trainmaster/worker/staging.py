@@ -187,10 +187,7 @@ NO_WORKSPACE = Workspace()
 
 
 def make_workspace(home: Path, prepared: Mapping[str, str], places: Mapping[str, str], user: User | None) -> Workspace:
-    """Make /workspace for this process and all that it starts, if possible.
-
-    `prepared` has the paths below /workspace by variable, `places` the real directories by path; `home` is the node's.
-    """
+    """Make /workspace for this process and all it starts, if possible; `places` has the real directories by path."""
     named = [(f"{WORKSPACE}/{path}", place) for path, place in places.items()]
     if all(os.path.isdir(path) and os.path.isdir(place) and os.path.samefile(path, place) for path, place in named):
         return NO_WORKSPACE
@@ -236,8 +233,6 @@ def _call(name: str, *arguments: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """What all processes of one node have in common."""
-
     request: AttemptRequest
     node: int
     run_dir: Path
@@ -250,7 +245,6 @@ class NodeContext:
     port: int | None = None
     """For a service: where it listens."""
     user: User | None = None
-    """The user they run as; None: the worker's."""
     workspace: Workspace = NO_WORKSPACE
     environment: str | None = None
     """The Python environment that a preparing step made for the ranks; None: the worker's own Python."""
@@ -288,11 +282,7 @@ def stage_node(
     user: User | None,
     on_chunk: Callable[[], None],
 ) -> NodeContext:
-    """Stage what the job needs, or raise StagingError, and open the listener for its reports, in this selector.
-
-    Ranks look in `control_file` for requests to save or stop. `on_chunk` is called repeatedly while files are copied;
-    it may raise to give up.
-    """
+    """Stage what the job needs, or raise StagingError, and open its listener. `on_chunk` may raise to give up."""
     launch, home = request.launch, directory.path / "nodes" / str(node)
     missing = launch.secrets.keys() - secrets.environment.keys()
     for step in launch.steps:

@@ -81,8 +81,7 @@ def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: 
 
     def compose() -> dict[str, Any]:
         journal.flush()
-        sizes = dict(directory.streams(node))
-        return _exit_from(verdict, started_at=run.started_at if run else None, streams=sizes)
+        return _exit_from(verdict, started_at=run.started_at if run else None, streams=dict(directory.streams(node)))
 
     def wait(seconds: float) -> None:
         time.sleep(seconds)

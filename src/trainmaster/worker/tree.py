@@ -19,8 +19,7 @@ from trainmaster.worker.records import Journal
 from trainmaster.worker.verdict import ProcessEnd
 
 _ADOPT_AFTER_S = 0.05
-"""Moving a process into a cgroup can take the kernel 20 ms: not on the path of a start, nor for jobs that end at
-once."""
+"""Moving a process into a cgroup can take 20 ms: not on the path of a start, nor for jobs that end at once."""
 _ADOPT_PASSES = 3
 _KILL_EVERY_S = 0.02
 _LEADS_S = 10.0
@@ -43,7 +42,6 @@ class Tree:
 
     @property
     def ranks_running(self) -> bool:
-        """Whether a process that was added has not ended."""
         return bool(self._ranks)
 
     @property
@@ -55,10 +53,7 @@ class Tree:
         return {rank: pid for pid, rank in self._ranks.items()}
 
     def add(self, rank: int, pid: int, *, leads: bool = False) -> None:
-        """Count a process that was just started as this rank.
-
-        With `leads`, it leads into a container: the engine limits that, and it must go with the process.
-        """
+        """Count a new process as this rank. One that `leads` into a container goes with it; the engine limits it."""
         self._ranks[pid] = rank
         self._has_children = True
         if leads:
@@ -102,7 +97,6 @@ class Tree:
             self._kill_all(now)
 
     def next_due(self) -> float | None:
-        """When `advance` has something to do."""
         moments = [self._adopt_at, self._next_kill or self._kill_at]
         if not self.terminated:
             moments.append(self._term_at)
@@ -124,8 +118,7 @@ class Tree:
             self._killing_from = now
             signal_all(filter(None, map(seen, self._leads)), KILL_LED)
         spared = self._leads if now < self._killing_from + _LEADS_S else set()
-        below = descendants(os.getpid())
-        signal_all((process for process in below if process.pid not in spared), signal.SIGKILL)
+        signal_all((process for process in descendants(os.getpid()) if process.pid not in spared), signal.SIGKILL)
 
     def _adopt_all(self) -> None:
         adopted: set[int] = set()

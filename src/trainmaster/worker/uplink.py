@@ -52,10 +52,7 @@ class _CutError(_NoAnswerError):
 
 
 class Uplink:
-    """A client of the worker routes. One thread at a time may call it; `close` may come from any.
-
-    `on_wait` is called repeatedly during a long request or download; it may raise to give up.
-    """
+    """A client of the worker routes, for one thread; `close` may come from any. `on_wait` may raise to give up."""
 
     def __init__(
         self, server_url: str, token: str, *, timeout_s: float = 30.0, on_wait: Callable[[], None] = lambda: None
@@ -94,14 +91,12 @@ class Uplink:
             raise ClosedError
 
     def disconnect(self) -> None:
-        """Close the socket; the next request opens another."""
         self._connection.close()
 
     def close(self) -> None:
         """Interrupt a waiting request, and refuse all others."""
         self._closed.set()
-        waiting = self._connection.sock
-        if waiting is not None:
+        if (waiting := self._connection.sock) is not None:
             with contextlib.suppress(OSError):
                 waiting.shutdown(socket.SHUT_RDWR)
 

@@ -36,7 +36,6 @@ class Evidence:
     frame: str | None = None
     """Where a Python process failed, with its error: `File "x.py", line 3, in f: ValueError: bad`."""
     error: str | None = None
-    """The error line of its last traceback."""
 
 
 def evidence_from(err: bytes, out: bytes) -> Evidence:
@@ -60,7 +59,6 @@ def evidence_from(err: bytes, out: bytes) -> Evidence:
 
 
 def read_tail(path: str) -> bytes:
-    """The end of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         return file.read(TAIL_BYTES)
@@ -129,8 +127,6 @@ _NO_EVIDENCE = Evidence()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How the process of a rank, or of a preparing step, ended."""
-
     rank: int
     exit_code: int | None = None
     signal: str | None = None
@@ -230,11 +226,7 @@ def verdict_on_failure(
 def verdict_on_stop(
     cause: StopCause, ends: Sequence[ProcessEnd], *, step: str | None, signalled: bool, finished: bool
 ) -> Verdict:
-    """The verdict on an attempt that was told to stop.
-
-    Completed work counts: ranks that all exit with 0 succeeded, unless we signalled them before one of them reported
-    that it had finished.
-    """
+    """On a stopped attempt: ranks that all exit with 0 succeeded, unless signalled before one reported so."""
     if ends and not any(end.failed for end in ends) and (finished or not signalled):
         return verdict_of_success(ends, step=step)
     first_failed = next((end for end in ends if end.failed), None)

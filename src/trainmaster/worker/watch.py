@@ -45,8 +45,6 @@ class ControlWatch:
 
 
 class RankWatch:
-    """What the ranks write: their logs and their events."""
-
     def __init__(self, directory: RunDirectory, *, log_cap_bytes: int = 0) -> None:
         self._directory = directory
         self._log_cap_bytes = log_cap_bytes
@@ -58,7 +56,6 @@ class RankWatch:
         self.has_finished = False
         """Whether one of them reported that its work is complete."""
         self.dump_stacks: set[int] = set()
-        """Those that print their stacks when asked."""
         self.failures: dict[int, Failure] = {}
 
     def follow(self, logs: Sequence[str], events: Mapping[int, str]) -> None:
@@ -116,7 +113,6 @@ class EventWatch:
         """Whether the last look found anything, of interest or not."""
 
     def look(self) -> list[dict[str, Any]]:
-        """The events of interest since the last look."""
         before, found = self._read, []
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_size > before:
@@ -143,10 +139,7 @@ class EventWatch:
 
 
 class LogClock:
-    """Dates the bytes of a log: a line `T N` in a file beside it says that it had N bytes at time T.
-
-    A line of the log is as old as the first entry whose number lies beyond the line's start.
-    """
+    """Dates a log's bytes by lines `T N`: N bytes at time T. A line is as old as the first entry beyond its start."""
 
     EVERY_S = 0.2
     """Resolution. A log that grows constantly would otherwise get an index of its own size."""
@@ -181,11 +174,7 @@ _LINE_BYTES = 1 << 16
 
 
 class LogCap:
-    """Keeps one log below its cap: head and tail stay, the middle is removed.
-
-    Ranks write straight to their files, so a log can only be cut afterwards. A log that grows fast is checked often: it
-    exceeds its cap by no more than its rank writes between two looks.
-    """
+    """Keeps one log below its cap: the middle is cut afterwards, as ranks write straight to it; fast ones often."""
 
     def __init__(self, directory: RunDirectory, log: str, cap_bytes: int) -> None:
         self._directory = directory
@@ -199,7 +188,6 @@ class LogCap:
         """When to look again, if sooner than usual."""
 
     def look(self) -> None:
-        """Cut the log if it is too large. A cut that a full disk prevents is tried again."""
         try:
             size = os.stat(self._path).st_size
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -61,7 +62,6 @@ class Buffers:
 
     @property
     def allocated(self) -> int:
-        """Bytes of all buffers, free or not."""
         return self._total
 
     def acquire(self, size: int, *, pinned: bool) -> Buffer:
@@ -130,13 +130,11 @@ def _available_bytes() -> int:
     """Memory that is free on this machine, or in the control group of this process."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    try:
+    with contextlib.suppress(OSError, ValueError):  # No control group of our own.
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         if limit != "max":
             available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # No control group of our own.
     return available
 
 

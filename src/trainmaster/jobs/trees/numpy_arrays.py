@@ -35,8 +35,7 @@ def itemsize(value: Any) -> int:
 
 def fill(value: Any, view: memoryview) -> None:
     array = numpy.asarray(value)
-    target = numpy.frombuffer(view, dtype=numpy.uint8).view(array.dtype).reshape(array.shape)
-    numpy.copyto(target, array)
+    numpy.copyto(numpy.frombuffer(view, dtype=numpy.uint8).view(array.dtype).reshape(array.shape), array)
 
 
 def allocate(node: Node, _template: object, _ferry: object) -> tuple[numpy.ndarray[Any, Any], Sink]:
@@ -49,9 +48,7 @@ def finish(node: Node, _template: object, array: Any) -> Any:
 
 
 def _spell(dtype: numpy.dtype[Any]) -> str:
-    """The name of a type in this machine's byte order; the full notation of all others."""
-    plain = dtype.isnative and dtype.kind not in "SUMm"
-    return dtype.name if plain else dtype.str
+    return dtype.name if dtype.isnative and dtype.kind not in "SUMm" else dtype.str
 
 
 def _parse(name: str) -> numpy.dtype[Any]:

@@ -48,8 +48,7 @@ def read(
         process: this process among those that read; sharded files are divided between them for the comparison.
         buffers: memory to use on the way to a GPU.
     """
-    document = _document(directory, TREE, digests)
-    wanted, build = match(document, template, describe_array, partial=partial)
+    wanted, build = match(_document(directory, TREE, digests), template, describe_array, partial=partial)
     results: list[Any] = [None] * len(wanted)
     by_file: dict[str, list[int]] = {}
     others: dict[str, list[int]] = {}
@@ -119,8 +118,7 @@ def _read_file(
             for leaf in wanted:
                 key = leaf.node["name"]
                 if key not in arrays:
-                    module = module_for(leaf.node["array"])
-                    arrays[key], sinks[key] = module.allocate(leaf.node, leaf.template, ferry)
+                    arrays[key], sinks[key] = module_for(leaf.node["array"]).allocate(leaf.node, leaf.template, ferry)
                     if arrays[key].nbytes != header.nbytes(key, path):
                         raise safetensors.FormatError(f"{path}: {key} has another size than was expected")
             found = safetensors.read_into(descriptor, header, sinks, hashing=digests is not None, where=path)
@@ -168,8 +166,7 @@ def _read_library(
         else:
             raise CorruptCheckpointError(f"{directory / TREE}: {kind!r} arrays are in no file of the checkpoint")
     if digests is not None:
-        names = sorted(name for name in digests if name.startswith(f"{below}/"))
-        own = names[process.index :: process.count]
+        own = sorted(name for name in digests if name.startswith(f"{below}/"))[process.index :: process.count]
         with ThreadPoolExecutor(max_workers=THREADS) as executor:
             list(executor.map(lambda name: verify_file(directory, name, digests), own))
     return read_arrays(directory, wanted)

@@ -75,10 +75,7 @@ def describe(tree: object, array: Describe) -> tuple[Node, list[Leaf]]:
 
 
 def match(document: Node, template: object, array: Describe, *, partial: bool) -> tuple[list[WantedArray], Build]:
-    """List the arrays to read, and return a function that makes the tree of them; TreeError lists what does not fit.
-
-    With `partial`, ignore what the template lacks, and keep the template's value where nothing fits.
-    """
+    """The arrays to read, and what builds the tree; TreeError: it does not fit. `partial` keeps the template then."""
     matching = _Matching(array, partial=partial)
     build = matching.build(document, template, ())
     if matching.problems:

@@ -132,12 +132,10 @@ def plan(tree: object, *, process: Process | None = None) -> TreePlan:
     """Plan how to save a tree: process 0 writes whole arrays and plain values, all their parts of sharded ones."""
     process = process if process is not None else SingleProcess()
     document, leaves = describe(tree, describe_array)
-    files = _files(leaves, process)
-    return TreePlan(document=document, leaves=leaves, files=files, first=process.index == 0)
+    return TreePlan(document=document, leaves=leaves, files=_files(leaves, process), first=process.index == 0)
 
 
 def write(tree: object, directory: Path, *, process: Process | None = None) -> dict[str, str]:
-    """Save a tree into an existing directory and wait for it; returns what `Writing.result` does."""
     return plan(tree, process=process).start(directory).result()
 
 
@@ -155,7 +153,6 @@ def write_small(tree: object, directory: Path, stem: str) -> dict[str, str]:
 
 
 def holds(name: str) -> bool:
-    """Whether a file of a checkpoint is part of its tree."""
     return name == TREE or name.startswith((ARRAYS, "sharded/", "orbax/"))
 
 

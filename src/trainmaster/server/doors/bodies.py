@@ -26,11 +26,9 @@ MAX_BODY_BYTES = 512 << 20
 MAX_WHOLE_BYTES = 128 << 20
 """Of a body that must be held until its end."""
 MAX_WHOLE_BYTES_IN_ALL = 1 << 30
-"""Of all such bodies at a time in one server; further clients get 429, and retry. One account may hold a
-quarter of it, so that it cannot shut out the others."""
+"""Of all such bodies at a time in one server; further clients get 429, and retry. One account may hold a quarter."""
 COMPRESSED_HEAD_BYTES = 192 << 10
-"""How much of a compressed body is read in search of its model: a zstd block, of up to 128 KiB, can only be read
-whole."""
+"""How much of a compressed body is read in search of its model: a zstd block, of up to 128 KiB, is read whole."""
 MAX_ID_LENGTH = 32 << 10
 """The id of a future that failed at once contains its message."""
 _NOT_PLAIN = re.compile("[\0\ud800-\udfff]")
@@ -39,14 +37,10 @@ _NOT_PLAIN = re.compile("[\0\ud800-\udfff]")
 
 @dataclass(slots=True, eq=False)
 class IncomingBody:
-    """The body of a request: what came so far, and the rest on demand. It is released at the exit of its block.
-
-    If the block ends with an error before the body was passed on, the rest is read and dropped first.
-    """
+    """The body of a request: what came, and the rest on demand. Released with its block; an error drops the rest."""
 
     request: Request
     account_id: str
-    """Who sends it."""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     _stream: AsyncIterator[bytes] | None = None
@@ -70,8 +64,7 @@ class IncomingBody:
         """Wait for another piece; False when there is none. Raises TooLargeError and StalledError."""
         if self._stream is None:
             self._stream = pieces_of(self.request)
-        piece = await anext(self._stream, None)
-        if piece is None:
+        if (piece := await anext(self._stream, None)) is None:
             self.complete = True
             return False
         self.size += len(piece)
@@ -92,11 +85,7 @@ class IncomingBody:
         return self._all_pieces()
 
     async def drain(self) -> None:
-        """Read and drop the rest.
-
-        Most clients read no response before they have sent everything. A connection that the server closes with bytes
-        unread is reset, and the client may never see the response.
-        """
+        """Read and drop the rest: a client may never see the response if the connection closes while it sends."""
         while not self.complete and await self.more():
             self.pieces.clear()
 

@@ -32,9 +32,7 @@ class Door:
     """Its state is `request.app.state.NAME`."""
     make: Callable[[ApiContext, Gate, Trainers], DoorState]
     api_routers: Sequence[APIRouter] = ()
-    """Routes of servers with the API's role."""
     gateway_routers: Sequence[APIRouter] = ()
-    """Routes of servers with the gateway's role: requests to trainers."""
     shortcuts: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
     """Routes of `gateway_routers` that are looked up by method and path, without a router."""
     failure: Callable[[str, TrainmasterError, Mapping[str, str] | None], Response | None] | None = None

@@ -62,11 +62,9 @@ class Lookups(Generic[Key, Value]):
         self._reads: dict[Key, asyncio.Task[Value]] = {}
 
     async def get(self, key: Key) -> Value:
-        known = self._known.get(key)
-        if known is not None and time.monotonic() - known[0] < self._fresh_s:
+        if (known := self._known.get(key)) is not None and time.monotonic() - known[0] < self._fresh_s:
             return known[1]
-        read = self._reads.get(key)
-        if read is None:
+        if (read := self._reads.get(key)) is None:
             read = self._reads[key] = asyncio.ensure_future(self._look(key))
             read.add_done_callback(lambda _: self._reads.pop(key, None))
         return await asyncio.shield(read)
@@ -113,11 +111,9 @@ class Trainers:
     async def require(self, account_id: str, job_id: str) -> None:
         """Raises NotFoundError unless the job is a trainer of the account: the doors serve no other services."""
         # Neither the owner nor the kind of a job changes: what was read of it once is good enough.
-        seen = self._jobs.known(job_id)
-        if seen is None or seen.job is None:
+        if (seen := self._jobs.known(job_id)) is None or seen.job is None:
             seen = await self._jobs.get(job_id)
-        job = seen.job
-        if job is None or job.workload_kind != KIND or job.account_id != account_id:
+        if (job := seen.job) is None or job.workload_kind != KIND or job.account_id != account_id:
             raise JobNotFoundError(f"there is no job {job_id}")
 
     def touch(self, job_id: str) -> None:
@@ -149,8 +145,7 @@ class Trainers:
             own = [(b"host", b"trainer"), (DOOR_HEADER.encode(), door.encode())]
             request = (method, target, [*headers, *own], body)
             pool = self._urgent if urgent else self._connections
-            kept = pool.kept(trainer)
-            if kept is not None:
+            if (kept := pool.kept(trainer)) is not None:
                 try:
                     return await pool.exchange(kept, *request, patience_s=PATIENCE_S)
                 except proxy.BrokenOffError:
@@ -186,10 +181,7 @@ class Trainers:
         counts: bool = True,
         urgent: bool = False,
     ) -> Response:
-        """The response of a trainer to a client's request, with `extra` headers from the server. Raises like `ask`.
-
-        `grammar` says what part of the path is the trainer's; see `target_of`.
-        """
+        """A trainer's response to a client, with `extra` headers. Raises like `ask`; `grammar`: see `target_of`."""
         headers = [each for each in proxy.forwarded_headers(request, body) if each[0] not in _SECRETS]
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
         target = proxy.target_of(request, grammar)
@@ -215,8 +207,7 @@ class Trainers:
     async def _address(self, trainer: Trainer) -> tuple[str, str, int | None]:
         """Where it answers, the token of its ranks, and the user that they run as, where its account has one."""
         seen = await self._jobs.get(trainer.job_id)
-        job = seen.job
-        if job is None or job.attempt is None or job.attempt.number != trainer.attempt:
+        if (job := seen.job) is None or job.attempt is None or job.attempt.number != trainer.attempt:
             raise TrainerGoneError(how_it_ended(f"job {trainer.job_id}", job, trainer.attempt))
         if job.endpoint is None:
             raise proxy.BrokenOffError(f"the trainer of job {job.job_id} does not answer yet")
@@ -250,6 +241,4 @@ def status_of(job: Job) -> str:
 
 
 def location_of(context: ApiContext, checkpoint: Checkpoint) -> str:
-    if checkpoint.root == URI:
-        return checkpoint.path
-    return str(context.roots.path(checkpoint.root, checkpoint.path))
+    return checkpoint.path if checkpoint.root == URI else str(context.roots.path(checkpoint.root, checkpoint.path))

@@ -1,8 +1,4 @@
-"""Authentication and rate limits: API keys, and one token each for an attempt's workers and for its ranks.
-
-The server stores only the digest of a key. A token is valid for the routes of its attempt and nowhere else; a key is
-not valid there. The application refuses to start with a route that does not check who is asking.
-"""
+"""Authentication and rate limits: API keys, stored as digests, and tokens that are valid for one attempt alone."""
 
 from __future__ import annotations
 
@@ -85,19 +81,16 @@ class ConcurrencyLimit:
 
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Open to anybody."""
 TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
 """Where the credential may be an attempt's token; those routes check it themselves."""
 SIGNED_PATHS = "/api/v1/downloads/"
 """Where the address itself is the credential: signed and limited in time. Those routes check the signature."""
 
 AT_ONCE = 1000
-"""Concurrent requests of one key, where keys are limited. A followed stream counts as one; each costs a descriptor and
-some memory."""
+"""Concurrent requests of one key, where limited: each costs a descriptor and memory. A followed stream is one."""
 
 _REMEMBER_S = 5.0
-"""How long a key that another server revoked may still work; a lookup for every request would cost more than the
-request."""
+"""How long a key that another server revoked may still work; a lookup would cost more than the request."""
 _REMEMBER_MOST = 4096
 
 _log = logging.getLogger(__name__)
@@ -138,8 +131,7 @@ class Gate:
         """Authenticate a request, and note its principal in the scope's state."""
         if path in self._open or path.startswith(SIGNED_PATHS):
             return
-        credential = _credential(scope["headers"])
-        if credential is None:
+        if (credential := _credential(scope["headers"])) is None:
             raise errors.UnauthenticatedError
         state = scope["state"]
         state["credential"] = credential
@@ -154,7 +146,6 @@ class Gate:
             raise errors.InvalidTokenError
 
     def under_way(self, principal: Principal | None) -> contextlib.AbstractContextManager[None]:
-        """Count a request of a principal as under way until the block ends."""
         if self._concurrency is None or principal is None:
             return contextlib.nullcontext()
         refusal = errors.RateLimitedError(f"{AT_ONCE} requests with this key are under way; end some of them", 1.0)
@@ -165,7 +156,6 @@ class Gate:
         return await self._principal(key_digest(credential), None)
 
     def forget(self, key_id: str) -> None:
-        """Forget a key that was revoked."""
         self._revocations += 1
         for digest, (_, principal) in list(self._known.items()):
             if principal.key_id == key_id:

@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """Handed to `create_app`; the same for every request."""
-
     settings: Settings
     database: Database
     commands: Commands
@@ -64,7 +62,6 @@ class ApiContext:
     models: BaseModels = field(default_factory=BaseModels)
     shapes: Shapes = field(default_factory=Shapes)
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles
-    """Reads the files of training runtimes."""
 
     @property
     def promotions(self) -> Promotions:
@@ -102,4 +99,3 @@ def context_of(request: Request) -> ApiContext:
 
 
 Context = Annotated[ApiContext, Depends(_context)]
-"""The context, as a parameter of a route."""

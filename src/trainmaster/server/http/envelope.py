@@ -69,10 +69,7 @@ ResourceT = TypeVar("ResourceT")
 
 
 def resource(kind: Callable[..., ResourceT], source: object, /, **others: object) -> ResourceT:
-    """A resource of the schema: each field is one of `others`, or the attribute of `source` with the same name.
-
-    Attributes that are times, with names that end in `_at`, become ISO 8601.
-    """
+    """A resource whose fields are `others` or attributes of `source`; times, `..._at`, become ISO 8601."""
 
     def value(name: str) -> object:
         if name in others:
@@ -150,8 +147,7 @@ def ok(data: Mapping[str, object], status: int = HTTPStatus.OK, headers: Mapping
 
 
 def ok_json(data: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    body = b'{"status":"ok","data":' + data + b"}"
-    return Response(body, status_code=status, headers=headers, media_type=JSON)
+    return Response(b'{"status":"ok","data":' + data + b"}", status_code=status, headers=headers, media_type=JSON)
 
 
 def encoded(document: Mapping[str, object]) -> bytes:

@@ -1,9 +1,8 @@
 """Following logs, metrics, events and control documents, most of them as server-sent events.
 
-A *source* is something that grows; equal sources are the same. One task looks at all followed sources, many times a
-second, and wakes the followers of those that have changed. A follower holds only a cursor; what it is sent depends on
-the cursor and on the last look alone, so that followers at the same cursor share one read of the files and one
-encoding: a thousand followers of one source cost little more than one.
+One task looks at all *sources*, things that grow, and wakes the followers of those that have changed. What a follower
+is sent depends on its cursor and on the last look alone, so that followers at the same cursor share one read of the
+files and one encoding: a thousand followers of one source cost little more than one.
 """
 
 from __future__ import annotations
@@ -104,10 +103,7 @@ class Watched(Protocol):
         """The job whose events announce a change; None when any event does."""
 
     def look(self, connection: Connection, before: Any, *, changed: bool) -> Any:
-        """What can be read now, as a value that differs from `before` when there is more.
-
-        Without `changed`, nothing was written to the database since `before`, which is None the first time.
-        """
+        """What can be read now, unequal to `before` (first None) if it is more; `changed`: the database was written."""
 
 
 class FollowedSource(Watched, Protocol):
@@ -170,8 +166,7 @@ class Followers:
 
     @contextlib.asynccontextmanager
     async def watching(self, source: Watched) -> AsyncIterator[_Watch]:
-        watch = self._watches.get(source)
-        if watch is None:
+        if (watch := self._watches.get(source)) is None:
             watch = self._watches[source] = _Watch(source)
         watch.followers += 1
         try:
@@ -272,12 +267,10 @@ class _Watch:
 
     async def read(self, source: FollowedSource, cursor: str) -> StreamPiece:
         """The next piece after a cursor, read once for all followers at it."""
-        task = self._pieces.get(cursor)
-        if task is None:
+        if (task := self._pieces.get(cursor)) is None:
             if len(self._pieces) >= _SHARED_PIECES:
                 self._pieces.clear()
-            reading = run_in_threadpool(source.read, self.seen(), cursor)
-            task = self._pieces[cursor] = asyncio.create_task(reading)
+            task = self._pieces[cursor] = asyncio.create_task(run_in_threadpool(source.read, self.seen(), cursor))
             task.add_done_callback(_retrieve)
         # A follower that leaves must not cancel the read for the others.
         return task.result() if task.done() else await asyncio.shield(task)

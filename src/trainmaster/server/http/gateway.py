@@ -1,8 +1,4 @@
-"""The gateway: what is sent to `/v1/jobs/{id}/proxy/...` reaches the service that the job is.
-
-Bodies flow through in both directions as they come. A request counts as use of the service from its first byte to the
-last one of its response; a service that nobody uses is parked.
-"""
+"""The gateway: `/v1/jobs/{id}/proxy/...` is the service that the job is; a request counts as use to its last byte."""
 
 from __future__ import annotations
 
@@ -92,8 +88,7 @@ class Gateway:
         address = dial(job)
         with contextlib.ExitStack() as use:
             use.enter_context(self._activity.use(job.job_id))
-            response = await self._exchange(request, job, address, uid)
-            if response is None:
+            if (response := await self._exchange(request, job, address, uid)) is None:
                 return Response(status_code=_CLIENT_GONE)
             return StreamedResponse(response, use.pop_all(), job.job_id)
 

@@ -76,7 +76,6 @@ def attempt_resource(attempt: Attempt, *, service: bool) -> schema.AttemptResour
 
 
 def failure_of(job: Job, attempts: Sequence[Attempt]) -> schema.FailureResource | None:
-    """Why a job failed; None unless it did."""
     if job.status is not JobStatus.FAILED:
         return None
     # A job that was refused before its first attempt has no evidence.
@@ -129,7 +128,6 @@ class JobView:
     used_at: float | None
     """When a service was last reached through the gateway."""
     has_output: bool
-    """Whether a completed job left files in its output directory."""
     now: float
 
 
@@ -155,7 +153,6 @@ class Summary:
 
 
 def summary_of(job: Job) -> Summary:
-    """A job as lists show it: the members of a `JobSummary`."""
     failed = job.status is JobStatus.FAILED
     attempt = job.attempt
     progress = job.progress
@@ -228,8 +225,6 @@ def controlled_json(view: JobView) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What a job's request adds to its JSON."""
-
     members: bytes
     result_uri: str | None
     """Where a trainer puts its result, if the request says so."""

@@ -3,8 +3,6 @@
 The file has the output as the rank wrote it. Beside it, `.times` has its size over time, one `<time> <size>` a line; a
 line is as old as the first entry that covers its end. A log that reached its cap has a gap in the middle, which one
 line explains. Of a line that was overwritten with `\\r`, as progress bars do, the last state is shown.
-
-Lines are read in runs, adjacent lines of one time, which are split only where single lines are shown.
 """
 
 from __future__ import annotations
@@ -38,16 +36,14 @@ class Run(NamedTuple):
     start: int
     end: int
     data: bytes
-    """The lines, separated by line ends, with none after the last. Several lines are separated by one byte in the file,
-    too."""
+    """The lines, separated by single line ends, as in the file, with none after the last."""
 
     @property
     def line_count(self) -> int:
         return self.data.count(b"\n") + 1
 
     def first(self, count: int) -> Run:
-        kept = self.data.split(b"\n", count)[:count]
-        data = b"\n".join(kept)
+        data = b"\n".join(self.data.split(b"\n", count)[:count])
         return self if len(data) == len(self.data) else self._replace(data=data, end=self.start + len(data) + 1)
 
     def without_first(self, count: int) -> Run:
@@ -100,10 +96,7 @@ def is_log_file(name: str) -> bool:
 
 
 def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
-    """The lines of a file from `start`, the start of a line, up to its known size.
-
-    Text without a line end is a line only when the attempt has `ended`.
-    """
+    """The lines of a file from `start`, a line's, to its known size; text without a line end only once `ended`."""
     if start >= file.size:
         return
     times = _Times(directory, file.name, start)
@@ -163,8 +156,7 @@ def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> I
     """Blocks of whole lines with their offsets; a piece of a long line or the note on a gap is a block by itself."""
     position, rest = start, b""
     while (begin := position + len(rest)) < file.size:
-        block = directory.read(file.name, begin, min(BLOCK, file.size - begin))
-        if not block:
+        if not (block := directory.read(file.name, begin, min(BLOCK, file.size - begin))):
             return  # the directory was removed meanwhile
         gap = directory.gap(file.name)
         if gap is not None and not (begin < gap.end and gap.start < begin + len(block)):
@@ -203,14 +195,12 @@ def _piece(line: bytes) -> bytes:
 
 
 def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
-    """Where the line that contains `position` begins."""
     gap = directory.gap(file.name)
     first = gap.end if gap and gap.end < position else 0
     if gap and gap.start < position <= gap.end:
         return gap.start
     size = min(MAX_LINE_BYTES, position - first)
-    block = directory.read(file.name, position - size, size)
-    found = block.rfind(b"\n")
+    found = directory.read(file.name, position - size, size).rfind(b"\n")
     return position - size + found + 1 if found >= 0 else position - size
 
 
@@ -233,8 +223,7 @@ class _Times:
     def of(self, end: int) -> tuple[float, float]:
         """The time of a line that ends at `end`, and the offset up to which lines have that time."""
         while self._size < end:
-            entry = next(self._entries, None)
-            if entry is not None:
+            if (entry := next(self._entries, None)) is not None:
                 self._at, self._size = entry
                 continue
             # Not in the index yet: use the file's modification time.
@@ -255,8 +244,7 @@ def _bisect(
         middle = (low + high) // 2
         text = directory.read(name, middle, 2 * _INDEX_ENTRY_BYTES)
         line_end = text.find(b"\n") + 1
-        entry = _entry(text[line_end:].partition(b"\n")[0])
-        if entry is not None and before(entry):
+        if (entry := _entry(text[line_end:].partition(b"\n")[0])) is not None and before(entry):
             low = middle + line_end
         else:
             high = middle

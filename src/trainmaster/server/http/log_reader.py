@@ -1,8 +1,7 @@
 """Reading a job's log: which files, from where, merged by time, a page at a time.
 
-What can be read depends only on a cursor and on a `LogSight` of the job. A cursor says how far each file of one
-attempt was read; a page ends at a cursor and the next page begins there, so that no line is missed or shown twice, even
-after a restart of the server.
+A cursor says how far each file of one attempt was read; the next page begins where the last one ended, so that no line
+is missed or shown twice, even after a restart of the server.
 """
 
 from __future__ import annotations
@@ -104,8 +103,7 @@ class Page:
     at_end: bool
     """There are no more lines now."""
     open_lines: tuple[LogEntry, ...] = ()
-    """The newest state of lines that are still being overwritten, such as progress bars; the cursor is before them.
-    Read only where the page is `at_end`."""
+    """The newest state of lines being overwritten, such as progress bars, after the cursor. Read only `at_end`."""
 
 
 class LogReader:
@@ -130,18 +128,13 @@ class LogReader:
         return sight if sight.ended else replace(sight, files=tuple(self._files(sight.attempt)))
 
     def start(self, sight: LogSight, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
-        """The cursor of the last `tail` lines, of the lines `since` a time, or of the beginning.
-
-        With `whole`, the log begins with the first attempt, otherwise with the latest.
-        """
+        """The cursor of the last `tail` lines, of those `since` a time, or of the latest or (`whole`) first attempt."""
         first = self._filter.attempt or (1 if whole else sight.attempt)
         if first > sight.attempt:
             raise NotFoundError(f"there is no attempt {first}; the latest is {sight.attempt}")
         if since is not None:
             return self._start_since(sight, first, since)
-        if tail is not None:
-            return self._start_of_last(sight, first, tail)
-        return Cursor(attempt=first)
+        return self._start_of_last(sight, first, tail) if tail is not None else Cursor(attempt=first)
 
     def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """The lines after a cursor, at most `limit` of them."""
@@ -257,7 +250,6 @@ def has_ended(job: Job) -> bool:
 
 
 def removal_notice(roots: Roots, job: Job) -> str | None:
-    """A notice if the run directories of a job were removed, with its logs and metrics."""
     if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
         return None
     return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"

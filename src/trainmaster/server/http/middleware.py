@@ -51,10 +51,7 @@ class ServerApp:
         on_open: Sequence[Callable[[], None]],
         on_close: Sequence[Callable[[], None]],
     ) -> None:
-        """Requests with the method and path of a shortcut go to its handler first, and to `app` if that returns None.
-
-        The last part of a path may be a parameter, as in `/v1/jobs/{job_id}`.
-        """
+        """Requests of a shortcut go to its handler first; to `app` if it returns None. Paths may end in `{name}`."""
         self._app = app
         self._gate = gate
         self._render_error = render_error

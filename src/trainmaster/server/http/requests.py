@@ -32,15 +32,13 @@ MAX_VALUES = 100_000
 MAX_COMMAS = 4 * MAX_VALUES
 """Counted before a body is decoded, as decoding millions of values takes a second. Texts may hold commas, too."""
 MAX_DEPTH = 64
-"""Nesting of objects and lists: a document that can be decoded may still be too deep to be encoded further down the
-stack. Trainers have the same limit."""
+"""Nesting of objects and lists, as in trainers: deeper documents may fail to be encoded further down the stack."""
 PREFIX = "/v1"
 ALIAS = "/modules/scaimind"
 """Below the prefix, where all routes are found a second time."""
 METRICS_PATH = "/metrics"
 
 REPLAYED = {"Idempotent-Replayed": "true"}
-"""The header of an answer to a repeated request."""
 
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
@@ -147,8 +145,7 @@ def _parsed(model: type[ModelT], body: bytes) -> ModelT:
 
 def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
     """The idempotency key of a request with a fingerprint of the request; None where it has no key."""
-    key = request.headers.get("idempotency-key")
-    if key is None:
+    if (key := request.headers.get("idempotency-key")) is None:
         return None
     if not _KEY.fullmatch(key):
         raise wrong("Idempotency-Key", "must have 1 to 255 printable ASCII characters")

@@ -87,7 +87,6 @@ class StrictRoute(APIRoute):
 
 
 def _query_parameters(dependant: Dependant) -> set[str]:
-    """Of a route and of its dependencies."""
     return {field.alias for field in dependant.query_params}.union(*map(_query_parameters, dependant.dependencies))
 
 
@@ -100,7 +99,6 @@ class RawRoute(StrictRoute):
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
-    """Raise SpecError when one of the query parameters is not known."""
     names_known = sorted(known)
     unknown = [name for name in names if name not in names_known and not (prefixes and name.startswith(prefixes))]
     problems = []

@@ -68,7 +68,9 @@ class TokenExchange:
         finally:
             await answer.aclose()
         if 400 <= answer.status_code < 500 and answer.status_code not in (404, 405, 408, 429):
-            reason = (_reason(document) or f"status {answer.status_code}").replace(credential, "***")
+            said = document.get("error_description") or document.get("error")
+            reason = " ".join(said.split())[:_MAX_REASON] if isinstance(said, str) else ""
+            reason = (reason or f"status {answer.status_code}").replace(credential, "***")
             raise CredentialsRefusedError(f"the token exchange gives no {audience} token for your key: {reason}")
         token = document.get("access_token") if answer.is_success else None
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
@@ -98,11 +100,6 @@ async def _body(answer: httpx.Response) -> bytes:
         if len(body) > _MAX_ANSWER_BYTES:
             return b""
     return body
-
-
-def _reason(document: dict[str, object]) -> str:
-    reason = document.get("error_description") or document.get("error")
-    return " ".join(reason.split())[:_MAX_REASON] if isinstance(reason, str) else ""
 
 
 def _document(body: bytes) -> dict[str, object]:

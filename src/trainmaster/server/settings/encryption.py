@@ -66,10 +66,7 @@ class Sealer:
 
     @classmethod
     def load(cls, settings: Settings, *, may_make_key: Callable[[], bool]) -> Sealer:
-        """The sealer with the key of the settings, or with the key in a file, which the first start makes.
-
-        `may_make_key` is asked when there is no file: whether nothing is encrypted with an older key yet.
-        """
+        """The sealer with the key of the settings, or of a file, made if `may_make_key`: nothing is encrypted yet."""
         key, old = keys_of(settings)
         if key is not None:
             return cls(key, old)
@@ -94,8 +91,7 @@ class Sealer:
         key_id, _, body = rest.partition(".")
         if form != _FORMAT:
             raise SealError(f"the secret of {about} has an unknown form; was it written by a newer version?")
-        key = self._keys.get(key_id)
-        if key is None:
+        if (key := self._keys.get(key_id)) is None:
             raise SealError(
                 f"the secret of {about} was encrypted with the key {key_id}, which this server does not have; "
                 f"add that key to old_secret_keys, or put the {KEY_FILE} file back that lay beside the database"

@@ -67,8 +67,7 @@ def _no_password() -> str:
 
 
 MAX_HEAD_BYTES = 128 << 10
-"""Limit of the request line and headers. Two tokens for other services take 16 KiB each; the parser itself has no
-limit."""
+"""Limit of the request line and headers: two tokens for other services take 16 KiB each; the parser has no limit."""
 HEAD_WITHIN_S = 30.0
 """How long a connection may be open before it has sent all headers of a request."""
 

@@ -222,8 +222,7 @@ class _Resolver:
             flag = _FIELDS[name].metadata["flag"]
             try:
                 if isinstance(given, list):
-                    raw = [str(each) for each in given]
-                    value = values.read_toml(_FIELDS[name], _KINDS[name], raw, Path.cwd())
+                    value = values.read_toml(_FIELDS[name], _KINDS[name], [str(each) for each in given], Path.cwd())
                 else:
                     value = values.read_text(_FIELDS[name], _KINDS[name], str(given), Path.cwd())
                 if isinstance(value, str) and values.without_password(value) != value:

@@ -68,8 +68,7 @@ class NamedPath:
 
 ALL_ROLES = frozenset(Role)
 DEFAULT_RATE_LIMIT_PER_S = 500.0
-"""The default where others can reach the server: enough for a training loop that drives a service, and half of what a
-small machine answers, so that a runaway loop leaves the rest to others."""
+"""Where others reach the server: enough for a loop that drives a service, half of what a small machine answers."""
 HOME_VARIABLE = "TRAINMASTER_HOME"
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from trainmaster.server.settings.settings import LogFormat, Settings
 
 ACCESS = logging.getLogger("trainmaster.server.http.access")
-"""Logs one line for each request."""
 
 _JOB = re.compile(r"\b(job-[a-z0-9]{12})\b(?:\.([0-9]+)\b)?")
 _CHATTY = ("alembic", "httpx", "httpcore")
@@ -101,15 +100,12 @@ class Histogram:
 class Meters:
     def __init__(self) -> None:
         self.submissions = 0
-        """Jobs stored."""
         self.commit_sizes = Histogram(SIZES)
         """Closures in each transaction of the database's writer."""
         self.passes_s = Histogram(LATENCIES_S)
         """How long each pass of the coordinator took."""
         self.placements = 0
-        """Attempts opened."""
         self.preemptions = 0
-        """Attempts asked to stop for others."""
         self.webhooks_delivered = 0
         self.webhooks_failed = 0
         self.requests: dict[tuple[str, str, int], int] = {}
@@ -120,11 +116,9 @@ class Meters:
     def answered(self, method: str, route: str, status: int, took_s: float) -> None:
         key = (method, route, status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        latencies = self.latencies_s.get((method, route))
-        if latencies is None:
+        if (latencies := self.latencies_s.get((method, route))) is None:
             latencies = self.latencies_s[method, route] = Histogram(LATENCIES_S)
         latencies.observe(took_s)
 
 
 METERS = Meters()
-"""The counters of this process."""

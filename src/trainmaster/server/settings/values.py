@@ -50,11 +50,7 @@ def read_table(
     noun: str,
     others: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The values that a table of a TOML file has for the fields of a dataclass.
-
-    Unknown keys and wrong values are left out and complained about. `noun` is what an unknown key is called, and
-    `others` are known names that are no fields.
-    """
+    """A TOML table's values for a dataclass; complains of wrong values and unknown keys (a `noun`) but `others`."""
     fields, kinds = {field.name: field for field in dataclasses.fields(model)}, kinds_of(model)
     values: dict[str, Any] = {}
     for key, raw in table.items():
@@ -76,9 +72,7 @@ def unknown(noun: str, name: str, known: Iterable[str]) -> str:
 def read_toml(field: dataclasses.Field[Any], kind: Any, raw: object, base: Path) -> Any:
     """The value of a field as a TOML file has it. Paths are relative to `base`, the file's directory."""
     inner, optional = _without_none(kind)
-    if optional and raw == "":
-        return None
-    return _bounded(field, _read(inner, raw, base))
+    return None if optional and raw == "" else _bounded(field, _read(inner, raw, base))
 
 
 def read_text(field: dataclasses.Field[Any], kind: Any, text: str, base: Path) -> Any:
@@ -100,9 +94,7 @@ def in_words(kind: Any) -> str:
     if _is_list(inner):
         member = get_args(inner)[0]
         return f"a list of {_PLURALS[member]}" if member in _PLURALS else f"a list of any of {', '.join(member)}"
-    if _is_choice(inner):
-        return "one of " + ", ".join(inner)
-    return _WORDS[inner]
+    return "one of " + ", ".join(inner) if _is_choice(inner) else _WORDS[inner]
 
 
 def toml_of(value: object) -> str:

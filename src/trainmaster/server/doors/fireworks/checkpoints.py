@@ -51,7 +51,6 @@ LOOK_EVERY_S = 0.5
 CHECKPOINT_MEMBERS = words(
     "name createTime updateTime expireTime checkpointType promotable sizeBytes step baseModel loraRank"
 )
-"""What a checkpoint may show."""
 MODEL_TYPE = "type.googleapis.com/gateway.Model"
 _TINKER = "tinker"
 _MODEL_NAME = Matches(
@@ -135,8 +134,7 @@ async def list_checkpoints(
         entries: list[tuple[str, dict[str, Any]]] = []
         following: str | None = None
         if token:
-            named = checkpoints.named(connection, scope, job.job_id, [token])
-            if not named:
+            if not (named := checkpoints.named(connection, scope, job.job_id, [token])):
                 raise unknown_token()
             following = checkpoints.page_token_after(named[0])
         while True:
@@ -145,8 +143,7 @@ async def list_checkpoints(
                 document = checkpoint_document(job, each)
                 if each.kind and all(condition.holds(document) for condition in conditions):
                     entries.append((each.checkpoint_id, document))
-            following = page.next_page_token
-            if following is None or len(entries) > size:
+            if (following := page.next_page_token) is None or len(entries) > size:
                 shown = [document for _, document in entries[:size]]
                 return shown, entries[size - 1][0] if len(entries) > size else None
 

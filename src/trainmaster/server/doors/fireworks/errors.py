@@ -74,10 +74,7 @@ _BY_STATUS: Mapping[int, Code] = {
 
 
 def failure_at(path: str, error: core.TrainmasterError, headers: Mapping[str, str] | None) -> Response | None:
-    """A gRPC status below `/v1/accounts/ACCOUNT/`.
-
-    Not below the address of a trainer (`/training/v1/...`): the clients there read the HTTP status and the message.
-    """
+    """A gRPC status below `/v1/accounts/ACCOUNT/`; clients of a trainer's address read the HTTP status and message."""
     if _RESOURCE.fullmatch(path) is None:
         return None
     code, status = _codes_of(error)
@@ -191,8 +188,7 @@ async def _cancel_unused(context: ApiContext, scope: Scope, name: str) -> str | 
         return None if used or job.deleted_at is not None else job
 
     try:
-        job = await context.read(find)
-        if job is None:
+        if (job := await context.read(find)) is None:
             return None
         await asyncio.wrap_future(context.commands.cancel(scope, job.job_id, message=DEPLOYED))
     except (core.NotFoundError, core.InvalidTransitionError):

@@ -1,7 +1,6 @@
 """Trainer jobs in the JSON of the Fireworks API: `rlorTrainerJobs`, and their JOB_STATE.
 
-Public clients wait for JOB_STATE_RUNNING and for no other state; they resume a job that is FAILED, CANCELLED, PAUSED or
-COMPLETED.
+Public clients wait for JOB_STATE_RUNNING alone; they resume a job that is FAILED, CANCELLED, PAUSED or COMPLETED.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ MEMBERS = words("""
     trainingConfig.acceleratorType trainingConfig.acceleratorCount trainingConfig.customImageTag
     trainingConfig.extraArgs
 """)
-"""What a job may show."""
 NO_DEPLOYMENTS = "is not available: this server has no deployments; leave it out, and sample through the trainer"
 _NOT_IN_SERVICE_MODE = "is for managed training jobs; here the client's own loop says what is trained"
 _MANAGED = words("""

@@ -114,8 +114,7 @@ async def create(
 
     try:
         submission = await context.commands.admission.look_up(await context.read(prepare), scope.account)
-        made = context.commands.submit(scope, submission, created_by=principal.name)
-        outcome = await asyncio.wrap_future(made)
+        outcome = await asyncio.wrap_future(context.commands.submit(scope, submission, created_by=principal.name))
     except SpecError as error:
         raise SpecError(_in_their_words(error.problems)) from None
     except RefusedError as error:
@@ -149,8 +148,7 @@ async def list_jobs(
                         return found, following
                     found.append(document)
                 following = wanted.token_after(job)
-            following = part.next_page_token
-            if following is None:
+            if (following := part.next_page_token) is None:
                 return found, None
 
     try:
@@ -251,8 +249,7 @@ def _require_not_deleted(job: Job) -> None:
 
 def _choose(connection: Connection, context: ApiContext, wanted: WantedTrainer) -> ChosenShape:
     has_gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-    chosen = choose_shape(wanted, context.shapes, gpus=has_gpus)
-    if chosen is None:
+    if (chosen := choose_shape(wanted, context.shapes, gpus=has_gpus)) is None:
         raise RefusedError(
             f"no training shape of this server {'with' if has_gpus else 'without'} GPUs is for such a trainer: look at "
             "trainingShapes, and name one; or say yourself where it runs, with skip_validations"

@@ -37,7 +37,6 @@ MODEL_MEMBERS = words("""
     contextLength peftDetails.baseModel peftDetails.r peftDetails.targetModules baseModelDetails.moe
     baseModelDetails.checkpointFormat baseModelDetails.huggingfaceModelType baseModelDetails.supportsFireattention
 """)
-"""What a model may show."""
 
 
 def promoted_document(model: PromotedModel, job: Job) -> dict[str, Any]:
@@ -95,8 +94,7 @@ async def list_models(principal: Viewer, context: Context, account_id: AccountPa
                 found.append(promoted_document(model, job))
         return found
 
-    documents = sorted(await context.read(find), key=lambda each: str(each["name"]))
-    if not documents:
+    if not (documents := sorted(await context.read(find), key=lambda each: str(each["name"]))):
         own(principal, account_id)
     return query.page("models", [(str(each["name"]), each) for each in documents], MODEL_MEMBERS)
 
@@ -132,12 +130,10 @@ _SNAPSHOT = words("""
     deploymentImageTag
 """)
 SHAPE_MEMBERS = (*_SNAPSHOT, "name", "displayName", "description")
-"""What a shape may show."""
 VERSION_MEMBERS = (
     *(f"snapshot.{member}" for member in _SNAPSHOT),
     *words("name validated latestValidated statusMessage"),
 )
-"""What a version of a shape may show."""
 
 
 def shape_name(account_id: str, shape: str) -> str:
@@ -213,5 +209,4 @@ async def show_version(
     principal: Viewer, context: Context, account_id: AccountPath, shape: ResourcePath, version: ResourcePath
 ) -> Response:
     own(principal, account_id, ANYBODYS)
-    found = context.shapes.get(shape)
-    return ok(version_document(account_id, found, context.shapes.version(shape, version)))
+    return ok(version_document(account_id, context.shapes.get(shape), context.shapes.version(shape, version)))

@@ -48,8 +48,7 @@ class FireworksBody(BaseModel):
     )
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Members that have their place in the schema and no effect here, each with the reason: at their default they are
-    taken, and with any other value refused."""
+    """Members of the schema without effect here, each with the reason: refused unless at their default."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,7 +97,6 @@ def duration(seconds: float) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The names in a text, such as those of the members that a resource may show."""
     return tuple(text.split())
 
 
@@ -159,8 +157,7 @@ def read_filter(text: str, members: Collection[str]) -> Sequence[Comparison]:
     found: list[Comparison] = []
     text, position = text.strip(), 0
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None or len(found) == MAX_COMPARISONS:
+        if (token := _TOKEN.match(text, position)) is None or len(found) == MAX_COMPARISONS:
             message = f"is understood as FIELD=VALUE AND FIELD>VALUE ..., and not at '{text[position : position + 20]}'"
             raise wrong("filter", message)
         field = ".".join(_camel(part) for part in token["field"].split("."))

@@ -75,10 +75,7 @@ class FireworksDoor(DoorState):
         self._jobs = Lookups(self._read, FRESH_S)
 
     async def job(self, scope: Scope, name: str) -> Job:
-        """The trainer job of a name, as it was within the last second.
-
-        A training loop asks for it hundreds of times a second, and the address of a trainer changes when it ends.
-        """
+        """The trainer job of a name, as of the last second: a training loop asks for it hundreds of times a second."""
         return await self._jobs.get((scope.account, name))
 
     async def current(self, job: Job) -> Job:
@@ -87,8 +84,7 @@ class FireworksDoor(DoorState):
         return await self._jobs.get(key)
 
     async def answers(self, job: Job) -> bool:
-        trainer = trainer_of(job)
-        if trainer is None:
+        if (trainer := trainer_of(job)) is None:
             return False
         try:
             async with asyncio.timeout(HEALTHY_WITHIN_S):
@@ -114,8 +110,7 @@ class FireworksDoor(DoorState):
             match path.split("/"):
                 case ["accounts", account_id, "models", model_id] if account_id == scope.account:
                     found = promoted.get(connection, scope, model_id)
-                    artifacts = self._context.roots.path(ARTIFACTS, "")
-                    return str(promoted_path(artifacts, account_id, found.model_id))
+                    return str(promoted_path(self._context.roots.path(ARTIFACTS, ""), account_id, found.model_id))
                 case ["accounts", _, "models", _]:
                     raise NotFoundError(f"there is no model {path}")
                 case _:
@@ -191,8 +186,7 @@ async def serve(request: Request) -> Response:
 async def _pass_on(
     request: Request, door: FireworksDoor, job: Job, operation: str, scope: Scope, body: IncomingBody
 ) -> Response:
-    trainer = trainer_of(job)
-    if trainer is None:
+    if (trainer := trainer_of(job)) is None:
         return await _absent(door, job, operation, body)
     content: bytes | AsyncIterator[bytes]
     extra: dict[str, str] = {}

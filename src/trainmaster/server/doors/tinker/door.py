@@ -67,8 +67,7 @@ class TinkerDoor(DoorState):
 
     async def weights(self, scope: Scope, text: str, *, access_token: str | None = None) -> Weights:
         """The weights at a path: the account's own, public ones, or those of the account that the token belongs to."""
-        path = WeightsPath.parse(text)
-        if path is None:
+        if (path := WeightsPath.parse(text)) is None:
             raise NotFoundError(f"{text!r} is not a path of weights; expected tinker://RUN/weights/NAME")
         lender = await self._gate.whose(access_token) if access_token else None
 
@@ -148,10 +147,7 @@ class TinkerDoor(DoorState):
             del self._notices[key]
 
     async def _notify(self, session_id: str, trainer: Trainer, reason: str) -> None:
-        """Tell a trainer that a session is over, until it has answered or ended.
-
-        It saves the models of an interrupted session before it unloads them.
-        """
+        """Tell a trainer, until it answers or ends, that a session is over; it may have to save the models."""
         operation, document = f"sessions/{session_id}/finish", {"reason": {"type": reason}}
         wait_s = NOTIFY_AGAIN_S
         while True:

@@ -1,7 +1,6 @@
 """Models that are being created: each is followed from its row until a trainer has it, or never will.
 
-The row has the request and the job that was started for it. So the future of a create_model means the same to every
-server, and after a restart.
+The row has the request and its job, so a create_model's future means the same to every server, and after a restart.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def mode_of(request: Mapping[str, Any]) -> Mode:
     """What a create_model asks for: an adapter, or the weights themselves. A frozen model needs neither."""
     lora = request.get("lora_config")
     rank = lora.get("rank") if isinstance(lora, Mapping) else None
-    whole = lora is None or rank == 0
-    return Mode.FULL if whole and not request.get("base_only") else Mode.LORA
+    return Mode.FULL if (lora is None or rank == 0) and not request.get("base_only") else Mode.LORA
 
 
 class Creations:
@@ -78,8 +76,7 @@ class Creations:
 
     def start(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
         """Follow a model until it is created or has failed; there is one task for each model."""
-        task = self._tasks.get(run.model_id)
-        if task is None:
+        if (task := self._tasks.get(run.model_id)) is None:
             task = self._tasks[run.model_id] = asyncio.ensure_future(self._create(run, created_by))
             task.add_done_callback(lambda _: self._tasks.pop(run.model_id, None))
         return task
@@ -118,8 +115,7 @@ class Creations:
                 continue
             except TrainerFailedError as error:
                 return await self._record(_failed(run, error.message, error.category))
-            job = status.job
-            if job is not None and status.started and run.job_id is None:
+            if (job := status.job) is not None and status.started and run.job_id is None:
                 run = await self._record(replace(run, job_id=job.job_id))
             if job is not None and status.ready:
                 try:
@@ -133,8 +129,7 @@ class Creations:
     async def _ensure_trainer(self, run: TinkerRun, created_by: str) -> TrainerStatus:
         """All models that wait for the same trainer share a look at it."""
         key = (run.account_id, run.base_model, run.mode, run.job_id)
-        look = self._looks.get(key)
-        if look is None:
+        if (look := self._looks.get(key)) is None:
             look = self._looks[key] = asyncio.ensure_future(
                 run_in_threadpool(
                     self._trainer_jobs.ensure,

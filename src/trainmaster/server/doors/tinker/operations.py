@@ -103,8 +103,7 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
         return futures.failed(*failure)
     if (model_id := created_model(request_id)) is not None:
         return await _creation(door, principal, request_id, model_id)
-    trainer = trainer_of_future(request_id)
-    if trainer is None:
+    if (trainer := trainer_of_future(request_id)) is None:
         raise NotFoundError(f"there is no future {request_id[:128]}")
     await door.trainers.require(principal.account_id, trainer.job_id)
 
@@ -125,8 +124,7 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
 @answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="for samples only")
 async def cancel_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     body = await read_body(request, futures.MAX_SMALL_BYTES)
-    trainer = trainer_of_future(_request_id(body))
-    if trainer is None:
+    if (trainer := trainer_of_future(_request_id(body))) is None:
         return futures.ok({})
     await door.trainers.require(principal.account_id, trainer.job_id)
     try:
@@ -181,8 +179,7 @@ async def _wait_until_registered(door: TinkerDoor, principal: Principal, path: s
 
 async def _creation(door: TinkerDoor, principal: Principal, request_id: str, model_id: str) -> Response:
     run = await door.sessions.run(principal.scope, model_id)
-    made = await door.creations.outcome(run, created_by=principal.name, hold_s=HOLD_S)
-    if made is None:
+    if (made := await door.creations.outcome(run, created_by=principal.name, hold_s=HOLD_S)) is None:
         queue_state, reason = await door.waiting(principal.scope, model_id)
         return futures.try_again(request_id, queue_state=queue_state, reason=reason)
     if made.state is RunState.FAILED:

@@ -23,7 +23,6 @@ from trainmaster.server.store.scope import Scope
 ACTIVE_FOR_S = 120.0
 """Clients send a heartbeat every ten seconds, and warn their users after two minutes without an answer."""
 SESSION_OVER = "its session ended before its trainer was ready"
-"""The error of runs that were abandoned with their session."""
 _SESSIONS_AT_ONCE = 100
 
 
@@ -267,10 +266,7 @@ def samplers_of_session(connection: Connection, scope: Scope, session_id: str) -
 def weights(
     connection: Connection, scope: Scope, *, job_id: str | None = None, path: WeightsPath | None = None
 ) -> list[Checkpoint]:
-    """What runs saved, the newest first: of one job or of all, under one path or under any.
-
-    Of several that were saved under one path, the latest lies there.
-    """
+    """What runs saved, newest first: of one job or of all, under one path or any, where the latest save counts."""
     conditions = [_checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND)]
     if job_id is not None:
         conditions.append(_checkpoints.c.job_id == job_id)
@@ -280,8 +276,7 @@ def weights(
     found: dict[tuple[str, str, str], Checkpoint] = {}
     for checkpoint in CHECKPOINTS.find(connection, scope, *conditions, order_by=order):
         if checkpoint.attributes.get("door") == TINKER:
-            model_id = str(checkpoint.attributes.get("model_id"))
-            found.setdefault((model_id, checkpoint.kind, checkpoint.name), checkpoint)
+            found.setdefault((str(checkpoint.attributes.get("model_id")), checkpoint.kind, checkpoint.name), checkpoint)
     return list(found.values())
 
 
@@ -311,10 +306,7 @@ class Leftover:
 def leftovers(
     connection: Connection, scope: Scope, *, before: float, after: str = "", limit: int = 500
 ) -> tuple[list[Leftover], str | None]:
-    """What can be deleted of sessions that ended before `before`; looks at `limit` of them, behind the id `after`.
-
-    The second value is the `after` of the next call; None when there are no more sessions.
-    """
+    """What can be deleted of `limit` sessions ended before `before`; and `after` for the next call, None at the end."""
     scope.require_everything()
     ended = select(_sessions.c.session_id, _sessions.c.account_id).where(
         _sessions.c.finished_at < before, _sessions.c.session_id > after

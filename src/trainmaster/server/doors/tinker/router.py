@@ -1,7 +1,4 @@
-"""The table of the Tinker door's routes, which says who answers each of them; those that are refused; small requests.
-
-Public clients retry 409, so a conflict that will not go away gets 400.
-"""
+"""The Tinker door's routes, and who answers or refuses each. Clients retry 409, so a lasting conflict gets 400."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class DoorRoute:
 
 
 ROUTES: list[DoorRoute] = []
-"""In the order of their declaration."""
 
 
 def answer(

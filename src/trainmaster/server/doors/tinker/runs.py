@@ -1,7 +1,4 @@
-"""Models and their training runs: create a model; list, publish, expire and delete what a run saved.
-
-Only the creation of a model needs a trainer.
-"""
+"""Training runs: create a model, which alone needs a trainer; list, publish, expire and delete what a run saved."""
 
 from __future__ import annotations
 
@@ -56,8 +53,7 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
 
 @answer("POST", "/get_info", KeyScope.VIEW)
 async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, wire.OfModel)
-    run = await door.sessions.run(principal.scope, wanted.model_id)
+    run = await door.sessions.run(principal.scope, (await read(request, wire.OfModel)).model_id)
     return ok(
         {
             "type": "get_info",
@@ -73,8 +69,7 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
 
 @answer("POST", "/weights_info", KeyScope.VIEW, note="for the account's own and published weights")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, wire.OfWeights)
-    found = await door.weights(principal.scope, wanted.tinker_path)
+    found = await door.weights(principal.scope, (await read(request, wire.OfWeights)).tinker_path)
     attributes = found.checkpoint.attributes
     info: dict[str, Any] = {
         "base_model": found.run.base_model,

@@ -32,8 +32,7 @@ from trainmaster.server.http.proxy import BrokenOffError
 from trainmaster.server.http.requests import parse_json, read_body
 
 HOLD_S = 45.0
-"""How long the request for a sampling session is held while its trainer starts. Clients give up after 60 s, and retry
-ten times when they are told to."""
+"""How long a sampling session's request is held while its trainer starts. Clients give up after 60 s, and may retry."""
 _MOST_SAMPLES = 65_536
 
 
@@ -101,15 +100,13 @@ async def retrieve_futures(request: Request, door: TinkerDoor, principal: Princi
 )
 async def get_sampler(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     sampler_id = str(request.path_params["sampler_id"])
-    known = await door.context.read(records.find_sampler, principal.scope, sampler_id)
-    if known is None:
+    if (known := await door.context.read(records.find_sampler, principal.scope, sampler_id)) is None:
         return await door.trainers.pass_on(request, await _trainer(door, principal, sampler_id), b"", door=TINKER)
     return ok({"sampler_id": sampler_id, "base_model": known.base_model, "model_path": known.model_path})
 
 
 async def _trainer(door: TinkerDoor, principal: Principal, sampler_id: str) -> Trainer:
-    trainer = trainer_of_sampling_session(sampler_id)
-    if trainer is None:
+    if (trainer := trainer_of_sampling_session(sampler_id)) is None:
         raise NotFoundError(f"there is no sampling session {sampler_id[:256]}")
     await door.trainers.require(principal.account_id, trainer.job_id)
     return trainer

@@ -1,8 +1,4 @@
-"""Sessions of Tinker clients: a cache of them, their heartbeats, and the removal of ended ones.
-
-Heartbeats are collected in memory and written every few seconds. The server finishes the session of a client that is
-silent for long, so that its models make room.
-"""
+"""Sessions of Tinker clients: a cache of them, their heartbeats, and the removal of ended ones."""
 
 from __future__ import annotations
 
@@ -32,15 +28,12 @@ REMEMBER_S = 30.0
 WRITE_EVERY_S = 5.0
 """Half of the time between two heartbeats."""
 LOOK_EVERY_S = 60.0
-"""For silent sessions, or more often where the limit is short; first when every live client had time to send a
-heartbeat to this server."""
+"""For silent sessions, or sooner where the limit is short; first when every live client had time for a heartbeat."""
 _EVERYTHING = Scope.everything()
 
 
 @dataclass(slots=True, kw_only=True)
 class KnownSession:
-    """A session, as it was when it was last read."""
-
     account_id: str
     finished: bool
     finish_reason: str = ""
@@ -67,8 +60,7 @@ class Sessions:
         return known
 
     async def run(self, scope: Scope, model_id: str) -> TinkerRun:
-        run = self._runs.get(model_id)
-        if run is None:
+        if (run := self._runs.get(model_id)) is None:
             run = await self._context.read(records.get_run, _EVERYTHING, model_id)
             if run.state is RunState.CREATED:  # and so it stays, with the same trainer
                 if len(self._runs) >= MAX_REMEMBERED:

@@ -1,8 +1,7 @@
-"""Which job serves the models of plain Tinker clients, and starting it.
+"""Which job serves the models of plain Tinker clients, and starting it. Every operation may be repeated.
 
-There is one for each account, base model and mode. It is an ordinary job whose handle follows from the model. It is
-submitted when the first model is asked for, used as long as it runs, and resumed when it was parked for want of use or
-has ended. Every operation may be repeated.
+There is one ordinary job for each account, base model and mode, whose handle follows from the model. It is submitted
+for the first model, used as long as it runs, and resumed when it was parked for want of use or has ended.
 """
 
 from __future__ import annotations
@@ -38,12 +37,10 @@ from trainmaster.server.store import jobs, nodes
 from trainmaster.server.store.scope import Scope
 
 MANAGED_BY = "tinker-door"
-"""The label of these jobs."""
 ACTIVE_QUEUE = "active"
 PAUSED_CAPACITY = "paused_capacity"
 """Clients' names for the state of a queue that moves, and of one that waits for machines."""
 UNWANTED = "every session that it was started for has ended before it began"
-"""The message of jobs that were cancelled here."""
 TEMPERED = "--tempered-logprobs"
 _HANDLE_LENGTH = 63
 
@@ -80,8 +77,7 @@ class TinkerTrainers:
 
     def model(self, name: str, account_id: str) -> BaseModel:
         """Raises TrainerFailedError, which names the base models that there are, where there is no such model."""
-        found = self._context.models.find(name, account_id)
-        if found is None:
+        if (found := self._context.models.find(name, account_id)) is None:
             known = self._context.models.names
             message = choice_message("base model", name, known) if known else f"this server has no base model {name!r}"
             raise TrainerFailedError(message, Category.USER)
@@ -106,12 +102,10 @@ class TinkerTrainers:
         """Ensure that a trainer runs. `started_job` was started for the same request: it is not started again."""
         model = self.model(base_model, scope.account)
         if started_job is not None:
-            job = self._find(scope, started_job)
-            if job is None:
+            if (job := self._find(scope, started_job)) is None:
                 raise TrainerFailedError(f"its trainer, job {started_job}, was deleted")
             return self._status(job)
-        job = self._find(scope, handle_of(model, mode))
-        if job is None:
+        if (job := self._find(scope, handle_of(model, mode))) is None:
             return self._submit(scope, model, mode, created_by)
         if job.workload_kind != KIND:
             raise TrainerFailedError(
@@ -132,7 +126,6 @@ class TinkerTrainers:
                 self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
 
     def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
-        """The queue state of a model, and what it waits for."""
         if job_id is None:
             return PAUSED_CAPACITY, "its trainer is about to be started"
         with self._database.read() as connection:
@@ -199,8 +192,7 @@ class TinkerTrainers:
             return self._context.shapes.named(Reference(account_id=account_id, shape=shape, version=None))
         with self._database.read() as connection:
             gpus = any(node.gpus for node in nodes.all(connection, Scope.everything()))
-        chosen = choose_shape(wanted, self._context.shapes, gpus=gpus)
-        if chosen is None:
+        if (chosen := choose_shape(wanted, self._context.shapes, gpus=gpus)) is None:
             what = f"{wanted.base_model} in mode {mode} on {'a GPU' if gpus else 'the CPU'}"
             raise TrainerFailedError(f"no training shape of this server is for {what}")
         return chosen

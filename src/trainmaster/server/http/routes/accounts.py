@@ -1,7 +1,4 @@
-"""Accounts and API keys. Everybody sees their own; cluster administrators see and change all.
-
-A key is shown once, when it is created.
-"""
+"""Accounts and API keys. Everybody sees their own; cluster administrators see and change all."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ MAX_MISSED = 20_000
 """A list ends after so many pipes, outside links and the like: to look at 100,000 of them takes seconds."""
 
 Position = tuple[str, ...]
-"""A position in a list: the kind of place, the checkpoint, and the names on the way to a file; without names, before
-all files of that place."""
+"""The kind of place, the checkpoint, and the names on the way to a file; without names, before all its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,8 +101,7 @@ async def _file(request: Request, context: ApiContext, sha256: str) -> Response:
 def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
     """The account of an attempt whose launch names a blob."""
     everything = Scope.everything()
-    job_id = attempts.job_of_token(connection, everything, token)
-    if job_id is None:
+    if (job_id := attempts.job_of_token(connection, everything, token)) is None:
         raise InvalidTokenError
     job = jobs.get(connection, everything, job_id, deleted=True)
     files = (job.spec.get("workload") or {}).get("files") or ()

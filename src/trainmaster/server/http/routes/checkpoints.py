@@ -95,8 +95,7 @@ async def _pin(
 
 async def _answer(context: ApiContext, scope: Scope, command: Future[CommandOutcome]) -> Response:
     outcome = await asyncio.wrap_future(command)
-    found = await context.read(_page, scope, outcome.job)
-    return ok(found, headers=REPLAYED if outcome.replayed else None)
+    return ok(await context.read(_page, scope, outcome.job), headers=REPLAYED if outcome.replayed else None)
 
 
 def _page(
@@ -136,8 +135,7 @@ _NAMES = 100
 @retention_router.post("/gc", tags=["retention"], dependencies=ADMINS_ONLY, **answers(Collection, body=CollectBody))
 async def collect(request: Request, context: Context) -> Response:
     """Remove what the settings do not keep any longer, or tell what would go. The leader does so by itself."""
-    wanted = await read_model(request, CollectBody)
-    return ok(await run_in_threadpool(_collect, context, wanted))
+    return ok(await run_in_threadpool(_collect, context, await read_model(request, CollectBody)))
 
 
 def _collect(context: ApiContext, wanted: CollectBody) -> Collection:

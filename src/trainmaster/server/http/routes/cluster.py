@@ -111,12 +111,8 @@ async def show_backend(context: Context, name: BackendName) -> Response:
 
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
-    """Ask for the engine of a backend now: once for all requests that wait for it.
-
-    A thread of its own asks, so that an engine that hangs keeps no thread that other requests need.
-    """
-    look = _looks.get((ask, name))
-    if look is None:
+    """Ask for an engine once for all who wait, in a thread of its own: if it hangs, it takes none that others need."""
+    if (look := _looks.get((ask, name))) is None:
         look = _looks[ask, name] = Future()
         look.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
         threading.Thread(target=_look, args=(look, ask, name), name=f"look at {name}", daemon=True).start()

@@ -129,8 +129,7 @@ async def clone(request: Request, principal: Manager, context: Context, job_id: 
     def filled() -> SubmitJobRequest:
         given = parse_json(document) if document.strip() else None
         with context.database.read() as connection:
-            job = jobs.get(connection, principal.scope, job_id)
-            cloned = context.vault.cloned(connection, job, given)
+            cloned = context.vault.cloned(connection, jobs.get(connection, principal.scope, job_id), given)
         return parse_submit(cloned, seed=new_seed())
 
     # The old job's request may be large whatever the body is.

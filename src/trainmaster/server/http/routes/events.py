@@ -83,8 +83,7 @@ async def job_events(
 ) -> Response:
     """Read what happened to a job, or follow it with `Accept: text/event-stream`; the cursor is `seq`."""
     job = await context.read(jobs.get, principal.scope, job_id)
-    start = int(last_event_id or after or 0)
-    return await _events(request, principal.scope, context, job.job_id, start, limit)
+    return await _events(request, principal.scope, context, job.job_id, int(last_event_id or after or 0), limit)
 
 
 @router.get("/events", **answers(FeedPage, also=STREAM_TOO))
@@ -113,8 +112,7 @@ async def _events(
         source = EventSource(scope=scope, job_id=job_id, database=context.database)
         return EventStream(followers_of(request).follow(source, str(start)))
     found = await context.read(numbered_events, scope, job_id, start, limit)
-    last = found[-1][0] if found else start
-    return ok({"events": [event for _, event in found], "next_cursor": last})
+    return ok({"events": [event for _, event in found], "next_cursor": found[-1][0] if found else start})
 
 
 PIECE_EVENTS = 500
@@ -128,10 +126,7 @@ class _EventSight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
-    """The events of one job, until it has ended, or of all jobs of an account, which never end.
-
-    The cursor is the number of the last one: its `seq` in its job, or its `id` in the feed.
-    """
+    """The events of one job until its end, or of an account, without end; the cursor is the last `seq` or `id`."""
 
     scope: Scope
     job_id: str | None = None

@@ -167,8 +167,7 @@ async def list_jobs(
 
 async def list_quickly(request: Request) -> Response | None:
     """`list_jobs` without the framework, for simple queries; None leaves the request to the route."""
-    query = plain_query(request.scope["query_string"], _listed_kinds())
-    if query is None:
+    if (query := plain_query(request.scope["query_string"], _listed_kinds())) is None:
         return None
     return await _listed(request, require(request, KeyScope.VIEW), context_of(request), query)
 

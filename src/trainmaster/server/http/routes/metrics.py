@@ -200,8 +200,7 @@ class MetricsSource:
 
 
 def decode_cursor(text: str) -> tuple[int, int]:
-    match = _CURSOR.fullmatch(text)
-    if match is None:
+    if (match := _CURSOR.fullmatch(text)) is None:
         raise wrong("cursor", "is not a cursor of these metrics; leave it out")
     return int(match[1]), int(match[2])
 
@@ -230,8 +229,7 @@ def _size(roots: Roots, job_id: str, attempt: int) -> int:
 
 
 def _values(record: Mapping[str, Any], names: Collection[str]) -> dict[str, float | None]:
-    values = numbers(record.get("values"))
-    return {name: value for name, value in values.items() if not names or name in names}
+    return {name: value for name, value in numbers(record.get("values")).items() if not names or name in names}
 
 
 def _integer(value: object) -> int | None:

@@ -45,15 +45,13 @@ class _Given(Collector):
 
 
 def _of_cluster(connection: Connection, now: float) -> list[Metric]:
-    """Numbers of the cluster in the database, over all accounts."""
     jobs = GaugeMetricFamily("trainmaster_jobs", "Jobs in the database.", labels=("status", "queue"))
     depths = GaugeMetricFamily("trainmaster_queue_depth", "Jobs that wait for room.", labels=("queue",))
     for (status, queue), count in sorted(queues.count_jobs(connection, _EVERYTHING).items()):
         jobs.add_metric((status, queue), count)
         if status == JobStatus.QUEUED:
             depths.add_metric((queue,), count)
-    oldest = queues.oldest_waiting(connection, _EVERYTHING)
-    waits = {queue: max(0.0, now - since) for queue, since in oldest.items()}
+    waits = {queue: max(0.0, now - since) for queue, since in queues.oldest_waiting(connection, _EVERYTHING).items()}
     found = nodes.all(connection, _EVERYTHING)
     gpus = {(node.node_id, gpu.index): gpu for node in found for gpu in node.gpus}
     shares = [each.share for each in attempts.all_allocations(connection, _EVERYTHING)]

@@ -159,8 +159,7 @@ class _Tokens:
         self._about = about
 
     def write(self, token: str) -> str:
-        sealed = self._sealer.seal(token, about=self._about).encode()
-        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+        return base64.urlsafe_b64encode(self._sealer.seal(token, about=self._about).encode()).decode().rstrip("=")
 
     def read(self, text: str) -> str:
         try:

@@ -1,8 +1,4 @@
-"""Submit and validate jobs, and validate training data.
-
-A request at the limits takes a tenth of a second to read and to compile. Large ones are handled in threads, a few at a
-time, so that the event loop answers others meanwhile.
-"""
+"""Submit and validate jobs and training data; large requests in threads, so that the event loop answers others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Routes of workers that cannot reach the server's files: they report here and wait for control documents.
 
-The bearer is the token of the attempt, which is valid for that attempt alone and until it has ended. The attempt's
-ranks have a token of their own, which only shows who owns the job. Every request may be repeated.
+Workers and ranks have one token each, valid for their attempt; the ranks' only shows who owns the job. All may repeat.
 """
 
 from __future__ import annotations
@@ -131,7 +130,6 @@ router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRou
 T = TypeVar("T")
 
 NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
-"""For answers that no proxy may store."""
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
@@ -169,8 +167,7 @@ class RemoteWorker:
 
     def check_node(self, name: str) -> None:
         """Refuse the name of a file of a node that the attempt does not have."""
-        match = _NODE.fullmatch(name)
-        if match is not None and int(match[1]) >= self.nodes:
+        if (match := _NODE.fullmatch(name)) is not None and int(match[1]) >= self.nodes:
             raise wrong("path", f"the attempt has {self.nodes} nodes")
 
 
@@ -217,8 +214,7 @@ Rank = Annotated[Attempt, Depends(_rank)]
 async def get_request(worker: Worker) -> Response:
     """Fetch what the attempt is asked to do."""
     # The server's own document, as large as the job's parameters and its list of files make it.
-    document = await run_in_threadpool(read_document, worker.directory.path / REQUEST)
-    if document is None:
+    if (document := await run_in_threadpool(read_document, worker.directory.path / REQUEST)) is None:
         raise NotFoundError("the run directory of this attempt is gone")
     return ok_document(document)
 
