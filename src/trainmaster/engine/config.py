@@ -1,7 +1,6 @@
-"""The architecture of a model, read from the config.json of a transformers checkpoint.
+"""The architecture of a model, read from the config.json of a transformers checkpoint, for all families.
 
-One description fits all families. Values that a file omits have the defaults of the family's configuration class.
-Unsupported features are refused by name, since a model that is nearly right trains to nonsense.
+Omitted values have the family's defaults. Unsupported features are refused by name: nearly right trains to nonsense.
 """
 
 from __future__ import annotations
@@ -50,18 +49,15 @@ class ModelConfig:
     activation: str
     """`silu` or `gelu_tanh`."""
     tied: bool
-    """Whether embedding and unembedding share their weight."""
     windows: tuple[int | None, ...]
     """For each layer, how many of the last tokens a token sees, including itself; None: all."""
     ropes: tuple[Rope, ...]
-    """For each layer."""
     attention_scale: float
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     query_key_norm: bool = False
     norm_offset: float = 0.0
-    """Added to the weight of every norm."""
     sandwich_norms: bool = False
     """Whether norms also follow attention and MLP."""
     embedding_scale: float = 1.0

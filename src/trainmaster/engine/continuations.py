@@ -136,7 +136,6 @@ class Generation:
 
     @property
     def wanted_sequences(self) -> int:
-        """Continuations that have not ended."""
         return self.request.num_samples - len(self._sequences)
 
     @property
@@ -162,10 +161,7 @@ class Generation:
         self.started += 1
 
     def fork(self, continuation: Continuation) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Let a continuation share the prompt's full blocks; returns the pages to copy, and to where.
-
-        The block in which the prompt ends gets other tokens in each continuation, so it is copied.
-        """
+        """Let a continuation share the prompt's full blocks; returns what to copy where: the block in which it ends."""
         assert self.room is not None
         assert continuation.room is not None
         continuation.rooms = (self.room, continuation.room)
@@ -248,8 +244,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 class StringWatch:
     """Looks for strings in the text of a stream of tokens; one that starts in the prompt's text is not found.
 
-    A character may span several tokens, and how a token decodes may depend on the one before. So a token is decoded
-    together with those before it, and an incomplete character waits for the rest of it.
+    A character may span several tokens, and a decoding may depend on the token before: so they are decoded together.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt: Sequence[int]) -> None:

@@ -75,7 +75,6 @@ class CheckedPass:
     loss: LossFunction
     options: Options
     inputs: Sequence[Mapping[str, np.ndarray]]
-    """For each datum, all inputs of the loss."""
 
     @property
     def lengths(self) -> list[int]:
@@ -121,7 +120,6 @@ class Chunk:
         return id(self.of.model.transformer), shape[1:], self.of.request.backward
 
     def joined(self, name: str) -> np.ndarray:
-        """An input of all data, end to end."""
         return np.concatenate([self.of.inputs[index][name] for index in self.data])
 
 

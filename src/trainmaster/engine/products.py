@@ -185,5 +185,4 @@ def _sigmoid(gate: Tensor) -> Tensor:
 
 
 def _tanh(gate: Tensor) -> Tensor:
-    """The tanh in gelu's approximation."""
     return (gate * gate).mul_(_GELU_CUBE).add_(1).mul_(gate).mul_(_GELU_SCALE).tanh_()

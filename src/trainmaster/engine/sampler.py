@@ -152,7 +152,6 @@ class Sampler:
         return layout.pages(generation.prompt_blocks, layout.ring(PIECE))
 
     def _own_pages(self, generation: Generation) -> int:
-        """Pages of each of its continuations."""
         layout = self._cache.layout
         return layout.pages(generation.own_blocks, layout.ring(1))
 
@@ -259,7 +258,6 @@ class _Piece:
     tokens: Sequence[int]
     span: Span
     row: int = 0
-    """Its first row in the pack."""
 
     @property
     def adapter(self) -> Adapter | None:
@@ -267,7 +265,6 @@ class _Piece:
 
     @property
     def chooses(self) -> bool:
-        """Whether a token is chosen after it."""
         return self.continuation is not None or self.span.end == len(self.generation.request.prompt)
 
 

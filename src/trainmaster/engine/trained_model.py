@@ -37,7 +37,6 @@ _INITIAL: State = {
     "optimizer": {"steps": 0, "first_moments": {}, "second_moments": {}},
     "gradients": {"tensors": {}, "loss_tokens": 0, "sequences": 0, "waiting": 0},
 }
-"""The state of a model before its first pass."""
 
 
 def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

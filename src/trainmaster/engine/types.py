@@ -48,8 +48,6 @@ class LoraOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One sequence and the inputs of its loss."""
-
     tokens: np.ndarray
     """int64 [length]."""
     inputs: Mapping[str, np.ndarray]
@@ -58,8 +56,6 @@ class Datum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A forward pass over some sequences, with a backward pass or without."""
-
     model_id: str
     data: tuple[Datum, ...]
     loss: str
@@ -68,7 +64,6 @@ class Pass:
 
 
 def check_tokens(what: str, tokens: np.ndarray, *, vocabulary: int, context: int) -> None:
-    """Refuse what is not a sequence of tokens that fits into the context."""
     if not tokens.size:
         raise EngineError(f"{what} has no tokens")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

@@ -21,10 +21,7 @@ from trainmaster.engine.types import EngineError, LoraOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """Prefixes of weight names in checkpoints and in PEFT, where a model may also have a vision tower.
-
-    In this package names start with `model.` and `lm_head.`, as in a language model alone.
-    """
+    """Prefixes of weight names in checkpoints and PEFT; this package's names are those of a language model alone."""
 
     body: str = "model."
     unembedding: str = "lm_head."

@@ -36,7 +36,6 @@ class CheckpointLabel:
     kind: CheckpointKind
     name: str
     owner: str = ""
-    """The model that the name belongs to; empty: the job."""
 
     @staticmethod
     def of(kind: CheckpointKind, name: object, *, model_id: str, door: str) -> CheckpointLabel:

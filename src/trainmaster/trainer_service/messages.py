@@ -73,7 +73,6 @@ class Reply:
     fields: Mapping[str, Any] | None = None
     """The result as the client shall read it."""
     body: bytes | memoryview | None = None
-    """A result in protobuf."""
     error: str = ""
     """What went wrong, and what to do instead; empty: nothing."""
     category: str = "server"

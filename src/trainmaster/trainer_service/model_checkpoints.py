@@ -1,7 +1,6 @@
-"""Saves models as checkpoints of the job, and reads them back.
+"""Saves models as checkpoints of the job, in the background and one at a time, and reads them back.
 
-A save takes what it needs of a model at once and writes in the background; one is under way at a time. Training
-checkpoints are trees (weights, moments, accumulated gradients), sampler checkpoints are what others load: a PEFT
+Training checkpoints are trees (weights, moments, accumulated gradients), sampler checkpoints what others load: a PEFT
 adapter, a transformers checkpoint, or a delta to one.
 """
 

@@ -192,7 +192,6 @@ class ModelOperations:
         )
 
     def _label(self, model: LoadedModel, name: object = None) -> CheckpointLabel:
-        """`name` None: one is derived from the model."""
         if name is None:
             name = interrupted_name(model, self.models.steps(model.model_id))
         return label_for(CheckpointKind.TRAINING, model, name)

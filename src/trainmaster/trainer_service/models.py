@@ -120,7 +120,6 @@ class LoadedModel:
     lora: LoraOptions | None = None
     user_metadata: Mapping[str, Any] = field(default_factory=dict)
     loaded: bool = False
-    """Whether its weights came from a checkpoint."""
     saved_path: str | None = None
     """Of the last training checkpoint, as its client knows it."""
     changes: int = 0
@@ -199,7 +198,6 @@ class LoadedModels:
         return model
 
     def unload(self, model_id: str) -> None:
-        """Nothing happens when there is none."""
         if self._models.pop(model_id, None) is not None and model_id in self._engine.models:
             self._engine.unload(model_id)
 

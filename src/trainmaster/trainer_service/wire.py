@@ -1,7 +1,4 @@
-"""The bodies of the public clients, decoded into what the engine takes, and its results encoded for them.
-
-A request body is protobuf or JSON, plain or compressed; a result is protobuf, from which the JSON form can be made.
-"""
+"""Bodies of the public clients (protobuf or JSON, maybe compressed) decoded for the engine, and its results encoded."""
 
 from __future__ import annotations
 

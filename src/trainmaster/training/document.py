@@ -1,8 +1,4 @@
-"""`training.json` and `prepared.json` as typed values.
-
-The server wrote the first from a checked request: it is read by the models of `core.spec` that checked it, so that
-there is one set of fields and defaults.
-"""
+"""`training.json` and `prepared.json` as typed values, by the models of `core.spec` that checked the request."""
 
 from __future__ import annotations
 
@@ -63,7 +59,6 @@ class Document:
 
     @property
     def sharded(self) -> bool:
-        """Whether weights and optimizer state are sharded over the ranks."""
         return self.training.framework.type is FrameworkType.FSDP
 
     @property
@@ -159,7 +154,6 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSource:
     path: str
-    """As the job names it."""
     files: tuple[Path, ...]
     format: str
     whole: bool = True
@@ -175,7 +169,6 @@ class LocalSource:
         return [[part.files, str(part.rows)] for part in self.parts]
 
     def to_json(self) -> dict[str, Any]:
-        """The source's entry in `prepared.json`."""
         document = {"path": self.path, "files": [str(file) for file in self.files], "format": self.format}
         return {**document, "slices": self.slices} if self.slices else document
 

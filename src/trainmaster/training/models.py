@@ -52,7 +52,6 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
 
 
 def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenizerBase:
-    """The tokenizer with which the rows were tokenized."""
     tokenizer = AutoTokenizer.from_pretrained(
         prepared.tokenizer_path, trust_remote_code=document.training.base_model.trust_remote_code, local_files_only=True
     )

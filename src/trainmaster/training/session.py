@@ -1,7 +1,4 @@
-"""Checkpoints of a training, and requests to it: what one rank does beside TRL's loop.
-
-A checkpoint to resume from is refused where the training would take another course.
-"""
+"""What one rank does beside TRL's loop: checkpoints, resuming from one of the same course, and requests to the job."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ class Resumed:
 
 
 def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
-    """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
-
-    Raises InexactResumeError where something is missing, and CorruptCheckpointError where all are corrupt.
-    """
+    """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective."""
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
     saver = Saver(root, process, reporter=reporter)
@@ -160,7 +154,6 @@ class NodeCopies:
 
 
 KIND = "trainer"
-"""Of these checkpoints, in their manifests."""
 
 
 class Stopped(Exception):  # noqa: N818 - no error
@@ -208,7 +201,6 @@ class Session:
             self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
         self._noted_missing_metric = False
         self.saved_step: int | None = None
-        """The step at which the last save began."""
 
     @property
     def stop(self) -> Stop | None:
@@ -233,7 +225,6 @@ class Session:
             yield
 
     def take_metrics(self, logs: Mapping[str, Any]) -> None:
-        """Take the loop's metrics for the next checkpoint."""
         self._metrics |= {name: value for name, value in reported_metrics(logs).items() if not name.startswith("eval_")}
 
     def prepare(self, tree: Any) -> None:
@@ -243,10 +234,7 @@ class Session:
     def save(
         self, tree: Any, *, state: Mapping[str, Any], evaluated: Mapping[str, float], progress: Mapping[str, Any]
     ) -> None:
-        """Begin a save; training continues while it is written.
-
-        `evaluated` is the result of an evaluation at this very step, `progress` whatever else a resume has to know.
-        """
+        """Begin a save, written while training continues. `evaluated`: at this very step; `progress`: for a resume."""
         with self.reporting.not_training() if self.reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()
             step, metrics = state["global_step"], {**self._metrics, **reported_metrics(evaluated)}

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning and pre-training, full or with LoRA, by TRL's `SFTTrainer`.
-
-Rows come tokenized and labelled. Nothing of the training document is dropped silently.
-"""
+"""Fine-tuning and pre-training, full or LoRA, by TRL's `SFTTrainer`; nothing of the document is dropped silently."""
 
 from __future__ import annotations
 
@@ -181,7 +178,6 @@ def _distribution(document: Document, *, world_size: int, cuda: bool) -> dict[st
 
 
 def _typed(where: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options in the types that TRL declares for them."""
     hints = typing.get_type_hints(SFTConfig)
     return {name: _value(f"{where}.{name}", text, hints[name]) for name, text in options.items()}
 

@@ -1,7 +1,6 @@
 """Futures of requests, and the link to the engine process that finishes them.
 
-A result can be fetched more than once, because an answer can be lost. It is kept for a while after it came; one that
-was fetched is dropped earlier when results take too much memory.
+An answer can be lost, so that a result is kept for a while; one that was fetched goes earlier if memory is short.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ MAX_COUNT = 2**63 - 1
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value from a client can be a number in a sequence."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 

@@ -62,7 +62,6 @@ class FrontSessions:
         return ""
 
     def end(self, session_id: str, why: str) -> bool:
-        """False when it is not live."""
         if self._live.pop(session_id, None) is None:
             return False
         self._ended[session_id] = f"session {session_id!r} {why}"

@@ -23,7 +23,6 @@ IGNORED = -100
 _SLICE = 50_000
 """Rows between two reports of progress."""
 _BATCH = 256
-"""Rows that are tokenized in one call."""
 _ROWS_SHARE = 0.2
 """The share of a build's time that goes into reading rows."""
 

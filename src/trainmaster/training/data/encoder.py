@@ -1,7 +1,4 @@
-"""Encodes rows as token sequences, and marks the positions that are trained on.
-
-Also: loads a job's tokenizer, and renders conversations by its chat template.
-"""
+"""Encodes rows as token sequences, marked where they are trained on, by a job's tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -196,7 +193,6 @@ class Sample:
 
     @property
     def trained(self) -> bool:
-        """Whether anything is left to train on."""
         return any(self.mask)
 
 

@@ -1,8 +1,4 @@
-"""Reads rows from files: jsonl, json, csv, parquet, arrow and text.
-
-A row is a dictionary. Files may be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A text file is one document: one row
-with the column `text`.
-"""
+"""Reads rows (dictionaries) from files, which may be compressed. A text file is one row with the column `text`."""
 
 # ruff: noqa: A002, ARG001 - `format` is what it is everywhere else; readers have one signature
 

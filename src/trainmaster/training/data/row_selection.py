@@ -163,8 +163,6 @@ _SPLIT = 2**32  # above every index of a source: a stream of hashes of its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Rows by their index among all rows of all sources."""
-
     train: Indices
     evaluation: Indices
     used: tuple[int, ...]

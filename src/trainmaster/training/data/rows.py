@@ -1,7 +1,6 @@
 """The rows of all sources after filters and projection, in one memory-mapped file.
 
-The file has each row as JSON text, with its origin: rows of one source may differ in shape, and types that are inferred
-from some rows are wrong for others. `load` is for a script of the user's own.
+Each row is JSON text: rows of one source may differ in shape, and types inferred from some are wrong for others.
 """
 
 from __future__ import annotations
@@ -206,8 +205,6 @@ _FORM = 2
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Rows as dictionaries, read from a memory-mapped file."""
-
     def __init__(self, texts: pa.ChunkedArray, indices: Indices) -> None:
         self._texts = texts
         self._indices = indices

@@ -1,8 +1,4 @@
-"""The shape of a row: a conversation, a prompt with its completion, or plain text.
-
-Fields have their own names or those of `preprocess.field_mapping`. The first shape that a row has counts: `messages`,
-then `prompt` with `completion`, then `text`.
-"""
+"""The shape of a row, the first that it has: `messages`, `prompt` with `completion`, or plain `text`."""
 
 from __future__ import annotations
 
@@ -20,8 +16,6 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation, which the chat template renders."""
-
     messages: list[dict[str, Any]]
     prompt_messages: int = 0
     """How many of them are the prompt; the rest is the completion. 0: there is no such division."""

@@ -1,7 +1,4 @@
-"""What a fetching step may reach: credentials and services of its environment, public addresses, and local paths.
-
-Local paths lie below the server's data roots, in the job's working directory, or in what another job left.
-"""
+"""What a fetching step may reach: credentials, services, public addresses, and local paths that jobs may read."""
 
 from __future__ import annotations
 
@@ -152,7 +149,6 @@ class LocalFiles:
     top: Path
     """The directory that the path names, or the one above all matches of its pattern."""
     is_file: bool = False
-    """The path names a file."""
     is_pattern: bool = False
 
 

@@ -28,8 +28,6 @@ _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Files of one format."""
-
     names: tuple[str, ...]
     """In the order in which they are read; a file that two parts of a split need is there twice."""
     format: str

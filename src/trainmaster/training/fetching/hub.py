@@ -23,7 +23,6 @@ TOKENIZER_PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja", "vocab.*", "merges.txt",
     "spiece.model", "sentencepiece*.model", "tekken.json", "config.json", "generation_config.json", "*.py",
 )  # fmt: skip
-"""The files of a repository that a tokenizer may need."""
 _OTHER_FORMS = (
     "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite", "*.ot", "*.mlmodel",
     "*.mlpackage/*", "onnx/*", "openvino/*", "original/*", "coreml/*", "gguf/*", "*.zip", "*.tar", "*.tar.gz",
@@ -292,7 +291,6 @@ def _only_first_retry_reported(shown: str) -> Iterator[None]:
 
 
 def status_of(error: Any) -> int | None:
-    """The status of the Hub's response; None where there was none."""
     response = getattr(error, "response", None)
     return None if response is None else int(response.status_code)
 

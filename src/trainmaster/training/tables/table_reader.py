@@ -194,7 +194,6 @@ def _share(table: StaticTable, index: int, count: int) -> Iterator[RecordBatch]:
 
 
 def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterator[RecordBatch]:
-    """The rows from `begin` to before `end`."""
     position = 0
     for batch in batches:
         low = max(begin - position, 0)
