@@ -62,8 +62,7 @@ class PackedAttention:
                 self._ends = ends.to(query.device)
             return kernel(query, key, value, self._ends, max(self._lengths), scoring)
         queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
-        sequences = zip(queries, keys, values, strict=True)
-        return torch.cat([_attend_to_sequence(*each, scoring) for each in sequences])
+        return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
 
 
 def computed_in(query: Tensor) -> torch.dtype:
@@ -243,7 +242,6 @@ class _SpanGroup:
     def attend(
         self, attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, stratum: int, scoring: Scoring
     ) -> None:
-        """Write into `attended` what these spans' rows of `query` attend to."""
         heads, width = keys.shape[-2:]
         dtype = computed_in(query)
         if self._past is None:

@@ -1,9 +1,8 @@
 """The key-value cache of running requests.
 
-A sequence is split into blocks of tokens. Layers that see the whole sequence keep every block; layers with a sliding
-window keep as many as the window spans, and overwrite the oldest. Both take pages from one pool, whatever the lengths
-of the sequences: layers are grouped into strata of equal depth, and a page holds one block of one stratum. The pool is
-bounded: a request that needs more pages than are free waits.
+Layers that see the whole sequence keep every block of it; layers with a window as many as it spans, and overwrite the
+oldest. Both take pages from one bounded pool: layers are grouped into strata of equal depth, and a page holds one block
+of one stratum.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class LayerPlace:
 class Layout:
     places: tuple[LayerPlace, ...]
     depth: int
-    """Layers in a stratum."""
     strata: tuple[int, int]
     window: int
     """The window of the layers that have one; 0: none has."""

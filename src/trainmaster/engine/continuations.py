@@ -104,7 +104,6 @@ class Generation:
         self.ends = ends
         self.rule = Rule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
         self.room: Room | None = None
-        """For the prompt."""
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
         self.logits: Tensor | None = None
@@ -218,7 +217,6 @@ _UNFINISHED_TOKENS = 3
 
 
 def end_tokens(directory: Path) -> frozenset[int]:
-    """The end-of-text tokens of a checkpoint: from its generation config, else from the model's config."""
     for path in (directory / "generation_config.json", directory / "config.json"):
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         if not isinstance(settings, dict):
@@ -260,7 +258,6 @@ class StringWatch:
         """The text of the settled tokens of the window."""
 
     def finds_with(self, token: int) -> bool:
-        """Take the next token; returns whether the text now contains one of the strings."""
         self._window.append(token)
         text = self._decoded(self._window)
         waits = text.endswith(UNFINISHED)

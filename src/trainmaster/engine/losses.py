@@ -172,7 +172,7 @@ LOSSES: Mapping[str, LossFunction] = {
 def find(name: str) -> LossFunction:
     if loss := LOSSES.get(name):
         return loss
-    raise EngineError(f"unknown loss function {name!r}; there are {_listed(LOSSES)}")
+    raise EngineError(f"unknown loss function {name!r}; there are {', '.join(LOSSES)}")
 
 
 def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
@@ -182,7 +182,7 @@ def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
         if option == OUTPUT and option not in options:
             raise EngineError(f"the option {option!r} is {value!r}: a pass gives log-probabilities here, no embeddings")
         if option not in options:
-            which = f"it knows {_listed(options)}" if options else "it has none"
+            which = f"it knows {', '.join(options)}" if options else "it has none"
             raise EngineError(f"unknown option {option!r} of the loss function {name}; {which}")
         if isinstance(value, str) or not math.isfinite(value):
             raise EngineError(f"the option {option!r} of the loss function {name} is {value!r}; it has to be a number")
@@ -201,11 +201,12 @@ def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str
     """The inputs of one datum: `target_tokens` int64, the others float32, with defaults for optional ones."""
     loss, where = find(name), f"datum {index}"
     known = (TARGETS, *loss.required, *loss.optional)
+    listed = ", ".join(known)
     for unknown in datum.inputs.keys() - set(known):
-        raise EngineError(f"{where} has an input {unknown!r} that {name} does not know; it knows {_listed(known)}")
+        raise EngineError(f"{where} has an input {unknown!r} that {name} does not know; it knows {listed}")
     for needed in (TARGETS, *loss.required):
         if needed not in datum.inputs:
-            raise EngineError(f"{where} lacks the input {needed!r}, which {name} needs; it knows {_listed(known)}")
+            raise EngineError(f"{where} lacks the input {needed!r}, which {name} needs; it knows {listed}")
     targets = datum.inputs[TARGETS]
     if targets.dtype.kind not in "iu":
         raise EngineError(f"{TARGETS} of {where} are of type {targets.dtype}; they have to be whole numbers")
@@ -297,7 +298,3 @@ def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) ->
     if not np.isfinite(numbers).all():
         raise EngineError(f"the input {key!r} of {where} has values that are not finite")
     return numbers
-
-
-def _listed(names: Mapping[str, object] | Sequence[str]) -> str:
-    return ", ".join(names)

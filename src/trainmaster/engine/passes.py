@@ -1,7 +1,6 @@
 """Forward and backward passes over packs of sequences, of one model or of many.
 
-A request is split into chunks by its own sequences alone, and a pack has at most one chunk of a model. So the sums over
-rows that make a model's gradients do not depend on what else is in the pack.
+Chunks are cut by a request's own sequences, one of a model in a pack: so gradients do not depend on the others.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ class Chunk:
     """Consecutive data of a pass that are computed together."""
 
     number: int
-    """The index of its pass."""
     of: CheckedPass
     data: range
 

@@ -68,8 +68,6 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterShare:
-    """Consecutive rows of one adapter, and its factors for one layer."""
-
     start: int
     stop: int
     scale: float

@@ -49,8 +49,6 @@ def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, 
 
 @dataclass(slots=True)
 class Gradients:
-    """A sum of gradients, and over how much."""
-
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """By parameter, float32; empty if there are none."""
     loss_tokens: int = 0
@@ -245,11 +243,7 @@ def scale_gradients(
 
 
 class AdamW:
-    """The optimizer of one model, for parameters by name.
-
-    Parameters of fewer than 32 bits get a float32 original at the first step and are copies of it from then on: a small
-    step would be lost in their own precision.
-    """
+    """The optimizer of one model. Below 32 bits, parameters are copies of float32 originals, which keep small steps."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters

@@ -1,7 +1,4 @@
-"""Requests to the engine, its results and its errors: plain values and NumPy arrays.
-
-NumPy is not imported: the server, which has none, reads a model's configuration before it starts a trainer.
-"""
+"""Requests to the engine, results and errors. NumPy is not imported: the server reads configurations without it."""
 
 from __future__ import annotations
 

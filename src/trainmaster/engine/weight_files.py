@@ -145,10 +145,9 @@ def export_model(
     *,
     trained: bool,
 ) -> None:
-    """Write a transformers checkpoint with the adapter merged into the weights.
+    """Write a checkpoint with the base model's types, configuration and tokenizer, and with the adapter merged.
 
-    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's. Weights
-    that are not `trained` are read from its files, since the engine may have rounded its own.
+    Weights that are not `trained` are read from its files, since the engine may have rounded its own.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(base_model.iterdir()):
@@ -247,10 +246,9 @@ _PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in
 
 
 def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
-    """Write a PEFT adapter for a base model.
+    """Write a PEFT adapter. `tinker_names` calls the unembedding's factors `model.unembed_tokens`, not `lm_head`.
 
-    The files of a tied model have no `lm_head`, so Tinker's tools call the unembedding's factors
-    `model.unembed_tokens` and refuse `lm_head`. `tinker_names` uses that name; PEFT then needs a `key_mapping`.
+    Tinker's tools want that, as the files of a tied model have no `lm_head`; PEFT then needs a `key_mapping`.
     """
     described = {
         "peft_type": "LORA",

@@ -1,7 +1,6 @@
-"""The checkpoints of a service job by the names that clients gave them.
+"""The checkpoints of a service job by the names that clients gave them: directories of numbered saves.
 
-A name is a directory, and each save under it lies below, numbered: replacing one means to commit the next number
-first and to remove the old one then, so that a name never leads nowhere.
+Replacing one commits the next number first and removes the old one then, so that a name never leads nowhere.
 """
 
 from __future__ import annotations

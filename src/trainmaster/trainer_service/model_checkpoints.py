@@ -274,8 +274,8 @@ def load_export(engine: Engine, model_id: str, directory: Path) -> None:
         engine.load_adapter(model_id, directory)
     else:
         whole = _transformer(directory, torch.device("cpu"), engine.base.unembedding.weight.dtype)
-        state = weights_state(Trained.ALL, None, dict(whole.named_parameters()))
-        engine.load_state(model_id, state, optimizer=False)
+        weights = dict(whole.named_parameters())
+        engine.load_state(model_id, weights_state(Trained.ALL, None, weights), optimizer=False)
 
 
 def _transformer(directory: Path, device: torch.device, dtype: torch.dtype) -> Transformer:

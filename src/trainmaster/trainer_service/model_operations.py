@@ -96,7 +96,6 @@ class ModelOperations:
             self._reply(reply)
 
     def save_all(self) -> list[CommittedCheckpoint]:
-        """Save every trained model, one after the other; the committed checkpoints."""
         saved: list[CommittedCheckpoint] = []
         self._saving.poll(wait=True)
         for model in self.models:

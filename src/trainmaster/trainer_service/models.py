@@ -164,10 +164,8 @@ class LoadedModels:
         lora = None if base_only else self._lora(fields)
         if lora is not None:
             trained = Trained.ADAPTER
-        elif base_only or configuration.mode is Mode.FORWARD_ONLY:
-            trained = Trained.NOTHING
         else:
-            trained = Trained.ALL
+            trained = Trained.NOTHING if base_only or configuration.mode is Mode.FORWARD_ONLY else Trained.ALL
         self._require_room(trained)
         model = LoadedModel(
             model_id=model_id,

@@ -35,8 +35,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceControl:
-    """Stops that the server, or a signal, asks for."""
-
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._signalled = False

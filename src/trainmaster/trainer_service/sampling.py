@@ -67,8 +67,7 @@ class SamplingSessions:
     def submit(self, request: Request) -> None:
         try:
             snapshot = self._snapshot(str(request.fields["sampling_session_id"]))
-            asked = decode_sample(request.request_id, request.body or b"", request.encoding)
-            self._sampler.submit(asked, snapshot)
+            self._sampler.submit(decode_sample(request.request_id, request.body or b"", request.encoding), snapshot)
         except Exception as error:
             self._reply(reply_to_failure(request.request_id, error))
             return

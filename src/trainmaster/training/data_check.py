@@ -46,10 +46,7 @@ _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
 ) -> CheckedData:
-    """Check the data of a job, and show up to `limit` rows of each source; without a tokenizer, as they were read.
-
-    `fetched` is what `fetch_all` returned; None: everything is fetched when it is needed.
-    """
+    """Check a job's data, and show up to `limit` rows of each source. `fetched`: by `fetch_all`; None: when needed."""
     config, base_model = TokenizationConfig.from_document(document), _base_model(document)
     answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     encoder = None

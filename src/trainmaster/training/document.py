@@ -144,8 +144,6 @@ def parsed(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of a source's files, and which of their rows are read."""
-
     files: int
     """How many; parts follow each other in the order of the source's files."""
     rows: Slice = ALL_ROWS

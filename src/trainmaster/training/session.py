@@ -135,7 +135,6 @@ class NodeCopies:
         self._copies = self._node > 0 and os.environ.get("LOCAL_RANK", "0") == "0"
 
     def make(self, rel_path: str) -> None:
-        """Copy a committed checkpoint, if this rank is the one that copies."""
         manifest = self._root.manifest(rel_path) if self._copies else None
         if manifest is None:
             return
@@ -213,7 +212,6 @@ class Session:
 
     @property
     def best_needs_evaluation(self) -> bool:
-        """Whether the metric for the best model comes from evaluations."""
         return (self.document.output.checkpoint.metric_for_best_model or "").startswith("eval_")
 
     @contextlib.contextmanager

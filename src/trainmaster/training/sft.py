@@ -104,7 +104,6 @@ _SHARED = (
     "padding_free",
     "use_liger_kernel",
 )
-"""Hyperparameters that TRL has under the same name."""
 
 
 def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
@@ -147,9 +146,7 @@ def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
     padding = document.data.preprocess.padding
     if padding == "max_length" and not document.packing:
         return {"pad_to_multiple_of": prepared.max_seq_length}
-    if padding == "none" and document.data.batch_size > 1:
-        return {"padding_free": True}
-    return {}
+    return {"padding_free": True} if padding == "none" and document.data.batch_size > 1 else {}
 
 
 def _precision(document: Document, *, cuda: bool) -> dict[str, bool]:

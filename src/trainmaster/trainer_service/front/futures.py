@@ -230,7 +230,6 @@ class Link:
         self._channel = FrontChannel(end, received=self._received, closed=lambda: self._end("its engine process died"))
 
     def send(self, request: Request, shared: SharedBody | None = None) -> None:
-        """The reply finishes the future with the request's id."""
         if self.gone or self._channel is None:
             if shared is not None:
                 shared.close()
@@ -241,8 +240,7 @@ class Link:
                 self._channel.send(request, shared)
             except OSError as error:
                 # Large fields are shared only here, and what they need was short. Its place in the order is used up.
-                reason = f"the trainer had no room for this request: {error.strerror}"
-                self._futures.fail(request.request_id, reason)
+                self._futures.fail(request.request_id, f"the trainer had no room for this request: {error.strerror}")
 
     def lose(self, future: Future) -> None:
         self._lost.append(future)

@@ -167,7 +167,6 @@ class Intake:
             received.shared.close()
 
     def add(self, size: int) -> None:
-        """Count something that is held in another form."""
         self.held += 1
         self.held_bytes += size
 

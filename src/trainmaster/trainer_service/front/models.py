@@ -89,7 +89,6 @@ class OperationOrder(Generic[Item]):
 
 
 _REMEMBERED = 10_000
-"""How many models that are gone are remembered by name."""
 _FORMS = {"forward": ResultForm.PASS, "forward_backward": ResultForm.PASS}
 
 Ack = dict[str, Any]

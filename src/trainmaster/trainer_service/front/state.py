@@ -17,7 +17,6 @@ from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
 
 _REMEMBERED = 10_000
-"""How many keys of requests, and ids of ended sessions, are remembered."""
 
 
 @dataclass(slots=True)
@@ -76,8 +75,7 @@ class FrontSessions:
 
 _SWEEP_S = 1.0
 _LINGER_S = 1.0
-"""How long the front outlives the engine at least: a client may be about to ask, and is told more here than by a
-connection that is refused."""
+"""How long the front outlives the engine at least: it tells a client more than a refused connection does."""
 
 
 class Front:

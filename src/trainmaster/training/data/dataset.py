@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a position that is not trained on; every trainer has the same."""
 _SLICE = 50_000
-"""Rows between two reports of progress."""
 _BATCH = 256
 _ROWS_SHARE = 0.2
 """The share of a build's time that goes into reading rows."""

@@ -47,10 +47,7 @@ def load_tokenizer(
 
 
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
-    """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
-
-    `model_kwargs` may change how many positions the model has. Raises InputError where these are fewer, or unknown.
-    """
+    """The most tokens of a sample: what the job says, or what its model (with `model_kwargs`) or tokenizer allows."""
     if wanted is not None:
         known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
         if (problem := too_long(wanted, next((each for each in known if each is not None), None))) is not None:
@@ -185,7 +182,6 @@ class Sample:
     mask: list[int]
     """1: the position is trained on."""
     full_length: int
-    """Tokens before truncation."""
 
     @property
     def cut(self) -> bool:

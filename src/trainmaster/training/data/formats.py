@@ -34,7 +34,6 @@ FORMAT_OF_SUFFIX: Mapping[str, str] = {
 }
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 BEGINNING_SUFFICES = frozenset({"jsonl", "csv"})
-"""Formats whose first rows can be read from the beginning of a file."""
 MAX_DOCUMENT_BYTES = 256 << 20
 """Of a text file, which is tokenized as one piece."""
 _BATCH_ROWS = 1024
@@ -68,7 +67,6 @@ def format_of(name: str) -> str | None:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for messages, such as `text` or `a number`."""
     match value:
         case None:
             return "null"

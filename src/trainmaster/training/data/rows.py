@@ -48,7 +48,6 @@ class Row:
 
     origin: Origin
     file: int
-    """The index among the source's files."""
     values: dict[str, Any]
     text: str
     """The values as JSON."""

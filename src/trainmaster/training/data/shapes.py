@@ -169,6 +169,4 @@ def _without_nulls(value: Any) -> Any:
     """Tables fill in keys that only other rows have; a template would take them as given."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    return value
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

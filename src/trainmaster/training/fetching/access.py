@@ -52,7 +52,6 @@ class Access:
     """Whether URLs may lead to addresses that are not public."""
     hub_token: str | None = field(repr=False, default=None)
     services: Mapping[str, Service] = field(default_factory=dict)
-    """By the scheme of their paths."""
     beginning_bytes: int | None = None
     """For a check: how much is fetched of a file at most."""
     s3_credentials: Credentials | None = field(repr=False, default=None)

@@ -50,8 +50,7 @@ def choose(
 ) -> Chosen:
     """Choose among the files of a directory or a pattern. Raises InputError where it cannot be told which.
 
-    Without a split: the files of `train`, where a name tells it, else all files. `explicit`: the source's pattern chose
-    these files, so that without a split all of them are meant.
+    Without a split: the files of `train`, where a name tells it, else all; all that an `explicit` pattern chose.
     """
     rows = [name for name in names if name.rpartition("/")[2] not in _NOT_ROWS]
     formats = {name: found for name in rows if (found := format_of(name)) is not None}
@@ -79,10 +78,9 @@ def choose(
 def choose_from_hub(
     names: Sequence[str], shown: str, *, path: str, format: str | None, split: str | None, card: Mapping[str, Any]
 ) -> Chosen:
-    """Choose among the files of a dataset on the Hub. Raises InputError where it cannot be told which.
+    """Choose among a Hub dataset's files, by its card. Raises InputError where it cannot be told which.
 
-    `path` follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing. `card` is the data
-    in front of the dataset's card.
+    `path` follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing.
     """
     listed = _configured(card, path)
     if listed is not None:

@@ -281,6 +281,5 @@ def _unknown_host(error: BaseException | None) -> bool:
 
 
 def _name_of(url: str) -> str:
-    """The file's name in a URL: it tells the format."""
     name = _NOT_IN_NAMES.sub("_", unquote(urlsplit(url).path.rpartition("/")[2]))
     return name.strip("._")[-100:] or "download"

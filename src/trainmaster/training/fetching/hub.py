@@ -42,7 +42,6 @@ def name_of(uri: str) -> HubName:
 
 
 def model(repo: str, revision: str | None, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
-    """The directory of a model: configuration, tokenizer, and the weights in one format."""
     shown = _shown(repo, revision)
     with translated(shown, access):
         names = _files(repo, revision, "model", access)
@@ -96,7 +95,6 @@ def _is_in(file: str, path: str) -> bool:
 
 
 def _exactly(files: Sequence[str]) -> list[str]:
-    """Patterns that match these files only."""
     return [re.sub(r"([*?\[])", r"[\1]", file) for file in files]
 
 
@@ -168,9 +166,8 @@ def _cache(repo: str, kind: str, access: Access) -> Path:
     from huggingface_hub import constants
 
     usual = Path(constants.HF_HUB_CACHE)
-    if (usual / _folder(repo, kind)).is_dir() and os.access(usual, os.W_OK):
-        return usual
-    return access.cache / "hub"
+    usable = (usual / _folder(repo, kind)).is_dir() and os.access(usual, os.W_OK)
+    return usual if usable else access.cache / "hub"
 
 
 def _folder(repo: str, kind: str) -> str:

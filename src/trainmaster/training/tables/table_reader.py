@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def limit(cpu: str | None, memory: str | None) -> None:
-    """Limit the threads and the memory of this process, where they are given."""
     if cpu is not None:
         import pyarrow as pa
 
