@@ -229,7 +229,6 @@ class _SpanGroup:
         """[strata, spans x blocks]."""
         self._rows = torch.from_numpy(rows).to(device)
         self._real = None if len(real) == len(rows) else torch.from_numpy(real).to(device)
-        """The rows that are no padding; None: all."""
         self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
         """Positions of the rows, counted from the first position that their span sees."""
         self._mask: Tensor | None = None

@@ -26,8 +26,6 @@ def blocks_for(tokens: int) -> int:
 
 
 class Sight(IntEnum):
-    """How much of its sequence a layer sees."""
-
     ALL = 0
     WINDOW = 1
 

@@ -27,11 +27,9 @@ class Rope:
     slow_turns: float = 1.0
     """Pairs with fewer turns within the original context are slowed by the whole factor."""
     fast_turns: float = 1.0
-    """Pairs with more turns are not slowed."""
     whole_pairs: bool = True
     """Whether both bounds are rounded to whole pairs, for `yarn`."""
     magnitude: float = 1.0
-    """Factor of the rotated vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,6 @@ class ModelConfig:
     query_key_norm: bool = False
     norm_offset: float = 0.0
     sandwich_norms: bool = False
-    """Whether norms also follow attention and MLP."""
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -108,7 +105,6 @@ class _Values:
         return int(value)
 
     def optional(self, name: str, default: float | None = None) -> float | None:
-        """A number, or None where the file says null."""
         value = self.raw.get(name, default)
         return None if value is None else self.number(name, default)
 

@@ -26,7 +26,6 @@ from trainmaster.engine.types import (
 
 MAX_TOPK = 1024
 PIECE = 256
-"""Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
 """The top logprobs of the first token, which has no predecessor."""
 
@@ -255,7 +254,6 @@ class StringWatch:
         """The last settled tokens, and those that are not settled."""
         self._settled = len(self._window)
         self._known = self._decoded(self._window).rstrip(UNFINISHED)
-        """The text of the settled tokens of the window."""
 
     def finds_with(self, token: int) -> bool:
         self._window.append(token)

@@ -81,8 +81,6 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
-    """Rows of consecutive spans whose logits are computed together."""
-
     rows: slice
     shares: tuple[AdapterShare, ...]
     """The spans of adapters, counted from the group's first row."""

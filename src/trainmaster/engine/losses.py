@@ -69,7 +69,6 @@ Formula = Callable[[Tokens], TokenLosses]
 class LossFunction:
     formula: Formula
     required: tuple[str, ...] = ()
-    """Inputs beside `target_tokens` that every datum must have."""
     optional: Mapping[str, Default] = field(default_factory=dict)
     options: Mapping[str, LossOption] = field(default_factory=dict)
     loss_tokens: str | None = None

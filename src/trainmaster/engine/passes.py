@@ -87,8 +87,6 @@ class CheckedPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """Consecutive data of a pass that are computed together."""
-
     number: int
     of: CheckedPass
     data: range
@@ -103,7 +101,6 @@ class Chunk:
 
     @property
     def names(self) -> list[str]:
-        """The inputs of its loss beside the targets."""
         return [name for name in self.of.inputs[self.data.start] if name != losses.TARGETS]
 
     @property

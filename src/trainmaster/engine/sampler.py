@@ -174,7 +174,6 @@ class Sampler:
         return admitted
 
     def _advance(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
-        """One step of the requests that share these weights."""
         choices: list[_Choice] = []
         if pieces := _pieces(generations):
             hidden = _hidden(transformer, self._cache, pieces)
@@ -313,7 +312,6 @@ def _hidden(transformer: Transformer, cache: KeyValueCache, pieces: Sequence[_Pi
 
 
 def _adapter_rows(pieces: Iterable[tuple[_Piece, int]], spare: int = 0) -> AdapterRows | None:
-    """The adapters of rows; the `spare` ones at the end have none."""
     runs = itertools.groupby(pieces, key=lambda pair: pair[0].adapter)
     parts = [(adapter, sum(rows for _, rows in run)) for adapter, run in runs]
     return AdapterRows([*parts, (None, spare)]) if any(adapter for adapter, _ in parts) else None

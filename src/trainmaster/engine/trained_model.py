@@ -84,7 +84,6 @@ class TrainedModel:
         self.gradients = Gradients()
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last backward pass, which are cleared."""
         taken = {}
         for name, parameter in self.parameters.items():
             taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

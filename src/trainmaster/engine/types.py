@@ -93,8 +93,6 @@ class PassResult:
 
 
 class Normalization(StrEnum):
-    """What accumulated gradients are divided by before a step."""
-
     NONE = "none"
     NUM_LOSS_TOKENS = "num_loss_tokens"
     NUM_SEQUENCES = "num_sequences"

@@ -26,7 +26,6 @@ class Naming:
     body: str = "model."
     unembedding: str = "lm_head."
     beside: tuple[str, ...] = ()
-    """Prefixes of weights outside the language model."""
 
     def theirs(self, own: str) -> str:
         return _renamed(own, {"model.": self.body, "lm_head.": self.unembedding})
@@ -197,7 +196,6 @@ def _merged(
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-    """Write files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, Tensor] = {}
     total = 0
@@ -237,7 +235,6 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TINKER_UNEMBEDDING = "model.unembed_tokens"
-"""The unembedding's name in adapters of Tinker's tools."""
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 _PEFT_PREFIX = "base_model.model."

@@ -98,7 +98,6 @@ class NamedCheckpoints:
         return f"{label.directory}/{max(numbers, default=0) + 1}"
 
     def find(self, label: CheckpointLabel) -> CommittedCheckpoint:
-        """The newest of a name. Raises EngineError where there is none."""
         for rel_path in reversed(self.versions(label)):
             manifest = self.root.manifest(rel_path)
             if manifest is not None:

@@ -51,7 +51,6 @@ class Request:
     request_id: str
     op: str
     model_id: str = ""
-    """Empty where it is about no model."""
     seq_id: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The JSON body, where it is small."""

@@ -125,7 +125,6 @@ class LoadedModel:
     changes: int = 0
     """How often it was trained or loaded."""
     saved_changes: int = 0
-    """How many of these its last training checkpoint has."""
     whole_export: str | None = None
     """Where its last sampler checkpoint with whole weights lies: what a delta refers to."""
     broken: str | None = None

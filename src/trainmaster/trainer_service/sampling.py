@@ -47,7 +47,6 @@ class SamplingSessions:
         return len(self._waiting)
 
     def open(self, session_id: str, snapshot: WeightsSnapshot) -> None:
-        """Begin a session on weights that were not saved."""
         self._put(session_id, _SamplingSession(snapshot=snapshot))
 
     def create(self, request: Request) -> Mapping[str, Any]:

@@ -39,7 +39,6 @@ def decode_pass(body: bytes | memoryview, content_type: str, encoding: str = "")
 
 
 def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "") -> SampleRequest:
-    """An asample body. Raises EngineError, which says where it is wrong."""
     fields = _json_object(decompressed(body, encoding))
     for name in REFUSED_OF_SAMPLES:
         if fields.get(name):

@@ -34,7 +34,6 @@ class Checkpointing(Trainer):
 
     session: Session
     _evaluated: tuple[int, Mapping[str, float]] = (-1, {})
-    """The step of the last evaluation, and its metrics."""
     _last_boundary = -1
     _save_after_evaluation = False
 

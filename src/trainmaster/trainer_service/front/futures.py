@@ -25,7 +25,6 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 _ENTRY_BYTES = 2048
-"""What a future takes beside its result."""
 
 
 class ResultForm(Enum):
@@ -41,7 +40,6 @@ Waiters = set[asyncio.Future[None]]
 class Future:
     request_id: str
     owner: str
-    """The model or the sampling session."""
     form: ResultForm = ResultForm.FIELDS
     digest: bytes = b""
     """Tells a repeat of the same request from another one under the same id."""
@@ -104,7 +102,6 @@ class Futures:
         return [future for future in self._futures.values() if future.owner == owner]
 
     async def wait(self, future: Future, hold_s: float) -> Reply | None:
-        """None when there is no outcome after `hold_s`."""
         if future.outcome is None:
             await self.hold(future.waiters, hold_s)
         return future.outcome
@@ -131,7 +128,6 @@ class Futures:
         wake(self._held)
 
     def fetch(self, future: Future) -> None:
-        """Note that the client was sent the outcome."""
         if not future.fetched and future.request_id in self._futures:
             future.fetched = True
             self._fetched[future.request_id] = future
@@ -220,7 +216,6 @@ class Link:
         """Set when requests can be sent, or when the engine is gone and everything is answered at once."""
         self.ended = asyncio.Event()
         self.in_order = False
-        """Whether the engine said that it ends."""
         self.gone = ""
         """Why the engine does nothing any more; empty while it does."""
         self.capabilities: Mapping[str, Any] = {"supported_models": []}

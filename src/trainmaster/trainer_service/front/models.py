@@ -113,7 +113,6 @@ class FrontModel:
     fields: Mapping[str, Any]
     order: OperationOrder[QueuedOperation]
     info: Mapping[str, Any] = field(default_factory=dict)
-    """As the engine made it; empty until then."""
 
 
 class FrontModels:
@@ -233,14 +232,12 @@ class FrontModels:
             self._leave(model_id)
 
     def leave_again(self) -> None:
-        """Retry the saves that failed."""
         for model_id in self._leaving:
             future = self._futures.get(self._leave_id(model_id))
             if future is None or future.outcome is not None:
                 self._leave(model_id)
 
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
-        """Answer with a future that has failed already."""
         request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
         self._futures.open(Future(request_id=request_id, owner=owner))
         self._futures.fail(request_id, error, category)
@@ -257,7 +254,6 @@ class FrontModels:
         return f"{model_id} {why}. {advice}".rstrip()
 
     def why_waiting(self, model_id: str) -> str:
-        """Which earlier operation is missing; empty: none."""
         model = self._models.get(model_id)
         if model is None or not model.order.waiting:
             return ""

@@ -59,7 +59,6 @@ class Samples:
         return self._sessions.get(sampling_session_id)
 
     def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
-        """The same session when it is asked for again."""
         key = self._trainer.sampling_session_id(session_id, number)
         new = SamplingSession(
             sampling_session_id=key, session_id=session_id, base_model=base_model, model_path=model_path

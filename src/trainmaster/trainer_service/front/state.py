@@ -36,7 +36,6 @@ class FrontSessions:
         self._by_key: dict[str, str] = {}
 
     def create(self, idempotency_key: str) -> str:
-        """The same id where a request is repeated with its key."""
         if idempotency_key and (known := self._by_key.get(idempotency_key)) is not None:
             return known
         session_id = f"sess-{uuid.uuid4().hex}"

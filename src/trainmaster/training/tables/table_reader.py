@@ -36,7 +36,6 @@ def limit(cpu: str | None, memory: str | None) -> None:
 
 
 PART_SUFFIX = ".part"
-"""Of a shard that is not complete."""
 _FORM = 2
 """Version of the shards' format: with another number, cached ones are not used."""
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "403", "EXPIRED_TOKEN")
