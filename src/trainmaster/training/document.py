@@ -157,11 +157,9 @@ class LocalSource:
     whole: bool = True
     """False: for a check, only the beginning was fetched, and slices do not count."""
     parts: tuple[Part, ...] = ()
-    """Which rows are read; without any, all rows of all files."""
 
     @property
     def slices(self) -> list[list[Any]]:
-        """The parts as plain values; empty where they are all rows."""
         if all(part.rows == ALL_ROWS for part in self.parts):
             return []
         return [[part.files, str(part.rows)] for part in self.parts]

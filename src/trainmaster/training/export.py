@@ -156,7 +156,6 @@ def _reached() -> Iterator[None]:
 
 
 RESULT = "model"
-"""The result's directory in the job's output."""
 
 State = Mapping[str, Tensor]
 

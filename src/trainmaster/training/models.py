@@ -93,7 +93,6 @@ def _names(value: Value) -> list[str]:
 # package that takes hours to build, or minutes of compilation.
 
 PACKED = "trainmaster_packed"
-"""Our name among transformers' implementations of attention."""
 _HEAD_DIMS = range(8, 257, 8)
 _LAYERS = {"full_attention", "sliding_attention"}
 _NOT_COMPUTED = ("s_aux", "softcap")

@@ -285,7 +285,6 @@ class Session:
             return None
 
     def _require_metric(self, metrics: Mapping[str, float]) -> None:
-        """Note once where checkpoints do not have the metric for the best model."""
         name = self.document.output.checkpoint.metric_for_best_model
         if name is None or name in metrics or self._noted_missing_metric or self.process.index != 0:
             return

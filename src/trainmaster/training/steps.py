@@ -53,7 +53,6 @@ class Origin:
     number: int
     """Counted from 1."""
     unit: str = "row"
-    """What is counted: row, or line."""
 
     def __str__(self) -> str:
         inside = "" if self.source.rpartition("/")[2] == self.file else f" (file {self.file})"

@@ -301,5 +301,4 @@ def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
 
 
 def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
-    """The token of the first of these characters that has one."""
     return next((token for place in places if (token := encoded.char_to_token(index, place)) is not None), None)

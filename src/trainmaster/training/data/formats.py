@@ -56,7 +56,6 @@ class RawRow:
     """The number of the row, or of its line for jsonl and csv."""
     values: Mapping[str, Any]
     text: str | None = None
-    """The row as JSON, where the file has it."""
 
 
 def format_of(name: str) -> str | None:

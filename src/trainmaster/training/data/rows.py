@@ -39,7 +39,6 @@ class RowCounts:
     read: int = 0
     kept: int = 0
     columns: dict[str, None] = field(default_factory=dict)
-    """All columns, in the order in which they were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,6 @@ def _count(local: LocalSource, files: Iterable[int]) -> int:
 
 
 def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Read]]) -> Iterator[_Read]:
-    """Read a file; errors name the file and its source."""
     path = local.files[index]
     try:
         yield from read(path)

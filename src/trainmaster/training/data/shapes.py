@@ -134,7 +134,6 @@ class _Reader:
         return name if value_at(self._row, mapped) is MISSING and name in self._row else mapped
 
     def _unpacked(self, name: str) -> Any:
-        """The value of a field, parsed where a table holds it as JSON text."""
         value = self._value(name)
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:

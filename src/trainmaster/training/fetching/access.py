@@ -49,7 +49,6 @@ class Access:
     artifacts: Path | None = None
     """The directory of all jobs' artifacts; None outside a job."""
     private_urls: bool = True
-    """Whether URLs may lead to addresses that are not public."""
     hub_token: str | None = field(repr=False, default=None)
     services: Mapping[str, Service] = field(default_factory=dict)
     beginning_bytes: int | None = None

@@ -22,7 +22,6 @@ _PREFERRED = ("parquet", "jsonl", "json", "csv", "arrow", "text")
 """Where a dataset has its rows in several formats."""
 _WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 _SHARD = re.compile(r"(?:^|/)(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*$")
-"""How datasets of the Hub name their files."""
 _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "metadata.json"})
 
 
@@ -146,7 +145,6 @@ def is_ignored(name: str, patterns: Sequence[str]) -> bool:
 
 
 def card_data(text: str) -> Mapping[str, Any]:
-    """The YAML header of a dataset card; empty where it cannot be read."""
     import yaml
 
     found = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
@@ -196,7 +194,6 @@ def _splits_named_in(name: str) -> list[str]:
 
 
 def _canonical(split: str) -> str:
-    """`val` and `dev` are `validation`, and so on."""
     return next((usual for usual, words in _WORDS.items() if split.lower() in words.split("|")), split)
 
 

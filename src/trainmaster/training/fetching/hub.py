@@ -162,7 +162,6 @@ def _snapshot(
 
 
 def _cache(repo: str, kind: str, access: Access) -> Path:
-    """The user's own Hub cache where it has the repository; else ours."""
     from huggingface_hub import constants
 
     usual = Path(constants.HF_HUB_CACHE)
