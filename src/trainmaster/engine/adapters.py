@@ -20,7 +20,6 @@ UNEMBEDDING = "lm_head"
 
 
 def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Refuse weights whose names or shapes are not those of our own."""
     if other := sorted(own.keys() ^ given.keys()):
         raise EngineError(f"{problem}: {other[0]} is on one side only")
     for name, tensor in own.items():

@@ -1,11 +1,8 @@
 """Causal attention within each sequence: over packed sequences in training, over the cache in sampling.
 
-Training and sampling compute the same sequence in different shapes, and on the CPU the order of sums depends on the
-shape. So the CPU computes attention in the next wider type: the differences vanish when the result is rounded back, and
-sampled tokens have the log-probabilities that training computes.
-
-What a token attends to is computed in shapes that follow from its own sequence alone, so on the CPU its result does not
-depend on the rest of the batch.
+On the CPU the order of sums depends on the shape, and training and sampling compute a sequence in different shapes. So
+the CPU computes in the next wider type: the differences vanish when the result is rounded back. What a token attends to
+is computed in shapes of its own sequence alone, so on the CPU its result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ class Scoring:
     window: int | None
     """How many of the last rows each row sees, including itself; None: all."""
     softcap: float | None
-    """The bound of the scores; None: unbounded."""
 
 
 class Attention(Protocol):
@@ -48,11 +44,7 @@ class Attention(Protocol):
 
 
 class PackedAttention:
-    """Sequences of the given lengths, end to end; each row sees the earlier rows of its own sequence.
-
-    The CPU computes them one by one, so that none depends on its neighbours. On a GPU, PyTorch's variable-length kernel
-    computes all at once in 16 bits without softcap; other cases are computed one by one as well.
-    """
+    """Sequences end to end; each row sees the earlier ones of its own. The CPU computes each alone, in its shape."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = list(lengths)
@@ -70,8 +62,7 @@ class PackedAttention:
                 self._ends = ends.to(query.device)
             return kernel(query, key, value, self._ends, max(self._lengths), scoring)
         queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
-        sequences = zip(queries, keys, values, strict=True)
-        return torch.cat([_attend_to_sequence(*each, scoring) for each in sequences])
+        return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
 
 
 def computed_in(query: Tensor) -> torch.dtype:
@@ -144,7 +135,6 @@ class Span:
     rooms: Sequence[Room]
     """The rooms of the sequence, at least up to the last of these tokens."""
     start: int
-    """The position of the first token."""
     count: int = 1
 
     @property
@@ -164,10 +154,9 @@ class Span:
 
 
 class CachedAttention:
-    """Attention of a pack's spans to their sequences. Each layer first puts its keys and values into the cache.
+    """Attention of a pack's spans, in the order of its rows, to their sequences; further rows at the end get zeros.
 
-    Spans are in the order of the pack's rows; further rows at the end get zeros. Spans of one shape are computed
-    together. Shapes are rounded up to powers of two, so that there are few.
+    Each layer first puts its keys and values into the cache. Shapes are rounded up to powers of two: so there are few.
     """
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
@@ -216,7 +205,6 @@ class _Sighted:
 class _Member:
     span: Span
     row: int
-    """The first row in the pack."""
     from_position: int
     """The first position of the sequence that the span sees."""
     pages: np.ndarray
@@ -241,7 +229,6 @@ class _SpanGroup:
         """[strata, spans x blocks]."""
         self._rows = torch.from_numpy(rows).to(device)
         self._real = None if len(real) == len(rows) else torch.from_numpy(real).to(device)
-        """The rows that are no padding; None: all."""
         self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
         """Positions of the rows, counted from the first position that their span sees."""
         self._mask: Tensor | None = None
@@ -254,7 +241,6 @@ class _SpanGroup:
     def attend(
         self, attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, stratum: int, scoring: Scoring
     ) -> None:
-        """Write into `attended` what these spans' rows of `query` attend to."""
         heads, width = keys.shape[-2:]
         dtype = computed_in(query)
         if self._past is None:

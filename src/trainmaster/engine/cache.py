@@ -1,9 +1,8 @@
 """The key-value cache of running requests.
 
-A sequence is split into blocks of tokens. Layers that see the whole sequence keep every block; layers with a sliding
-window keep as many as the window spans, and overwrite the oldest. Both take pages from one pool, whatever the lengths
-of the sequences: layers are grouped into strata of equal depth, and a page holds one block of one stratum. The pool is
-bounded: a request that needs more pages than are free waits.
+Layers that see the whole sequence keep every block of it; layers with a window as many as it spans, and overwrite the
+oldest. Both take pages from one bounded pool: layers are grouped into strata of equal depth, and a page holds one block
+of one stratum.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ def blocks_for(tokens: int) -> int:
 
 
 class Sight(IntEnum):
-    """How much of its sequence a layer sees."""
-
     ALL = 0
     WINDOW = 1
 
@@ -44,20 +41,14 @@ class LayerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the layers of a model share pages."""
-
     places: tuple[LayerPlace, ...]
-    """For each layer."""
     depth: int
-    """Layers in a stratum."""
     strata: tuple[int, int]
-    """Strata of each sight."""
     window: int
     """The window of the layers that have one; 0: none has."""
 
     @classmethod
     def of(cls, windows: Sequence[int | None], longest: int) -> Layout:
-        """The layout for layers with these windows and sequences of up to `longest` tokens."""
         shorter = {window for window in windows if window is not None and window < longest}
         if len(shorter) > 1:
             raise ValueError(f"layers with windows of {sorted(shorter)} tokens cannot share a cache")
@@ -91,15 +82,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """The pages of consecutive blocks of a sequence."""
+    """The pages of consecutive blocks of a sequence, from its block `first` on."""
 
     first: int
-    """The index of the first block in the sequence."""
     tables: tuple[np.ndarray, np.ndarray]
     """By sight, int64 [blocks, strata]; with a window, the blocks are a ring."""
 
     def pages(self, sight: Sight, start: int, stop: int) -> np.ndarray:
-        """Pages of the sequence's blocks from `start` to `stop`: [blocks, strata]."""
         table = self.tables[sight]
         if sight is Sight.ALL:
             return table[start - self.first : stop - self.first]

@@ -1,7 +1,6 @@
-"""The architecture of a model, read from the config.json of a transformers checkpoint.
+"""The architecture of a model, read from the config.json of a transformers checkpoint, for all families.
 
-One description fits all families. Values that a file omits have the defaults of the family's configuration class.
-Unsupported features are refused by name, since a model that is nearly right trains to nonsense.
+Omitted values have the family's defaults. Unsupported features are refused by name: nearly right trains to nonsense.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ class Rope:
     slow_turns: float = 1.0
     """Pairs with fewer turns within the original context are slowed by the whole factor."""
     fast_turns: float = 1.0
-    """Pairs with more turns are not slowed."""
     whole_pairs: bool = True
     """Whether both bounds are rounded to whole pairs, for `yarn`."""
     magnitude: float = 1.0
-    """Factor of the rotated vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +47,16 @@ class ModelConfig:
     activation: str
     """`silu` or `gelu_tanh`."""
     tied: bool
-    """Whether embedding and unembedding share their weight."""
     windows: tuple[int | None, ...]
     """For each layer, how many of the last tokens a token sees, including itself; None: all."""
     ropes: tuple[Rope, ...]
-    """For each layer."""
     attention_scale: float
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     query_key_norm: bool = False
     norm_offset: float = 0.0
-    """Added to the weight of every norm."""
     sandwich_norms: bool = False
-    """Whether norms also follow attention and MLP."""
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -112,7 +105,6 @@ class _Values:
         return int(value)
 
     def optional(self, name: str, default: float | None = None) -> float | None:
-        """A number, or None where the file says null."""
         value = self.raw.get(name, default)
         return None if value is None else self.number(name, default)
 

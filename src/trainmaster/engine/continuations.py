@@ -26,7 +26,6 @@ from trainmaster.engine.types import (
 
 MAX_TOPK = 1024
 PIECE = 256
-"""Tokens of a prompt that are computed at once."""
 NO_LOGPROB = -99999.0
 """The top logprobs of the first token, which has no predecessor."""
 
@@ -104,7 +103,6 @@ class Generation:
         self.ends = ends
         self.rule = Rule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
         self.room: Room | None = None
-        """For the prompt."""
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
         self.logits: Tensor | None = None
@@ -136,7 +134,6 @@ class Generation:
 
     @property
     def wanted_sequences(self) -> int:
-        """Continuations that have not ended."""
         return self.request.num_samples - len(self._sequences)
 
     @property
@@ -162,10 +159,7 @@ class Generation:
         self.started += 1
 
     def fork(self, continuation: Continuation) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Let a continuation share the prompt's full blocks; returns the pages to copy, and to where.
-
-        The block in which the prompt ends gets other tokens in each continuation, so it is copied.
-        """
+        """Let a continuation share the prompt's full blocks; returns what to copy where: the block in which it ends."""
         assert self.room is not None
         assert continuation.room is not None
         continuation.rooms = (self.room, continuation.room)
@@ -222,7 +216,6 @@ _UNFINISHED_TOKENS = 3
 
 
 def end_tokens(directory: Path) -> frozenset[int]:
-    """The end-of-text tokens of a checkpoint: from its generation config, else from the model's config."""
     for path in (directory / "generation_config.json", directory / "config.json"):
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         if not isinstance(settings, dict):
@@ -248,8 +241,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 class StringWatch:
     """Looks for strings in the text of a stream of tokens; one that starts in the prompt's text is not found.
 
-    A character may span several tokens, and how a token decodes may depend on the one before. So a token is decoded
-    together with those before it, and an incomplete character waits for the rest of it.
+    A character may span several tokens, and a decoding may depend on the token before: so they are decoded together.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt: Sequence[int]) -> None:
@@ -262,10 +254,8 @@ class StringWatch:
         """The last settled tokens, and those that are not settled."""
         self._settled = len(self._window)
         self._known = self._decoded(self._window).rstrip(UNFINISHED)
-        """The text of the settled tokens of the window."""
 
     def finds_with(self, token: int) -> bool:
-        """Take the next token; returns whether the text now contains one of the strings."""
         self._window.append(token)
         text = self._decoded(self._window)
         waits = text.endswith(UNFINISHED)

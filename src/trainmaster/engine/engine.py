@@ -1,7 +1,4 @@
-"""The engine: a base model, the models that are trained on it, and the commands that train them.
-
-It is for one thread. With several ranks, rank 0 receives the commands and the others follow it.
-"""
+"""The engine, for one thread: a base model, the models that are trained on it, and the commands that train them."""
 
 from __future__ import annotations
 
@@ -75,10 +72,7 @@ class Engine:
 
     @command
     def run(self, passes: Sequence[Pass]) -> list[PassResult | EngineError]:
-        """Compute passes: of different models together, of one model in order. Returns the result or error of each.
-
-        A failed pass adds nothing to any gradients and fails no other.
-        """
+        """Compute passes: of models together, of one in order. A failed one adds no gradients and fails no other."""
         checked = [self._check(each) for each in passes]
         own = {n: _own_part(each, self.ranks) for n, each in enumerate(checked) if isinstance(each, CheckedPass)}
         computed = self._compute(own)
@@ -90,10 +84,7 @@ class Engine:
 
     @command
     def optim_step(self, model_id: str, options: AdamOptions) -> dict[str, float]:
-        """Step by the gradients of all passes since the last step, and clear them. Returns the requested metrics.
-
-        Without gradients nothing changes, and the metrics have `trained_model.SKIPPED`.
-        """
+        """Step by the gradients since the last step, and clear them; without any, the metrics have `SKIPPED`."""
         return self._model(model_id).step(options, self.ranks, self._steps_in_one)
 
     @command

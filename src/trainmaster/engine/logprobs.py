@@ -36,10 +36,9 @@ def target_logprobs(
     adapters: AdapterRows | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """The logprobs of given tokens, float32, in the shape of `targets`; differentiable.
+    """The logprobs of tokens, int64 [n] or [n, k], by rows of `hidden` [n, hidden]: float32, differentiable.
 
-    Targets are int64 [n], or [n, k] for k tokens per row of `hidden` [n, hidden]; all are in the vocabulary. The logits
-    of about `chunk` rows are held at a time; None: of as many as make LOGITS.
+    The logits of about `chunk` rows are held at a time; None: of as many as make LOGITS.
     """
     plan = _Plan(unembedding, adapters, len(hidden), chunk)
     columns = targets.unsqueeze(1) if targets.dim() == 1 else targets
@@ -82,13 +81,10 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
-    """Rows of consecutive spans whose logits are computed together."""
-
     rows: slice
     shares: tuple[AdapterShare, ...]
     """The spans of adapters, counted from the group's first row."""
     owners: tuple[int, ...]
-    """The indices of their shares."""
 
 
 class _Plan:

@@ -1,7 +1,6 @@
-"""The loss functions: functions of the log-probabilities of target tokens.
+"""The loss functions of the log-probabilities of target tokens; the formulas are in docs/reference/losses.md.
 
-Every loss is a sum over tokens, never a mean; the optimizer step decides what to divide by. The formulas are in
-docs/reference/losses.md.
+Every loss is a sum over tokens, never a mean; the optimizer step decides what to divide by.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Tokens:
     """By name, float32, in the shape of the log-probabilities."""
     options: Options
     lengths: Tensor
-    """Of the sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,6 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True)
 class LossOption:
-    """A number that a request may set."""
-
     default: float
     _: KW_ONLY
     least: float = -math.inf
@@ -63,8 +59,7 @@ class LossOption:
 
 
 Default = Callable[[Options, Mapping[str, np.ndarray]], np.ndarray | float]
-"""Computes an optional input from the options and the inputs that the datum has: one value for each target, or one for
-all."""
+"""Computes an optional input from the options and the other inputs: one value for each target, or one for all."""
 
 
 Formula = Callable[[Tokens], TokenLosses]
@@ -74,9 +69,7 @@ Formula = Callable[[Tokens], TokenLosses]
 class LossFunction:
     formula: Formula
     required: tuple[str, ...] = ()
-    """Inputs beside `target_tokens` that every datum must have."""
     optional: Mapping[str, Default] = field(default_factory=dict)
-    """Inputs that a datum may omit."""
     options: Mapping[str, LossOption] = field(default_factory=dict)
     loss_tokens: str | None = None
     """The input that is nonzero at the tokens that count as loss tokens; None: all tokens count."""
@@ -149,7 +142,6 @@ def _has_advantage(_options: Options, inputs: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _policy(formula: Formula, **options: LossOption) -> LossFunction:
-    """A loss of sampled tokens, weighted by their advantages."""
     return LossFunction(formula=formula, required=(LOGPROBS, ADVANTAGES), options=options, loss_tokens=ADVANTAGES)
 
 
@@ -179,18 +171,17 @@ LOSSES: Mapping[str, LossFunction] = {
 def find(name: str) -> LossFunction:
     if loss := LOSSES.get(name):
         return loss
-    raise EngineError(f"unknown loss function {name!r}; there are {_listed(LOSSES)}")
+    raise EngineError(f"unknown loss function {name!r}; there are {', '.join(LOSSES)}")
 
 
 def options_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
-    """All options of a loss: the given ones, and defaults."""
     known = find(name).options
     options = {option: each.default for option, each in known.items()}
     for option, value in given.items():
         if option == OUTPUT and option not in options:
             raise EngineError(f"the option {option!r} is {value!r}: a pass gives log-probabilities here, no embeddings")
         if option not in options:
-            which = f"it knows {_listed(options)}" if options else "it has none"
+            which = f"it knows {', '.join(options)}" if options else "it has none"
             raise EngineError(f"unknown option {option!r} of the loss function {name}; {which}")
         if isinstance(value, str) or not math.isfinite(value):
             raise EngineError(f"the option {option!r} of the loss function {name} is {value!r}; it has to be a number")
@@ -209,11 +200,12 @@ def inputs_of(name: str, options: Options, index: int, datum: Datum) -> dict[str
     """The inputs of one datum: `target_tokens` int64, the others float32, with defaults for optional ones."""
     loss, where = find(name), f"datum {index}"
     known = (TARGETS, *loss.required, *loss.optional)
+    listed = ", ".join(known)
     for unknown in datum.inputs.keys() - set(known):
-        raise EngineError(f"{where} has an input {unknown!r} that {name} does not know; it knows {_listed(known)}")
+        raise EngineError(f"{where} has an input {unknown!r} that {name} does not know; it knows {listed}")
     for needed in (TARGETS, *loss.required):
         if needed not in datum.inputs:
-            raise EngineError(f"{where} lacks the input {needed!r}, which {name} needs; it knows {_listed(known)}")
+            raise EngineError(f"{where} lacks the input {needed!r}, which {name} needs; it knows {listed}")
     targets = datum.inputs[TARGETS]
     if targets.dtype.kind not in "iu":
         raise EngineError(f"{TARGETS} of {where} are of type {targets.dtype}; they have to be whole numbers")
@@ -246,10 +238,9 @@ def measure(
     inputs: Mapping[str, np.ndarray],
     lengths: Sequence[int],
 ) -> dict[str, float]:
-    """The metrics of sequences end to end.
+    """The metrics of sequences end to end; one without loss tokens counts as unchanged by the policy.
 
-    A mean is taken over tokens first and then over sequences, so that parts merge by their numbers of sequences, here
-    and in clients. A sequence without loss tokens counts as unchanged by the policy.
+    A mean is over tokens, then over sequences, so that parts merge by their numbers of sequences, here and in clients.
     """
     starts = np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64)
     counted = _loss_tokens(loss, inputs)
@@ -288,7 +279,6 @@ _REDUCTIONS: Mapping[str, Callable[[list[tuple[int, float]]], float]] = {
 
 
 def _loss_tokens(loss: LossFunction, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Whether each position is a loss token."""
     if loss.loss_tokens is None:
         return np.ones(len(inputs[TARGETS]), bool)
     values = inputs[loss.loss_tokens]
@@ -307,7 +297,3 @@ def _numbers(key: str, given: np.ndarray, shape: tuple[int, ...], where: str) ->
     if not np.isfinite(numbers).all():
         raise EngineError(f"the input {key!r} of {where} has values that are not finite")
     return numbers
-
-
-def _listed(names: Mapping[str, object] | Sequence[str]) -> str:
-    return ", ".join(names)

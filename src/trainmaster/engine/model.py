@@ -1,7 +1,6 @@
 """The transformer: one set of layers for all families that `ModelConfig` describes.
 
-Parameters have their names of a transformers checkpoint of a language model alone. The rows of all sequences are
-computed together; only attention knows where a sequence ends.
+Parameters have their names of a checkpoint of a language model; only attention knows where a sequence ends.
 """
 
 from __future__ import annotations
@@ -102,8 +101,6 @@ class Unembedding(Linear):
 
 
 class Norm(nn.Module):
-    """RMS norm of rows or heads."""
-
     def __init__(self, width: int, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
@@ -239,8 +236,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states [n, hidden] after the last norm, of sequences end to end; tokens and positions are int64 [n].
 
-        `recompute` keeps only the inputs of each layer, and computes the rest again for the gradients: one more forward
-        pass, for a fraction of the memory.
+        `recompute` computes each layer again for the gradients: one more forward pass, for a fraction of the memory.
         """
         if adapters is not None and adapters.total != len(tokens):
             raise ValueError(f"adapters of {adapters.total} rows cannot adapt {len(tokens)}")

@@ -1,7 +1,6 @@
-"""Data parallelism: each rank has all the weights and computes its share of the data.
+"""Data parallelism: each rank has all the weights, and computes its share of the data by the commands of rank 0.
 
-Rank 0 receives commands and forwards them; every rank runs the same command of `Engine`. Gradients stay on their rank
-until a step needs their sum.
+Gradients stay on their rank until a step needs their sum.
 """
 
 from __future__ import annotations
@@ -51,13 +50,10 @@ class Ranks:
         return make()
 
     def command(self, engine: Commanded, method: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a method of the engines of all ranks."""
         return method(engine, *args, **kwargs)
 
 
 class Commanded(Protocol):
-    """The engine, as far as its ranks need it."""
-
     ranks: Ranks
 
     def drop(self, model_id: object) -> bool:

@@ -1,7 +1,6 @@
 """Forward and backward passes over packs of sequences, of one model or of many.
 
-A request is split into chunks by its own sequences alone, and a pack has at most one chunk of a model. So the sums over
-rows that make a model's gradients do not depend on what else is in the pack.
+Chunks are cut by a request's own sequences, one of a model in a pack: so gradients do not depend on the others.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class CheckedPass:
     loss: LossFunction
     options: Options
     inputs: Sequence[Mapping[str, np.ndarray]]
-    """For each datum, all inputs of the loss."""
 
     @property
     def lengths(self) -> list[int]:
@@ -89,10 +87,7 @@ class CheckedPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """Consecutive data of a pass that are computed together."""
-
     number: int
-    """The index of its pass."""
     of: CheckedPass
     data: range
 
@@ -106,7 +101,6 @@ class Chunk:
 
     @property
     def names(self) -> list[str]:
-        """The inputs of its loss beside the targets."""
         return [name for name in self.of.inputs[self.data.start] if name != losses.TARGETS]
 
     @property
@@ -121,7 +115,6 @@ class Chunk:
         return id(self.of.model.transformer), shape[1:], self.of.request.backward
 
     def joined(self, name: str) -> np.ndarray:
-        """An input of all data, end to end."""
         return np.concatenate([self.of.inputs[index][name] for index in self.data])
 
 

@@ -68,8 +68,6 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterShare:
-    """Consecutive rows of one adapter, and its factors for one layer."""
-
     start: int
     stop: int
     scale: float
@@ -185,5 +183,4 @@ def _sigmoid(gate: Tensor) -> Tensor:
 
 
 def _tanh(gate: Tensor) -> Tensor:
-    """The tanh in gelu's approximation."""
     return (gate * gate).mul_(_GELU_CUBE).add_(1).mul_(gate).mul_(_GELU_SCALE).tanh_()

@@ -152,7 +152,6 @@ class Sampler:
         return layout.pages(generation.prompt_blocks, layout.ring(PIECE))
 
     def _own_pages(self, generation: Generation) -> int:
-        """Pages of each of its continuations."""
         layout = self._cache.layout
         return layout.pages(generation.own_blocks, layout.ring(1))
 
@@ -175,7 +174,6 @@ class Sampler:
         return admitted
 
     def _advance(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
-        """One step of the requests that share these weights."""
         choices: list[_Choice] = []
         if pieces := _pieces(generations):
             hidden = _hidden(transformer, self._cache, pieces)
@@ -259,7 +257,6 @@ class _Piece:
     tokens: Sequence[int]
     span: Span
     row: int = 0
-    """Its first row in the pack."""
 
     @property
     def adapter(self) -> Adapter | None:
@@ -267,7 +264,6 @@ class _Piece:
 
     @property
     def chooses(self) -> bool:
-        """Whether a token is chosen after it."""
         return self.continuation is not None or self.span.end == len(self.generation.request.prompt)
 
 
@@ -316,7 +312,6 @@ def _hidden(transformer: Transformer, cache: KeyValueCache, pieces: Sequence[_Pi
 
 
 def _adapter_rows(pieces: Iterable[tuple[_Piece, int]], spare: int = 0) -> AdapterRows | None:
-    """The adapters of rows; the `spare` ones at the end have none."""
     runs = itertools.groupby(pieces, key=lambda pair: pair[0].adapter)
     parts = [(adapter, sum(rows for _, rows in run)) for adapter, run in runs]
     return AdapterRows([*parts, (None, spare)]) if any(adapter for adapter, _ in parts) else None

@@ -37,7 +37,6 @@ _INITIAL: State = {
     "optimizer": {"steps": 0, "first_moments": {}, "second_moments": {}},
     "gradients": {"tensors": {}, "loss_tokens": 0, "sequences": 0, "waiting": 0},
 }
-"""The state of a model before its first pass."""
 
 
 def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -50,8 +49,6 @@ def add_up(sums: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, 
 
 @dataclass(slots=True)
 class Gradients:
-    """A sum of gradients, and over how much."""
-
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """By parameter, float32; empty if there are none."""
     loss_tokens: int = 0
@@ -87,7 +84,6 @@ class TrainedModel:
         self.gradients = Gradients()
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last backward pass, which are cleared."""
         taken = {}
         for name, parameter in self.parameters.items():
             taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -246,11 +242,7 @@ def scale_gradients(
 
 
 class AdamW:
-    """The optimizer of one model, for parameters by name.
-
-    Parameters of fewer than 32 bits get a float32 original at the first step and are copies of it from then on: a small
-    step would be lost in their own precision.
-    """
+    """The optimizer of one model. Below 32 bits, parameters are copies of float32 originals, which keep small steps."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters

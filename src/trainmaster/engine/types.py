@@ -1,7 +1,4 @@
-"""Requests to the engine, its results and its errors: plain values and NumPy arrays.
-
-NumPy is not imported: the server, which has none, reads a model's configuration before it starts a trainer.
-"""
+"""Requests to the engine, results and errors. NumPy is not imported: the server reads configurations without it."""
 
 from __future__ import annotations
 
@@ -48,8 +45,6 @@ class LoraOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One sequence and the inputs of its loss."""
-
     tokens: np.ndarray
     """int64 [length]."""
     inputs: Mapping[str, np.ndarray]
@@ -58,8 +53,6 @@ class Datum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A forward pass over some sequences, with a backward pass or without."""
-
     model_id: str
     data: tuple[Datum, ...]
     loss: str
@@ -68,7 +61,6 @@ class Pass:
 
 
 def check_tokens(what: str, tokens: np.ndarray, *, vocabulary: int, context: int) -> None:
-    """Refuse what is not a sequence of tokens that fits into the context."""
     if not tokens.size:
         raise EngineError(f"{what} has no tokens")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -101,8 +93,6 @@ class PassResult:
 
 
 class Normalization(StrEnum):
-    """What accumulated gradients are divided by before a step."""
-
     NONE = "none"
     NUM_LOSS_TOKENS = "num_loss_tokens"
     NUM_SEQUENCES = "num_sequences"

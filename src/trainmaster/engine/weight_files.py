@@ -21,15 +21,11 @@ from trainmaster.engine.types import EngineError, LoraOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """Prefixes of weight names in checkpoints and in PEFT, where a model may also have a vision tower.
-
-    In this package names start with `model.` and `lm_head.`, as in a language model alone.
-    """
+    """Prefixes of weight names in checkpoints and PEFT; this package's names are those of a language model alone."""
 
     body: str = "model."
     unembedding: str = "lm_head."
     beside: tuple[str, ...] = ()
-    """Prefixes of weights outside the language model."""
 
     def theirs(self, own: str) -> str:
         return _renamed(own, {"model.": self.body, "lm_head.": self.unembedding})
@@ -148,10 +144,9 @@ def export_model(
     *,
     trained: bool,
 ) -> None:
-    """Write a transformers checkpoint with the adapter merged into the weights.
+    """Write a checkpoint with the base model's types, configuration and tokenizer, and with the adapter merged.
 
-    Each weight has its type of the base model's checkpoint; configuration and tokenizer are the base model's. Weights
-    that are not `trained` are read from its files, since the engine may have rounded its own.
+    Weights that are not `trained` are read from its files, since the engine may have rounded its own.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(base_model.iterdir()):
@@ -201,7 +196,6 @@ def _merged(
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:
-    """Write files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, Tensor] = {}
     total = 0
@@ -241,7 +235,6 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TINKER_UNEMBEDDING = "model.unembed_tokens"
-"""The unembedding's name in adapters of Tinker's tools."""
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 _PEFT_PREFIX = "base_model.model."
@@ -250,10 +243,9 @@ _PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in
 
 
 def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinker_names: bool = False) -> None:
-    """Write a PEFT adapter for a base model.
+    """Write a PEFT adapter. `tinker_names` calls the unembedding's factors `model.unembed_tokens`, not `lm_head`.
 
-    The files of a tied model have no `lm_head`, so Tinker's tools call the unembedding's factors
-    `model.unembed_tokens` and refuse `lm_head`. `tinker_names` uses that name; PEFT then needs a `key_mapping`.
+    Tinker's tools want that, as the files of a tied model have no `lm_head`; PEFT then needs a `key_mapping`.
     """
     described = {
         "peft_type": "LORA",

@@ -1,7 +1,4 @@
-"""One rank of a trainer service: `python -P -m trainmaster.trainer_service`.
-
-Rank 0 starts the front, loads the model and serves; the others load the model and follow it.
-"""
+"""One rank of a trainer service: `python -P -m trainmaster.trainer_service`. Rank 0 serves, the others follow it."""
 
 from __future__ import annotations
 

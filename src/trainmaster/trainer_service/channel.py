@@ -220,7 +220,6 @@ def _send(end: socket.socket, datagram: bytes, bodies: list[SharedBody]) -> None
 
 
 def _receive(end: socket.socket) -> Message | None:
-    """The next message; None at the end of the connection."""
     room = _MAX_FDS * array.array("i").itemsize
     datagram, ancillary, flags, _ = end.recvmsg(_DATAGRAM_BYTES, socket.CMSG_LEN(room), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")

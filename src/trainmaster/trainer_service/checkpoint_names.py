@@ -1,7 +1,6 @@
-"""The checkpoints of a service job by the names that clients gave them.
+"""The checkpoints of a service job by the names that clients gave them: directories of numbered saves.
 
-A name is a directory, and each save under it lies below, numbered: replacing one means to commit the next number
-first and to remove the old one then, so that a name never leads nowhere.
+Replacing one commits the next number first and removes the old one then, so that a name never leads nowhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class CheckpointLabel:
     kind: CheckpointKind
     name: str
     owner: str = ""
-    """The model that the name belongs to; empty: the job."""
 
     @staticmethod
     def of(kind: CheckpointKind, name: object, *, model_id: str, door: str) -> CheckpointLabel:
@@ -100,7 +98,6 @@ class NamedCheckpoints:
         return f"{label.directory}/{max(numbers, default=0) + 1}"
 
     def find(self, label: CheckpointLabel) -> CommittedCheckpoint:
-        """The newest of a name. Raises EngineError where there is none."""
         for rel_path in reversed(self.versions(label)):
             manifest = self.root.manifest(rel_path)
             if manifest is not None:

@@ -1,7 +1,6 @@
-"""Differences between two exports of the same model: bit for bit, and small where little has changed.
+"""Differences between two exports of a model: of each file the exclusive or with the base's, compressed.
 
-A delta holds, of every file that differs, the exclusive or with the same file of the base, compressed. A step of
-training leaves most bits of most weights as they were, so that most of it is zeros.
+A step of training leaves most bits of most weights as they were, so that most of it is zeros.
 """
 
 from __future__ import annotations

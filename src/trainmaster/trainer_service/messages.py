@@ -51,7 +51,6 @@ class Request:
     request_id: str
     op: str
     model_id: str = ""
-    """Empty where it is about no model."""
     seq_id: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The JSON body, where it is small."""
@@ -73,7 +72,6 @@ class Reply:
     fields: Mapping[str, Any] | None = None
     """The result as the client shall read it."""
     body: bytes | memoryview | None = None
-    """A result in protobuf."""
     error: str = ""
     """What went wrong, and what to do instead; empty: nothing."""
     category: str = "server"

@@ -1,7 +1,6 @@
-"""Saves models as checkpoints of the job, and reads them back.
+"""Saves models as checkpoints of the job, in the background and one at a time, and reads them back.
 
-A save takes what it needs of a model at once and writes in the background; one is under way at a time. Training
-checkpoints are trees (weights, moments, accumulated gradients), sampler checkpoints are what others load: a PEFT
+Training checkpoints are trees (weights, moments, accumulated gradients), sampler checkpoints what others load: a PEFT
 adapter, a transformers checkpoint, or a delta to one.
 """
 
@@ -275,8 +274,8 @@ def load_export(engine: Engine, model_id: str, directory: Path) -> None:
         engine.load_adapter(model_id, directory)
     else:
         whole = _transformer(directory, torch.device("cpu"), engine.base.unembedding.weight.dtype)
-        state = weights_state(Trained.ALL, None, dict(whole.named_parameters()))
-        engine.load_state(model_id, state, optimizer=False)
+        weights = dict(whole.named_parameters())
+        engine.load_state(model_id, weights_state(Trained.ALL, None, weights), optimizer=False)
 
 
 def _transformer(directory: Path, device: torch.device, dtype: torch.dtype) -> Transformer:

@@ -96,7 +96,6 @@ class ModelOperations:
             self._reply(reply)
 
     def save_all(self) -> list[CommittedCheckpoint]:
-        """Save every trained model, one after the other; the committed checkpoints."""
         saved: list[CommittedCheckpoint] = []
         self._saving.poll(wait=True)
         for model in self.models:
@@ -192,7 +191,6 @@ class ModelOperations:
         )
 
     def _label(self, model: LoadedModel, name: object = None) -> CheckpointLabel:
-        """`name` None: one is derived from the model."""
         if name is None:
             name = interrupted_name(model, self.models.steps(model.model_id))
         return label_for(CheckpointKind.TRAINING, model, name)

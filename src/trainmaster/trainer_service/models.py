@@ -120,13 +120,11 @@ class LoadedModel:
     lora: LoraOptions | None = None
     user_metadata: Mapping[str, Any] = field(default_factory=dict)
     loaded: bool = False
-    """Whether its weights came from a checkpoint."""
     saved_path: str | None = None
     """Of the last training checkpoint, as its client knows it."""
     changes: int = 0
     """How often it was trained or loaded."""
     saved_changes: int = 0
-    """How many of these its last training checkpoint has."""
     whole_export: str | None = None
     """Where its last sampler checkpoint with whole weights lies: what a delta refers to."""
     broken: str | None = None
@@ -165,10 +163,8 @@ class LoadedModels:
         lora = None if base_only else self._lora(fields)
         if lora is not None:
             trained = Trained.ADAPTER
-        elif base_only or configuration.mode is Mode.FORWARD_ONLY:
-            trained = Trained.NOTHING
         else:
-            trained = Trained.ALL
+            trained = Trained.NOTHING if base_only or configuration.mode is Mode.FORWARD_ONLY else Trained.ALL
         self._require_room(trained)
         model = LoadedModel(
             model_id=model_id,
@@ -199,7 +195,6 @@ class LoadedModels:
         return model
 
     def unload(self, model_id: str) -> None:
-        """Nothing happens when there is none."""
         if self._models.pop(model_id, None) is not None and model_id in self._engine.models:
             self._engine.unload(model_id)
 

@@ -1,7 +1,6 @@
 """The engine process's loop: takes requests off the channel, trains and samples by turns, saves, and stops when asked.
 
-Requests of one model are done in the order in which they come. What several models wait for runs together. While
-samples are being drawn, they get as much time as training does.
+Requests of one model are done in order, those of several together. Samples get as much time as training does.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceControl:
-    """Stops that the server, or a signal, asks for."""
-
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._signalled = False

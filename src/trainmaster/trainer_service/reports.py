@@ -38,7 +38,6 @@ def reply_to_failure(request_id: str, error: BaseException) -> Reply:
 
 
 def is_fatal(error: BaseException | None) -> bool:
-    """Whether its device has failed, or its job belongs to another attempt."""
     return isinstance(error, (NotOwnerError, torch.AcceleratorError, FatalError))
 
 
@@ -61,7 +60,6 @@ class Gauges:
         self._since = time.monotonic()
         self._steps = 0
         self._sums: defaultdict[str, float] = defaultdict(float)
-        """Since the last report."""
         self._shown: Mapping[str, float] = {}
 
     def ran(self, asked: Pass, result: PassResult) -> None:

@@ -47,7 +47,6 @@ class SamplingSessions:
         return len(self._waiting)
 
     def open(self, session_id: str, snapshot: WeightsSnapshot) -> None:
-        """Begin a session on weights that were not saved."""
         self._put(session_id, _SamplingSession(snapshot=snapshot))
 
     def create(self, request: Request) -> Mapping[str, Any]:
@@ -67,8 +66,7 @@ class SamplingSessions:
     def submit(self, request: Request) -> None:
         try:
             snapshot = self._snapshot(str(request.fields["sampling_session_id"]))
-            asked = decode_sample(request.request_id, request.body or b"", request.encoding)
-            self._sampler.submit(asked, snapshot)
+            self._sampler.submit(decode_sample(request.request_id, request.body or b"", request.encoding), snapshot)
         except Exception as error:
             self._reply(reply_to_failure(request.request_id, error))
             return

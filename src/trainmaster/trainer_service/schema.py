@@ -84,7 +84,6 @@ def dense_of_rows(
 
 
 def shown(value: object) -> str:
-    """A value as a message can quote it."""
     text = _SHORT.repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
@@ -184,7 +183,6 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
 """Message -> field -> number and kind. An enum is an int32 here, which has the same bytes."""
 
 _ONEOF = {"LossConfigValue": "value", "Chunk": "chunk", "Tensor": "encoding"}
-"""What the one choice of a message is called."""
 
 
 def _add_field(owner: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str) -> None:

@@ -1,7 +1,4 @@
-"""The bodies of the public clients, decoded into what the engine takes, and its results encoded for them.
-
-A request body is protobuf or JSON, plain or compressed; a result is protobuf, from which the JSON form can be made.
-"""
+"""Bodies of the public clients (protobuf or JSON, maybe compressed) decoded for the engine, and its results encoded."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ def decode_pass(body: bytes | memoryview, content_type: str, encoding: str = "")
 
 
 def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "") -> SampleRequest:
-    """An asample body. Raises EngineError, which says where it is wrong."""
     fields = _json_object(decompressed(body, encoding))
     for name in REFUSED_OF_SAMPLES:
         if fields.get(name):

@@ -1,13 +1,9 @@
-"""A mixin over transformers' `Trainer` that saves and loads our checkpoints instead of its own.
+"""A mixin over transformers' `Trainer` that saves and loads our checkpoints, at the loop's places for its own.
 
-A checkpoint holds the trained weights by name (of LoRA, the adapter's only), the state of the optimizer, the scheduler
-and the gradient scaler, the random-number generators of every rank, and the loop's position. The loop calls its trainer
-at a few places to save or load one of these, which the mixin overrides. State is stored by the names of parameters,
-which survive what indices and wrappers do not: another number of ranks, sharding, compilation.
-
-The loop stops between two steps or while evaluating, at the same place on every rank. Where a stop prevents an
-evaluation that was due, the next attempt makes it first, with the checkpoint that depends on it, so that an interrupted
-training takes the same course and has the same best checkpoint.
+State is stored by the names of parameters, which survive what indices and wrappers do not: another number of ranks,
+sharding, compilation. The loop stops between two steps or while evaluating, at the same place on every rank. Where a
+stop prevents an evaluation that was due, the next attempt makes it first, with the checkpoint that depends on it, so
+that an interrupted training takes the same course and has the same best checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ class Checkpointing(Trainer):
 
     session: Session
     _evaluated: tuple[int, Mapping[str, float]] = (-1, {})
-    """The step of the last evaluation, and its metrics."""
     _last_boundary = -1
     _save_after_evaluation = False
 
@@ -278,7 +273,6 @@ def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state and options, with parameters by name."""
     optimizer = _inner(optimizer)
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     return {
@@ -337,7 +331,6 @@ def make_optimizer_state(optimizer: Optimizer) -> None:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
     return name

@@ -1,8 +1,4 @@
-"""Reads real rows of a job's data and shows what a model will see: `python -m trainmaster.training.data_check`.
-
-The request is JSON on the standard input, the answer JSON on the standard output. Of remote files only the beginning is
-fetched.
-"""
+"""Shows what a model will see of a job's data: `python -m trainmaster.training.data_check`, with JSON in and out."""
 
 from __future__ import annotations
 
@@ -50,10 +46,7 @@ _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
 def check(
     document: Mapping[str, Any], access: Access, *, limit: int, fetched: Mapping[str, Any] | None = None
 ) -> CheckedData:
-    """Check the data of a job, and show up to `limit` rows of each source; without a tokenizer, as they were read.
-
-    `fetched` is what `fetch_all` returned; None: everything is fetched when it is needed.
-    """
+    """Check a job's data, and show up to `limit` rows of each source. `fetched`: by `fetch_all`; None: when needed."""
     config, base_model = TokenizationConfig.from_document(document), _base_model(document)
     answer: CheckedData = {"ok": False, "problem": None, "max_seq_length": None, "sources": []}
     encoder = None
@@ -97,7 +90,6 @@ def _fetch_tokenizer(config: TokenizationConfig, base_model: BaseModelConfig | N
 
 
 def _fetch_source(source: DataSource, number: int, access: Access) -> dict[str, Any]:
-    """The source's files, or the problem."""
     try:
         local = fetch_source(source, replace(access, cache=_scratch(number, access)))
     except PreparingError as error:
@@ -217,7 +209,6 @@ def preview(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: S
 
 
 def _raw_sample(row: Row) -> DataSample:
-    """A sample without a tokenizer: the row as it was read."""
     text = json.dumps(row.values, ensure_ascii=False, default=str)
     return {
         "file": row.origin.file,

@@ -1,8 +1,4 @@
-"""`training.json` and `prepared.json` as typed values.
-
-The server wrote the first from a checked request: it is read by the models of `core.spec` that checked it, so that
-there is one set of fields and defaults.
-"""
+"""`training.json` and `prepared.json` as typed values, by the models of `core.spec` that checked the request."""
 
 from __future__ import annotations
 
@@ -63,7 +59,6 @@ class Document:
 
     @property
     def sharded(self) -> bool:
-        """Whether weights and optimizer state are sharded over the ranks."""
         return self.training.framework.type is FrameworkType.FSDP
 
     @property
@@ -149,8 +144,6 @@ def parsed(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of a source's files, and which of their rows are read."""
-
     files: int
     """How many; parts follow each other in the order of the source's files."""
     rows: Slice = ALL_ROWS
@@ -159,23 +152,19 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSource:
     path: str
-    """As the job names it."""
     files: tuple[Path, ...]
     format: str
     whole: bool = True
     """False: for a check, only the beginning was fetched, and slices do not count."""
     parts: tuple[Part, ...] = ()
-    """Which rows are read; without any, all rows of all files."""
 
     @property
     def slices(self) -> list[list[Any]]:
-        """The parts as plain values; empty where they are all rows."""
         if all(part.rows == ALL_ROWS for part in self.parts):
             return []
         return [[part.files, str(part.rows)] for part in self.parts]
 
     def to_json(self) -> dict[str, Any]:
-        """The source's entry in `prepared.json`."""
         document = {"path": self.path, "files": [str(file) for file in self.files], "format": self.format}
         return {**document, "slices": self.slices} if self.slices else document
 

@@ -106,7 +106,6 @@ def _require_replaceable(target: Path) -> None:
 
 
 def _earlier_objects(place: objects.ObjectPlace) -> list[str]:
-    """The keys of an earlier result at that place."""
     keys = [meta["path"] for meta in objects.listing(place, place.key)]
     text = objects.get(place, place.below(RECORD))[0].decode() if place.below(RECORD) in keys else None
     _require_of_a_result([key.removeprefix(place.below("")).strip("/") for key in keys], text, place.uri)
@@ -157,7 +156,6 @@ def _reached() -> Iterator[None]:
 
 
 RESULT = "model"
-"""The result's directory in the job's output."""
 
 State = Mapping[str, Tensor]
 

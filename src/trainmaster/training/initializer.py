@@ -1,7 +1,6 @@
 """The step of an initializer: `python -m trainmaster.training.initializer dataset`, or `model`.
 
-Brings what the job names into the account's cache, unless it is there, and fills a directory of this node and attempt
-with links to it. DATASET_PATH or MODEL_PATH names that directory to the ranks, which may write there.
+Fills the directory that DATASET_PATH or MODEL_PATH names to the ranks with links into the account's cache.
 """
 
 from __future__ import annotations

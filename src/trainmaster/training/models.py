@@ -52,7 +52,6 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
 
 
 def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenizerBase:
-    """The tokenizer with which the rows were tokenized."""
     tokenizer = AutoTokenizer.from_pretrained(
         prepared.tokenizer_path, trust_remote_code=document.training.base_model.trust_remote_code, local_files_only=True
     )
@@ -94,7 +93,6 @@ def _names(value: Value) -> list[str]:
 # package that takes hours to build, or minutes of compilation.
 
 PACKED = "trainmaster_packed"
-"""Our name among transformers' implementations of attention."""
 _HEAD_DIMS = range(8, 257, 8)
 _LAYERS = {"full_attention", "sliding_attention"}
 _NOT_COMPUTED = ("s_aux", "softcap")

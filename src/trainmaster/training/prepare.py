@@ -1,7 +1,6 @@
 """The preparing step of a built-in trainer: `python -m trainmaster.training.prepare`.
 
-Fetches the model and the data, and makes the token sequences that the ranks train on. The account's cache keeps them
-by a key of everything that they depend on, for other attempts and for other jobs with the same data.
+The account's cache keeps token sequences by a key of all that they depend on, for other attempts and other jobs.
 """
 
 from __future__ import annotations
@@ -170,7 +169,6 @@ def _tokenize(
     target: Path,
     progress: PreparingProgress,
 ) -> None:
-    """Fill an entry of the cache: the datasets, and what the ranks need to read them."""
     from trainmaster.training.data.dataset import build
 
     say("reading and tokenizing rows")

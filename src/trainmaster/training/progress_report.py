@@ -139,8 +139,6 @@ class Reporting(TrainerCallback):
 
 
 class _Gauge:
-    """Steps, tokens and seconds of training since the last lap."""
-
     def __init__(self) -> None:
         self.start(0, 0.0)
 

@@ -1,7 +1,4 @@
-"""Checkpoints of a training, and requests to it: what one rank does beside TRL's loop.
-
-A checkpoint to resume from is refused where the training would take another course.
-"""
+"""What one rank does beside TRL's loop: checkpoints, resuming from one of the same course, and requests to the job."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ class Resumed:
 
 
 def find_checkpoint(where: str, *, process: Process, reporter: Reporter, sharded: bool) -> Resumed:
-    """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective.
-
-    Raises InexactResumeError where something is missing, and CorruptCheckpointError where all are corrupt.
-    """
+    """The checkpoint at a path or URI; where it is corrupt, the newest good one before it. Collective."""
     root, name = open_checkpoint(where)
     _require_all_files(root, name)
     saver = Saver(root, process, reporter=reporter)
@@ -141,7 +135,6 @@ class NodeCopies:
         self._copies = self._node > 0 and os.environ.get("LOCAL_RANK", "0") == "0"
 
     def make(self, rel_path: str) -> None:
-        """Copy a committed checkpoint, if this rank is the one that copies."""
         manifest = self._root.manifest(rel_path) if self._copies else None
         if manifest is None:
             return
@@ -160,7 +153,6 @@ class NodeCopies:
 
 
 KIND = "trainer"
-"""Of these checkpoints, in their manifests."""
 
 
 class Stopped(Exception):  # noqa: N818 - no error
@@ -208,7 +200,6 @@ class Session:
             self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
         self._noted_missing_metric = False
         self.saved_step: int | None = None
-        """The step at which the last save began."""
 
     @property
     def stop(self) -> Stop | None:
@@ -221,7 +212,6 @@ class Session:
 
     @property
     def best_needs_evaluation(self) -> bool:
-        """Whether the metric for the best model comes from evaluations."""
         return (self.document.output.checkpoint.metric_for_best_model or "").startswith("eval_")
 
     @contextlib.contextmanager
@@ -233,7 +223,6 @@ class Session:
             yield
 
     def take_metrics(self, logs: Mapping[str, Any]) -> None:
-        """Take the loop's metrics for the next checkpoint."""
         self._metrics |= {name: value for name, value in reported_metrics(logs).items() if not name.startswith("eval_")}
 
     def prepare(self, tree: Any) -> None:
@@ -243,10 +232,7 @@ class Session:
     def save(
         self, tree: Any, *, state: Mapping[str, Any], evaluated: Mapping[str, float], progress: Mapping[str, Any]
     ) -> None:
-        """Begin a save; training continues while it is written.
-
-        `evaluated` is the result of an evaluation at this very step, `progress` whatever else a resume has to know.
-        """
+        """Begin a save, written while training continues. `evaluated`: at this very step; `progress`: for a resume."""
         with self.reporting.not_training() if self.reporting is not None else contextlib.nullcontext(), _writing():
             self.wait()
             step, metrics = state["global_step"], {**self._metrics, **reported_metrics(evaluated)}
@@ -299,7 +285,6 @@ class Session:
             return None
 
     def _require_metric(self, metrics: Mapping[str, float]) -> None:
-        """Note once where checkpoints do not have the metric for the best model."""
         name = self.document.output.checkpoint.metric_for_best_model
         if name is None or name in metrics or self._noted_missing_metric or self.process.index != 0:
             return

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning and pre-training, full or with LoRA, by TRL's `SFTTrainer`.
-
-Rows come tokenized and labelled. Nothing of the training document is dropped silently.
-"""
+"""Fine-tuning and pre-training, full or LoRA, by TRL's `SFTTrainer`; nothing of the document is dropped silently."""
 
 from __future__ import annotations
 
@@ -107,7 +104,6 @@ _SHARED = (
     "padding_free",
     "use_liger_kernel",
 )
-"""Hyperparameters that TRL has under the same name."""
 
 
 def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> dict[str, Any]:
@@ -150,9 +146,7 @@ def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
     padding = document.data.preprocess.padding
     if padding == "max_length" and not document.packing:
         return {"pad_to_multiple_of": prepared.max_seq_length}
-    if padding == "none" and document.data.batch_size > 1:
-        return {"padding_free": True}
-    return {}
+    return {"padding_free": True} if padding == "none" and document.data.batch_size > 1 else {}
 
 
 def _precision(document: Document, *, cuda: bool) -> dict[str, bool]:
@@ -181,7 +175,6 @@ def _distribution(document: Document, *, world_size: int, cuda: bool) -> dict[st
 
 
 def _typed(where: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Options in the types that TRL declares for them."""
     hints = typing.get_type_hints(SFTConfig)
     return {name: _value(f"{where}.{name}", text, hints[name]) for name, text in options.items()}
 

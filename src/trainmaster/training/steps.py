@@ -28,7 +28,6 @@ class PreparingError(Exception):
     """Something that the job needs could not be prepared; the message says what, why and what to do."""
 
     reason = Reason.BAD_INPUT
-    """The reason with which the step ends."""
 
 
 class InputError(PreparingError):
@@ -49,16 +48,11 @@ class SourceUnavailableError(PreparingError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a row comes from."""
-
     source: str
-    """The source's path as the job names it."""
     file: str
-    """The file's name, without directories."""
     number: int
     """Counted from 1."""
     unit: str = "row"
-    """What is counted: row, or line."""
 
     def __str__(self) -> str:
         inside = "" if self.source.rpartition("/")[2] == self.file else f" (file {self.file})"
@@ -66,8 +60,6 @@ class Origin:
 
 
 class RowError(InputError):
-    """One row of a source is wrong."""
-
     def __init__(self, origin: Origin, problem: str, column: str | None = None) -> None:
         super().__init__(origin, problem, column)  # all of it, so that it can be pickled between processes
         self.origin = origin
@@ -80,7 +72,6 @@ class RowError(InputError):
 
 
 PERCENT = "prepare_percent"
-"""The metric."""
 _LINE_EVERY_S = 15.0
 _REPORT_EVERY_S = 1.0
 SHARES: Mapping[str, float] = MappingProxyType({"model": 0.5, "data": 0.2, "tokens": 0.3})
@@ -176,9 +167,7 @@ def try_again_while_unavailable(fetch: Callable[[], _Result], back_off_s: Sequen
 
 
 def run(step: Callable[[], None], install: str = TRAIN_EXTRA) -> None:
-    """Run a step; a PreparingError ends the process with its reason and one line. `install`: the command that installs
-    the packages which the step needs.
-    """
+    """Run a step; a PreparingError ends the process with its reason. `install`: what installs the packages it needs."""
     report.phase(Phase.PREPARING)
     try:
         step()
@@ -230,7 +219,6 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def leave(prepared: Mapping[str, Any]) -> None:
-    """Write `prepared.json` for the ranks of this node."""
     directory = Path(os.environ[environment.PREPARED_DIR])
     directory.mkdir(parents=True, exist_ok=True)
     write_whole(directory / PREPARED_FILE, json.dumps(prepared, indent=2) + "\n")

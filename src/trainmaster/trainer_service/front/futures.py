@@ -1,7 +1,6 @@
 """Futures of requests, and the link to the engine process that finishes them.
 
-A result can be fetched more than once, because an answer can be lost. It is kept for a while after it came; one that
-was fetched is dropped earlier when results take too much memory.
+An answer can be lost, so that a result is kept for a while; one that was fetched goes earlier if memory is short.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ MAX_COUNT = 2**63 - 1
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value from a client can be a number in a sequence."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 _ENTRY_BYTES = 2048
-"""What a future takes beside its result."""
 
 
 class ResultForm(Enum):
@@ -43,7 +40,6 @@ Waiters = set[asyncio.Future[None]]
 class Future:
     request_id: str
     owner: str
-    """The model or the sampling session."""
     form: ResultForm = ResultForm.FIELDS
     digest: bytes = b""
     """Tells a repeat of the same request from another one under the same id."""
@@ -106,7 +102,6 @@ class Futures:
         return [future for future in self._futures.values() if future.owner == owner]
 
     async def wait(self, future: Future, hold_s: float) -> Reply | None:
-        """None when there is no outcome after `hold_s`."""
         if future.outcome is None:
             await self.hold(future.waiters, hold_s)
         return future.outcome
@@ -133,7 +128,6 @@ class Futures:
         wake(self._held)
 
     def fetch(self, future: Future) -> None:
-        """Note that the client was sent the outcome."""
         if not future.fetched and future.request_id in self._futures:
             future.fetched = True
             self._fetched[future.request_id] = future
@@ -222,7 +216,6 @@ class Link:
         """Set when requests can be sent, or when the engine is gone and everything is answered at once."""
         self.ended = asyncio.Event()
         self.in_order = False
-        """Whether the engine said that it ends."""
         self.gone = ""
         """Why the engine does nothing any more; empty while it does."""
         self.capabilities: Mapping[str, Any] = {"supported_models": []}
@@ -232,7 +225,6 @@ class Link:
         self._channel = FrontChannel(end, received=self._received, closed=lambda: self._end("its engine process died"))
 
     def send(self, request: Request, shared: SharedBody | None = None) -> None:
-        """The reply finishes the future with the request's id."""
         if self.gone or self._channel is None:
             if shared is not None:
                 shared.close()
@@ -243,8 +235,7 @@ class Link:
                 self._channel.send(request, shared)
             except OSError as error:
                 # Large fields are shared only here, and what they need was short. Its place in the order is used up.
-                reason = f"the trainer had no room for this request: {error.strerror}"
-                self._futures.fail(request.request_id, reason)
+                self._futures.fail(request.request_id, f"the trainer had no room for this request: {error.strerror}")
 
     def lose(self, future: Future) -> None:
         self._lost.append(future)

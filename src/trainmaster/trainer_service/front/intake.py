@@ -22,8 +22,7 @@ from trainmaster.trainer_service.wire import MAX_BODY_BYTES
 class FrontSettings:
     trainer: Trainer
     hold_s: float = 20.0
-    """How long a question whose answer is not there yet is held; the public clients give up after 45 s, and ask again
-    at once."""
+    """How long a question is held without an answer; the public clients give up after 45 s, and ask again at once."""
     keep_results_s: float = 600.0
     keep_fetched_bytes: int = 256 << 20
     memory_bytes: int = 1 << 30
@@ -67,8 +66,7 @@ class StoppedError(Exception):
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOENT})
-"""ENOENT: no directory for temporary files can be written to, which is how a disk that was full at the first try
-reads."""
+"""ENOENT: no directory for temporary files can be written to; so reads a disk that was full at the first try."""
 _VALUE_BYTES = 200
 """What a value takes once it is decoded, with its key and its place in what holds it; rather more than less."""
 
@@ -169,7 +167,6 @@ class Intake:
             received.shared.close()
 
     def add(self, size: int) -> None:
-        """Count something that is held in another form."""
         self.held += 1
         self.held_bytes += size
 

@@ -30,7 +30,6 @@ REMEMBERED = 16_384
 class Arrival(Enum):
     NEW = auto()
     REPEAT = auto()
-    """It was here before; it is not done again."""
     CONFLICT = auto()
     """Another one was here under its number."""
     FULL = auto()
@@ -67,7 +66,6 @@ class OperationOrder(Generic[Item]):
         return Arrival.NEW
 
     def leave(self) -> Iterator[Item]:
-        """Those whose turn it is."""
         while self.next_seq_id in self._waiting:
             item, size = self._waiting.pop(self.next_seq_id)
             self.waiting_bytes -= size
@@ -91,7 +89,6 @@ class OperationOrder(Generic[Item]):
 
 
 _REMEMBERED = 10_000
-"""How many models that are gone are remembered by name."""
 _FORMS = {"forward": ResultForm.PASS, "forward_backward": ResultForm.PASS}
 
 Ack = dict[str, Any]
@@ -104,11 +101,9 @@ class QueuedOperation:
     size: int
     """In bytes, of what came with it; held in the intake until it has ended."""
     shared: SharedBody | None = None
-    """The body, where it is large."""
     refusal: str = ""
     """Why it will not be done when its turn comes; empty: it will."""
     done: Callable[[], object] | None = None
-    """To be called when it was done."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,10 +111,8 @@ class FrontModel:
     model_id: str
     session_id: str
     fields: Mapping[str, Any]
-    """As the client asked for it."""
     order: OperationOrder[QueuedOperation]
     info: Mapping[str, Any] = field(default_factory=dict)
-    """As the engine made it; empty until then."""
 
 
 class FrontModels:
@@ -225,7 +218,6 @@ class FrontModels:
         return ack
 
     def end_session(self, session_id: str, why: str) -> list[str]:
-        """The ids of the models that were given up."""
         model_ids = self._of_session(session_id)
         for model_id in model_ids:
             self._forget(model_id, why)
@@ -240,21 +232,18 @@ class FrontModels:
             self._leave(model_id)
 
     def leave_again(self) -> None:
-        """Retry the saves that failed."""
         for model_id in self._leaving:
             future = self._futures.get(self._leave_id(model_id))
             if future is None or future.outcome is not None:
                 self._leave(model_id)
 
     def refuse(self, error: str, *, owner: str = "", category: str = "user") -> Ack:
-        """Answer with a future that has failed already."""
         request_id = self._trainer.future_id(owner or "refused", uuid.uuid4().hex)
         self._futures.open(Future(request_id=request_id, owner=owner))
         self._futures.fail(request_id, error, category)
         return {"request_id": request_id, **({"model_id": owner} if owner else {})}
 
     def why_lost(self, model_id: str) -> str:
-        """Why a model is not here, and what was saved of it."""
         why = self._gone.get(model_id) or (
             f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
         )
@@ -265,7 +254,6 @@ class FrontModels:
         return f"{model_id} {why}. {advice}".rstrip()
 
     def why_waiting(self, model_id: str) -> str:
-        """Which earlier operation is missing; empty: none."""
         model = self._models.get(model_id)
         if model is None or not model.order.waiting:
             return ""

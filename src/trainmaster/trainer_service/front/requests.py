@@ -65,7 +65,6 @@ def source_of(request: Request) -> str:
 
 
 def refusal_of(request: Request) -> str:
-    """Why the server wants this request to fail; empty: it does not."""
     return unquote(request.headers.get(REFUSAL_HEADER, ""))
 
 
@@ -74,7 +73,6 @@ def operation_of(request: Request) -> str:
 
 
 def encoding_of(request: Request) -> str:
-    """The compression of a body; empty: none."""
     given = request.headers.get("content-encoding", "").strip().lower()
     return "" if given == "identity" else given
 
@@ -163,6 +161,4 @@ def _finite(value: Any) -> Any:
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -127,7 +127,6 @@ async def sampler(request: Request) -> Response:
 
 
 def _always(answer: Callable[[], Response]) -> Handler:
-    """The same answer, whatever the body says."""
 
     async def handle(request: Request) -> Response:
         await read_fields(request, front_of(request))
@@ -217,8 +216,7 @@ EXCEPTION_HANDLERS = {
 
 
 REQUESTS_A_ROUND = 8
-"""A request takes about a quarter of a millisecond of the event loop; a round is what the loop does before it looks
-for new ones."""
+"""A request takes about a quarter of a millisecond of the event loop, which looks for new ones after a round."""
 
 
 class Paced:

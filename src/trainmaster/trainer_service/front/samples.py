@@ -32,11 +32,9 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     opened: bool = False
-    """Whether the engine was asked to load them."""
     feed: list[tuple[int, str]] | None = None
     """The samples that ended, each with its place in the order; None while nobody follows."""
     ended: int = 0
-    """The last place that was given out."""
     followers: Waiters = field(default_factory=set)
 
     def append(self, request_id: str) -> None:
@@ -61,7 +59,6 @@ class Samples:
         return self._sessions.get(sampling_session_id)
 
     def register(self, session_id: str, number: int, *, base_model: str, model_path: str | None) -> SamplingSession:
-        """The same session when it is asked for again."""
         key = self._trainer.sampling_session_id(session_id, number)
         new = SamplingSession(
             sampling_session_id=key, session_id=session_id, base_model=base_model, model_path=model_path
@@ -135,7 +132,6 @@ class Samples:
         return ack
 
     def cancel(self, request_id: str) -> bool:
-        """False when there is nothing to cancel."""
         future = self._futures.get(request_id)
         if future is None or future.form is not ResultForm.SAMPLE or future.outcome is not None:
             return False
@@ -161,7 +157,6 @@ class Samples:
         return ended, max([cursor, *(place for place, _ in found)])
 
     def end_session(self, session_id: str) -> list[str]:
-        """The ids of the sampling sessions that were given up."""
         ids = [key for key, session in self._sessions.items() if session.session_id == session_id]
         for sampling_session_id in ids:
             del self._sessions[sampling_session_id]

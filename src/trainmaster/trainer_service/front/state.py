@@ -17,7 +17,6 @@ from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
 
 _REMEMBERED = 10_000
-"""How many keys of requests, and ids of ended sessions, are remembered."""
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class FrontSessions:
         self._by_key: dict[str, str] = {}
 
     def create(self, idempotency_key: str) -> str:
-        """The same id where a request is repeated with its key."""
         if idempotency_key and (known := self._by_key.get(idempotency_key)) is not None:
             return known
         session_id = f"sess-{uuid.uuid4().hex}"
@@ -62,7 +60,6 @@ class FrontSessions:
         return ""
 
     def end(self, session_id: str, why: str) -> bool:
-        """False when it is not live."""
         if self._live.pop(session_id, None) is None:
             return False
         self._ended[session_id] = f"session {session_id!r} {why}"
@@ -77,8 +74,7 @@ class FrontSessions:
 
 _SWEEP_S = 1.0
 _LINGER_S = 1.0
-"""How long the front outlives the engine at least: a client may be about to ask, and is told more here than by a
-connection that is refused."""
+"""How long the front outlives the engine at least: it tells a client more than a refused connection does."""
 
 
 class Front:

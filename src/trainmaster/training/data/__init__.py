@@ -1,7 +1,4 @@
-"""From `data_config` to rows, and from rows to the token sequences that a model is trained on.
-
-`load` gives a script of your own the rows of its job; the rest is for the built-in trainers.
-"""
+"""From `data_config` to rows and token sequences. `load` is for your own scripts, the rest for built-in trainers."""
 
 from __future__ import annotations
 

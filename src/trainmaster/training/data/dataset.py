@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a position that is not trained on; every trainer has the same."""
 _SLICE = 50_000
-"""Rows between two reports of progress."""
 _BATCH = 256
-"""Rows that are tokenized in one call."""
 _ROWS_SHARE = 0.2
 """The share of a build's time that goes into reading rows."""
 

@@ -1,7 +1,4 @@
-"""Encodes rows as token sequences, and marks the positions that are trained on.
-
-Also: loads a job's tokenizer, and renders conversations by its chat template.
-"""
+"""Encodes rows as token sequences, marked where they are trained on, by a job's tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def load_tokenizer(
 
 
 def sample_length(wanted: int | None, *directories: Path, model_kwargs: Mapping[str, str] | None = None) -> int:
-    """The most tokens of a sample: what the job says, or what its model, or else its tokenizer, was made for.
-
-    `model_kwargs` may change how many positions the model has. Raises InputError where these are fewer, or unknown.
-    """
+    """The most tokens of a sample: what the job says, or what its model (with `model_kwargs`) or tokenizer allows."""
     if wanted is not None:
         known = (positions_of(_json(directory / "config.json"), model_kwargs) for directory in directories)
         if (problem := too_long(wanted, next((each for each in known if each is not None), None))) is not None:
@@ -188,7 +182,6 @@ class Sample:
     mask: list[int]
     """1: the position is trained on."""
     full_length: int
-    """Tokens before truncation."""
 
     @property
     def cut(self) -> bool:
@@ -196,7 +189,6 @@ class Sample:
 
     @property
     def trained(self) -> bool:
-        """Whether anything is left to train on."""
         return any(self.mask)
 
 
@@ -309,5 +301,4 @@ def _mask(text: Rendered, index: int, encoded: Any) -> list[int]:
 
 
 def _token_at(encoded: Any, index: int, places: Sequence[int]) -> int | None:
-    """The token of the first of these characters that has one."""
     return next((token for place in places if (token := encoded.char_to_token(index, place)) is not None), None)

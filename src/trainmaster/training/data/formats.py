@@ -1,8 +1,4 @@
-"""Reads rows from files: jsonl, json, csv, parquet, arrow and text.
-
-A row is a dictionary. Files may be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A text file is one document: one row
-with the column `text`.
-"""
+"""Reads rows (dictionaries) from files, which may be compressed. A text file is one row with the column `text`."""
 
 # ruff: noqa: A002, ARG001 - `format` is what it is everywhere else; readers have one signature
 
@@ -38,7 +34,6 @@ FORMAT_OF_SUFFIX: Mapping[str, str] = {
 }
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 BEGINNING_SUFFICES = frozenset({"jsonl", "csv"})
-"""Formats whose first rows can be read from the beginning of a file."""
 MAX_DOCUMENT_BYTES = 256 << 20
 """Of a text file, which is tokenized as one piece."""
 _BATCH_ROWS = 1024
@@ -61,7 +56,6 @@ class RawRow:
     """The number of the row, or of its line for jsonl and csv."""
     values: Mapping[str, Any]
     text: str | None = None
-    """The row as JSON, where the file has it."""
 
 
 def format_of(name: str) -> str | None:
@@ -72,7 +66,6 @@ def format_of(name: str) -> str | None:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for messages, such as `text` or `a number`."""
     match value:
         case None:
             return "null"

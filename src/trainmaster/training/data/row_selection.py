@@ -103,13 +103,10 @@ def _as_it_is(found: Any) -> Any:
 
 
 def _reader(value: Any) -> Callable[[Any], Any]:
-    """How a text cell is converted before it is compared with the filter's value."""
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, bool):
         return lambda found: {"true": True, "false": False}.get(str(found).strip().lower(), found)
-    if isinstance(first, int | float):
-        return _number
-    return _as_it_is
+    return _number if isinstance(first, int | float) else _as_it_is
 
 
 def _number(found: Any) -> Any:
@@ -163,12 +160,9 @@ _SPLIT = 2**32  # above every index of a source: a stream of hashes of its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Rows by their index among all rows of all sources."""
-
     train: Indices
     evaluation: Indices
     used: tuple[int, ...]
-    """How many rows of each source are used."""
 
 
 def select(
@@ -217,10 +211,8 @@ def _shares(available: Sequence[int], samplings: Sequence[Sampling | None]) -> l
 
 
 def _order(seed: int, stream: int, count: int) -> Indices:
-    """A permutation of `count` indices, by their hashes."""
     with np.errstate(over="ignore"):
-        mixed = _mix(_mix(np.uint64(seed)) ^ np.uint64(stream))
-        keys = _mix(np.arange(count, dtype=np.uint64) ^ mixed)
+        keys = _mix(np.arange(count, dtype=np.uint64) ^ _mix(_mix(np.uint64(seed)) ^ np.uint64(stream)))
     return np.argsort(keys, kind="stable")
 
 

@@ -1,7 +1,6 @@
 """The rows of all sources after filters and projection, in one memory-mapped file.
 
-The file has each row as JSON text, with its origin: rows of one source may differ in shape, and types that are inferred
-from some rows are wrong for others. `load` is for a script of the user's own.
+Each row is JSON text: rows of one source may differ in shape, and types inferred from some are wrong for others.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class RowCounts:
     read: int = 0
     kept: int = 0
     columns: dict[str, None] = field(default_factory=dict)
-    """All columns, in the order in which they were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,6 @@ class Row:
 
     origin: Origin
     file: int
-    """The index among the source's files."""
     values: dict[str, Any]
     text: str
     """The values as JSON."""
@@ -101,7 +98,6 @@ def _count(local: LocalSource, files: Iterable[int]) -> int:
 
 
 def _of_file(local: LocalSource, index: int, read: Callable[[Path], Iterable[_Read]]) -> Iterator[_Read]:
-    """Read a file; errors name the file and its source."""
     path = local.files[index]
     try:
         yield from read(path)
@@ -212,8 +208,6 @@ _FORM = 2
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Rows as dictionaries, read from a memory-mapped file."""
-
     def __init__(self, texts: pa.ChunkedArray, indices: Indices) -> None:
         self._texts = texts
         self._indices = indices

@@ -1,8 +1,4 @@
-"""The shape of a row: a conversation, a prompt with its completion, or plain text.
-
-Fields have their own names or those of `preprocess.field_mapping`. The first shape that a row has counts: `messages`,
-then `prompt` with `completion`, then `text`.
-"""
+"""The shape of a row, the first that it has: `messages`, `prompt` with `completion`, or plain `text`."""
 
 from __future__ import annotations
 
@@ -20,8 +16,6 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation, which the chat template renders."""
-
     messages: list[dict[str, Any]]
     prompt_messages: int = 0
     """How many of them are the prompt; the rest is the completion. 0: there is no such division."""
@@ -140,7 +134,6 @@ class _Reader:
         return name if value_at(self._row, mapped) is MISSING and name in self._row else mapped
 
     def _unpacked(self, name: str) -> Any:
-        """The value of a field, parsed where a table holds it as JSON text."""
         value = self._value(name)
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
@@ -175,6 +168,4 @@ def _without_nulls(value: Any) -> Any:
     """Tables fill in keys that only other rows have; a template would take them as given."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    return value
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -1,7 +1,4 @@
-"""Brings what a job names to this machine: base model, tokenizer, and the files of its data sources.
-
-What was fetched stays in the account's cache, and is fetched again only when it changed.
-"""
+"""Brings what a job names to this machine: base model, tokenizer and data files, kept in the account's cache."""
 
 from __future__ import annotations
 

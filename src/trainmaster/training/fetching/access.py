@@ -1,7 +1,4 @@
-"""What a fetching step may reach: credentials and services of its environment, public addresses, and local paths.
-
-Local paths lie below the server's data roots, in the job's working directory, or in what another job left.
-"""
+"""What a fetching step may reach: credentials, services, public addresses, and local paths that jobs may read."""
 
 from __future__ import annotations
 
@@ -52,10 +49,8 @@ class Access:
     artifacts: Path | None = None
     """The directory of all jobs' artifacts; None outside a job."""
     private_urls: bool = True
-    """Whether URLs may lead to addresses that are not public."""
     hub_token: str | None = field(repr=False, default=None)
     services: Mapping[str, Service] = field(default_factory=dict)
-    """By the scheme of their paths."""
     beginning_bytes: int | None = None
     """For a check: how much is fetched of a file at most."""
     s3_credentials: Credentials | None = field(repr=False, default=None)
@@ -152,7 +147,6 @@ class LocalFiles:
     top: Path
     """The directory that the path names, or the one above all matches of its pattern."""
     is_file: bool = False
-    """The path names a file."""
     is_pattern: bool = False
 
 

@@ -117,7 +117,6 @@ def require_room(directory: Path, needed: int, shown: str) -> None:
 
 
 def emptied(directory: Path) -> Path:
-    """Remove everything in a directory, such as what an earlier call left."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -22,14 +22,11 @@ _PREFERRED = ("parquet", "jsonl", "json", "csv", "arrow", "text")
 """Where a dataset has its rows in several formats."""
 _WORDS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 _SHARD = re.compile(r"(?:^|/)(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*$")
-"""How datasets of the Hub name their files."""
 _NOT_ROWS = frozenset({"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "metadata.json"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Files of one format."""
-
     names: tuple[str, ...]
     """In the order in which they are read; a file that two parts of a split need is there twice."""
     format: str
@@ -52,8 +49,7 @@ def choose(
 ) -> Chosen:
     """Choose among the files of a directory or a pattern. Raises InputError where it cannot be told which.
 
-    Without a split: the files of `train`, where a name tells it, else all files. `explicit`: the source's pattern chose
-    these files, so that without a split all of them are meant.
+    Without a split: the files of `train`, where a name tells it, else all; all that an `explicit` pattern chose.
     """
     rows = [name for name in names if name.rpartition("/")[2] not in _NOT_ROWS]
     formats = {name: found for name in rows if (found := format_of(name)) is not None}
@@ -81,10 +77,9 @@ def choose(
 def choose_from_hub(
     names: Sequence[str], shown: str, *, path: str, format: str | None, split: str | None, card: Mapping[str, Any]
 ) -> Chosen:
-    """Choose among the files of a dataset on the Hub. Raises InputError where it cannot be told which.
+    """Choose among a Hub dataset's files, by its card. Raises InputError where it cannot be told which.
 
-    `path` follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing. `card` is the data
-    in front of the dataset's card.
+    `path` follows the dataset's name: a configuration, a file, a directory or a pattern; or nothing.
     """
     listed = _configured(card, path)
     if listed is not None:
@@ -150,7 +145,6 @@ def is_ignored(name: str, patterns: Sequence[str]) -> bool:
 
 
 def card_data(text: str) -> Mapping[str, Any]:
-    """The YAML header of a dataset card; empty where it cannot be read."""
     import yaml
 
     found = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
@@ -200,7 +194,6 @@ def _splits_named_in(name: str) -> list[str]:
 
 
 def _canonical(split: str) -> str:
-    """`val` and `dev` are `validation`, and so on."""
     return next((usual for usual, words in _WORDS.items() if split.lower() in words.split("|")), split)
 
 

@@ -192,7 +192,6 @@ class _Download:
 
 @contextlib.contextmanager
 def _answered(target: Target, access: Access, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """The successful response, after redirects."""
     url, sent = target.url, {"User-Agent": f"trainmaster/{__version__}", "Accept-Encoding": "identity", **headers}
     for hop in range(MAX_REDIRECTS + 1):
         private = access.private_urls or (target.trusted and not hop)
@@ -282,6 +281,5 @@ def _unknown_host(error: BaseException | None) -> bool:
 
 
 def _name_of(url: str) -> str:
-    """The file's name in a URL: it tells the format."""
     name = _NOT_IN_NAMES.sub("_", unquote(urlsplit(url).path.rpartition("/")[2]))
     return name.strip("._")[-100:] or "download"

@@ -23,7 +23,6 @@ TOKENIZER_PATTERNS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja", "vocab.*", "merges.txt",
     "spiece.model", "sentencepiece*.model", "tekken.json", "config.json", "generation_config.json", "*.py",
 )  # fmt: skip
-"""The files of a repository that a tokenizer may need."""
 _OTHER_FORMS = (
     "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite", "*.ot", "*.mlmodel",
     "*.mlpackage/*", "onnx/*", "openvino/*", "original/*", "coreml/*", "gguf/*", "*.zip", "*.tar", "*.tar.gz",
@@ -43,7 +42,6 @@ def name_of(uri: str) -> HubName:
 
 
 def model(repo: str, revision: str | None, access: Access, on_progress: OnProgress = ignore_progress) -> Path:
-    """The directory of a model: configuration, tokenizer, and the weights in one format."""
     shown = _shown(repo, revision)
     with translated(shown, access):
         names = _files(repo, revision, "model", access)
@@ -97,7 +95,6 @@ def _is_in(file: str, path: str) -> bool:
 
 
 def _exactly(files: Sequence[str]) -> list[str]:
-    """Patterns that match these files only."""
     return [re.sub(r"([*?\[])", r"[\1]", file) for file in files]
 
 
@@ -165,13 +162,11 @@ def _snapshot(
 
 
 def _cache(repo: str, kind: str, access: Access) -> Path:
-    """The user's own Hub cache where it has the repository; else ours."""
     from huggingface_hub import constants
 
     usual = Path(constants.HF_HUB_CACHE)
-    if (usual / _folder(repo, kind)).is_dir() and os.access(usual, os.W_OK):
-        return usual
-    return access.cache / "hub"
+    usable = (usual / _folder(repo, kind)).is_dir() and os.access(usual, os.W_OK)
+    return usual if usable else access.cache / "hub"
 
 
 def _folder(repo: str, kind: str) -> str:
@@ -292,7 +287,6 @@ def _only_first_retry_reported(shown: str) -> Iterator[None]:
 
 
 def status_of(error: Any) -> int | None:
-    """The status of the Hub's response; None where there was none."""
     response = getattr(error, "response", None)
     return None if response is None else int(response.status_code)
 

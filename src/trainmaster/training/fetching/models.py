@@ -25,7 +25,6 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _TIMES_UNPACKED = 8
 """What an archive may unpack to for a check, in times of what of it is fetched at most."""
 ADAPTER_MARK = "adapter_config.json"
-"""What only an adapter has."""
 _TOKENIZER_MARKS = ("tokenizer_config.json", "tokenizer.json")
 
 
@@ -63,7 +62,6 @@ def fetch_config(base_model: BaseModelConfig, access: Access) -> Path | None:
 
 
 def adapter_error(shown: str) -> InputError:
-    """The error where a model is expected, and an adapter lies there."""
     return InputError(
         f"{shown} is an adapter; name the model that it belongs to, or merge it into that one before: a LORA with "
         "output_config.merge_lora leaves the whole model"
@@ -152,7 +150,6 @@ def _unpacked(
 
 MAX_FILES = 100_000
 MARK = "config.json"
-"""A checkpoint directory has it."""
 
 
 def unpack(archive: Path, directory: Path, shown: str, *, most_bytes: int | None = None) -> None:

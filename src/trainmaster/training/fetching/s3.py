@@ -1,7 +1,6 @@
 """Objects of S3 and compatible stores, cached until they change, and the roles that are assumed for them.
 
-The client is `trainmaster.jobs.objects`. Temporary keys come from STS (`AssumeRole`), which obstore does not call
-without boto3: its request is signed here.
+Requests to STS (`AssumeRole`) are signed here: obstore does not call it without boto3.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ def _bring_all(place: objects.ObjectPlace, names: Mapping[str, ObjectMeta], targ
 
 
 def _name(place: objects.ObjectPlace, meta: ObjectMeta) -> str:
-    """The object's path below the place; where it is the place itself, the last part of its key."""
     path = PurePosixPath(meta["path"])
     if ".." in path.parts:
         raise InputError(f"{place.uri}: the key {meta['path']!r} would lie outside of its directory")
@@ -97,8 +95,7 @@ def _beginning(place: objects.ObjectPlace, meta: ObjectMeta, access: Access) -> 
     size = min(meta["size"], access.beginning_bytes)
     target = access.cache / "beginnings" / key_of(place.uri, meta["path"]) / PurePosixPath(meta["path"]).name
     target.parent.mkdir(parents=True, exist_ok=True)
-    data = obstore.get_range(place.store, meta["path"], start=0, end=size) if size else b""
-    target.write_bytes(bytes(data))
+    target.write_bytes(bytes(obstore.get_range(place.store, meta["path"], start=0, end=size)) if size else b"")
     return Fetched(path=target, whole=size == meta["size"])
 
 
@@ -126,8 +123,6 @@ def endpoint() -> str:
 
 
 class _Meter:
-    """Counts bytes that several threads receive."""
-
     def __init__(self, total: int, on_progress: OnProgress) -> None:
         self._total = total
         self._on_progress = on_progress
@@ -241,7 +236,6 @@ def region() -> str:
 
 
 def _texts(document: str) -> dict[str, str]:
-    """The texts of an XML document by the names of their elements; empty where it is no XML."""
     try:
         elements = ElementTree.fromstring(document).iter()
     except ElementTree.ParseError:

@@ -46,7 +46,6 @@ from trainmaster.training.tables.table_reader import (
 )
 
 KIND = "tables"
-"""Of the cache's entries."""
 LOOK_S = 0.2
 """How often members of a gang look at what the others have left."""
 _WORK_FILE = "gang.json"
@@ -86,7 +85,6 @@ def sharded(spec: Mapping[str, Any], access: Access, on_progress: OnProgress, ga
 
 
 def _remove_parts(draft: Path) -> None:
-    """Remove what killed writers left."""
     for part in draft.glob(f".*{PART_SUFFIX}"):
         part.unlink(missing_ok=True)
 
@@ -127,8 +125,6 @@ class WriterError(PreparingError):
 
 
 class ShardGang:
-    """A gang, as each of its members sees it."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -149,10 +145,7 @@ class ShardGang:
         return _present(self._writer(index))
 
     def written(self, key: str, missing: Mapping[int, Path]) -> Iterator[int]:
-        """Have shards written; yields the number of each when it exists.
-
-        Raises WriterError with the reason that a writer reported, and RuntimeError where one failed without.
-        """
+        """Have shards written; yields each number when it exists. Raises WriterError with the reason of a writer."""
         self._ask(key, missing)
         waiting = dict(missing)
         while waiting:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def limit(cpu: str | None, memory: str | None) -> None:
-    """Limit the threads and the memory of this process, where they are given."""
     if cpu is not None:
         import pyarrow as pa
 
@@ -37,7 +36,6 @@ def limit(cpu: str | None, memory: str | None) -> None:
 
 
 PART_SUFFIX = ".part"
-"""Of a shard that is not complete."""
 _FORM = 2
 """Version of the shards' format: with another number, cached ones are not used."""
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "403", "EXPIRED_TOKEN")
@@ -194,7 +192,6 @@ def _share(table: StaticTable, index: int, count: int) -> Iterator[RecordBatch]:
 
 
 def _cut(batches: Iterator[RecordBatch], begin: int, end: int | None) -> Iterator[RecordBatch]:
-    """The rows from `begin` to before `end`."""
     position = 0
     for batch in batches:
         low = max(begin - position, 0)
