@@ -34,7 +34,6 @@ class Parcel:
     """Lines about what is sent of a training."""
 
     def add(self, path: Path, target: str) -> dict[str, Any]:
-        """Add a file; returns its entry of `workload.files`."""
         try:
             digest, executable = digest_of(path), os.access(path, os.X_OK)
         except OSError as error:

@@ -180,8 +180,7 @@ class Data(RouteGroup):
             "files": [*files],
             "limit": limit,
         }
-        answer = self._call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S)
-        return cast(types.CheckedData, answer)
+        return cast(types.CheckedData, self._call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S))
 
 
 class Webhooks(RouteGroup):

@@ -94,8 +94,7 @@ class TrainerClient:
     def get_runtime_packages(self, runtime: Runtime | str) -> list[str]:
         """Print and return the packages, and the GPUs, that jobs of a runtime find. A small job looks."""
         with translated():
-            definition = self._placed(self._definition(runtime))
-            return runtime_packages(self._client, definition, backend=self.backend.name)
+            return runtime_packages(self._client, self._placed(self._definition(runtime)), backend=self.backend.name)
 
     # Jobs
 

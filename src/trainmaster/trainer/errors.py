@@ -97,5 +97,4 @@ def _already_ended(error: api.ConflictError, job: str | None) -> str | None:
 
 def _message(error: api.ClientError) -> str:
     problems = error.problems if isinstance(error, api.ApiError) else ()
-    said = "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
-    return said or str(error)
+    return "; ".join(f"{problem.field}: {problem.message}" for problem in problems) or str(error)

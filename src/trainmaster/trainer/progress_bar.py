@@ -25,14 +25,12 @@ class Display:
 
 
 def display() -> Display:
-    """The one that whoever waits sees."""
     if _in_notebook():
         return NotebookBar()
     return TerminalBar() if sys.stderr is not None and sys.stderr.isatty() else Display()
 
 
 def percent(job: TrainJob) -> float | None:
-    """How much is done, if the job says so."""
     progress = job.progress
     if job.status == "Complete":
         return 100.0

@@ -24,7 +24,6 @@ _UNITS = {
 }
 _QUANTITY = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
 _MIB = 1 << 20
-"""The server counts memory and disks in these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,6 @@ class ImageFacts:
     id: str
     environment: Mapping[str, str]
     entrypoint: tuple[str, ...]
-    """The image's entry point."""
     command: tuple[str, ...]
     """The image's arguments for it, or its command if it has no entry point."""
     working_directory: str | None
@@ -63,7 +62,6 @@ class ImageFacts:
 
 
 def unknown_image(name: str) -> ImageFacts:
-    """An image of which only the name is known yet."""
     return ImageFacts(id=name, environment={}, entrypoint=(), command=(), working_directory=None, python="python3")
 
 
@@ -75,7 +73,6 @@ class ContainerContext:
     """Contains all run directories; also labels the containers of this server."""
     run_dir: Path
     worker: Path
-    """The worker's archive on this machine."""
     secrets: Path
     """Contains a directory in memory for each container."""
     user: str
@@ -171,8 +168,7 @@ def container_document(
     if assigned.memory_mb:
         host["Memory"] = host["MemorySwap"] = assigned.memory_mb << 20
     if assigned.gpus and context.passes_gpus:
-        devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
-        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
+        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]}]
     if context.port is not None:
         # The same port on both sides: a worker outside probes the same address as one inside.
         host["PortBindings"] = {f"{context.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(context.port)}]}
@@ -204,8 +200,7 @@ def writable_directories(
 ) -> list[str]:
     """What a node writes to, at the same paths inside and outside. All of it must exist before it is mounted."""
     parts = [str(context.run_dir / part.format(node=node)) for part in (*writes, "work")]
-    found = [*parts, request.checkpoint_dir, request.output_dir]
-    return [*found, *([request.cache_dir] if request.cache_dir else [])]
+    return [*parts, request.checkpoint_dir, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
 
 
 def prepared_directories(request: AttemptRequest, node: int, context: ContainerContext) -> dict[str, str]:
@@ -290,8 +285,7 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
 
 def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> int:
     """The size of /dev/shm: the engines' default of 64 MiB is too small for the workers of a data loader."""
-    wish = request.launch.container.shm_mb
-    return wish or request.nodes[node].memory_mb or context.machine_memory_mb // 2
+    return request.launch.container.shm_mb or request.nodes[node].memory_mb or context.machine_memory_mb // 2
 
 
 def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:

@@ -70,7 +70,6 @@ class Images:
             raise ContainerEngineError(f"image {image} was fetched, and somebody has removed it since") from None
 
     def _probed(self, image: str, document: Mapping[str, Any]) -> ImageFacts:
-        """The facts of a local image; each is probed once, in its own thread."""
         image_id = str(document["Id"])
         with self._lock:
             probe = self._probes.get(image_id)

@@ -72,7 +72,6 @@ class Upkeep:
             self._thread.join(_STOP_S)  # the engine may hang
 
     def liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
-        """What is known of the worker in a container."""
         claimant = directory.claimant(node)
         if claimant is None:
             return Liveness.UNCLAIMED

@@ -103,6 +103,5 @@ def remove_secrets(directory: Path) -> None:
 
 
 def _kind_of(path: str) -> str:
-    """The type of the file system mounted at a path, the last one; empty if there is none."""
     mounts = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
     return {target: kind for _, target, kind, *_ in mounts}.get(path, "")

@@ -94,8 +94,7 @@ class LocalBackend:
 
     def _let_through(self, request: AttemptRequest) -> None:
         """Let the job's user pass to where its worker makes directories for it."""
-        shared = request.server_url is None
-        runs = self._run_directory(request).path.parents[1] if shared else self._spool
+        runs = self._run_directory(request).path.parents[1] if request.server_url is None else self._spool
         artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
         caches = {Path(request.cache_dir).parent} if request.cache_dir else set()
         try:
@@ -171,7 +170,6 @@ class LocalBackend:
 
 
 def liveness_of(directory: RunDirectory, node: int) -> Liveness:
-    """What is known of a worker that is a process of this machine."""
     claimant = directory.claimant(node)
     if claimant is None:
         return Liveness.UNCLAIMED

@@ -141,7 +141,6 @@ def _slices(nvml: Any, handle: Any) -> list[Gpu]:
 
 
 def _gpu(nvml: Any, handle: Any, device: str, kind: str) -> Gpu:
-    """A GPU or a MIG slice; `device` is its name in CUDA_VISIBLE_DEVICES."""
     try:
         # The first version of this call counts the driver's own memory as used.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -209,6 +208,4 @@ def parse_simulated(text: str) -> list[tuple[Gpu, ...]]:
 
 def _simulated_memory_mb(kind: str) -> int:
     name, _, size = kind.upper().partition("-")
-    if size.endswith("GB") and size[:-2].isdigit():
-        return int(size[:-2]) * 1024
-    return _SIZES_MB.get(name, 16384)
+    return int(size[:-2]) * 1024 if size.endswith("GB") and size[:-2].isdigit() else _SIZES_MB.get(name, 16384)

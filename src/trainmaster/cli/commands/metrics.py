@@ -162,7 +162,6 @@ def plot(points: Sequence[tuple[float | None, float | None]], *, width: int, hei
 
 
 def _runs(points: Sequence[tuple[float | None, float | None]]) -> list[list[Point]]:
-    """The pieces of a curve, between the points that are none."""
     counted = any(x is None for x, _ in points)
     runs: list[list[Point]] = [[]]
     for index, (x, y) in enumerate(points):

@@ -45,7 +45,6 @@ class ListedByDefault(TyperGroup):
     """A group whose command `list` need not be typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `list` in front of what is no command."""
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["list", *args]
         return super().parse_args(ctx, args)

@@ -329,8 +329,7 @@ def _tell(url: str, source: str, key: Key, *, as_json: bool) -> None:
 
 
 def _read_key() -> str:
-    asks = sys.stdin.isatty()
-    key = typer.prompt("API key", hide_input=True, err=True) if asks else sys.stdin.readline()
+    key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     if not key.strip():
         raise UsageError("no API key was given: set TRAINMASTER_API_KEY, or pipe the key into this command")
     return str(key).strip()

@@ -251,9 +251,7 @@ def _document(differ: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def compare(jobs: JobsArgument, as_json: JsonOption = False) -> None:

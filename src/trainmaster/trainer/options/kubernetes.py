@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 VALUE_SOURCES = ("configMapKeyRef", "secretKeyRef", "fieldRef", "resourceFieldRef")
-"""What a variable's `valueFrom` may name."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,6 @@ def _check_variable(variable: dict[str, Any]) -> None:
 
 
 def _entries(field: str, given: object) -> list[dict[str, Any]]:
-    """What was given as a list of dictionaries, each with a name."""
     entries = [] if given is None else given
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"ContainerPatch: {field} must be a list of dictionaries")
@@ -212,7 +210,6 @@ def take_train_job_fields(job: JobDocument, trainer: object, backend: str | None
 
 
 def _leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields that were set, by their paths."""
     for name, value in fields.items():
         place = f"{path}.{name}" if path else name
         if place in ("metadata", "spec", "spec.trainer"):

@@ -48,9 +48,7 @@ class Listing(list[RowT]):
     def __getitem__(self, chosen: slice, /) -> Listing[RowT]: ...
 
     def __getitem__(self, chosen: SupportsIndex | slice, /) -> RowT | Listing[RowT]:
-        if isinstance(chosen, slice):
-            return Listing(super().__getitem__(chosen))
-        return super().__getitem__(chosen)
+        return Listing(super().__getitem__(chosen)) if isinstance(chosen, slice) else super().__getitem__(chosen)
 
     def _repr_html_(self) -> str:
         return html_table(item.row() for item in self)
@@ -60,7 +58,6 @@ class Listing(list[RowT]):
 
 
 def html_table(rows: Iterable[Row]) -> str:
-    """The rows as HTML; whatever they say is shown as text."""
     shown = list(rows)
     if not shown:
         return f"<p>{NONE}</p>"
@@ -83,7 +80,6 @@ def rich_table(rows: Iterable[Row]) -> RenderableType:
 
 
 def moment(when: datetime | None) -> str:
-    """A time to the second, in its own time zone."""
     return when.strftime("%Y-%m-%d %H:%M:%S") if when else ""
 
 
@@ -123,7 +119,6 @@ class RuntimeTrainer:
         return self._command
 
     def set_command(self, command: tuple[str, ...]) -> None:
-        """Say what it starts a training with."""
         self._command = command
 
 

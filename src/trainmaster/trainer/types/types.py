@@ -50,7 +50,6 @@ class BaseInitializer(ABC):
 @dataclass
 class _HuggingFace(BaseInitializer):
     ignore_patterns: list[str] | None = None
-    """Files to leave out."""
     access_token: str | None = field(default=None, repr=False)
 
     uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY or hf://REPOSITORY, with a /PATH or a @REVISION where needed"
@@ -83,7 +82,6 @@ class DataCacheInitializer(BaseInitializer):
     """An Iceberg table that is read once, and served to the ranks from a cache."""
 
     metadata_loc: str
-    """Where the metadata file of the table lies."""
     num_data_nodes: int
     head_cpu: str | None = None
     head_mem: str | None = None
