@@ -109,7 +109,8 @@ def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
 
 
 def _job(training_type: TrainingType, model: str, data: str, positions: int | None) -> Iterator[_Line]:
-    yield _set(SubmitJobRequest, "name", 0, _name(training_type, model))
+    stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(model).name.lower()).strip("-.") or "model"
+    yield _set(SubmitJobRequest, "name", 0, f"{stem[:64]}-{training_type.lower().replace('_', '-')}")
     yield from _unset(SubmitJobRequest, 0, "labels")
     yield _Line(text="")
     yield _Line(text="training_config:")
@@ -188,11 +189,6 @@ def _unset(model: type[Model], depth: int, *names: str) -> Iterator[_Line]:
         field = model.model_fields[name]
         value = _EXAMPLES.get(name, field.get_default(call_default_factory=True))
         yield _Line(text=f"{name}: {_written(value)}", comment=field.description or "", depth=depth, active=False)
-
-
-def _name(training_type: TrainingType, model: str) -> str:
-    stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(model).name.lower()).strip("-.") or "model"
-    return f"{stem[:64]}-{training_type.lower().replace('_', '-')}"
 
 
 def _rendered(line: _Line) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Watching a job: a thread receives its log, its state is polled, and a view shows both.
-
-A view writes lines for a pipe, JSON for a program, and for a person a footer below the lines.
-"""
+"""Watching a job: a thread receives its log, its state is polled, and a view shows both."""
 
 from __future__ import annotations
 

@@ -70,7 +70,6 @@ class Results(RouteGroup):
         """Fetch the output of a job, or a checkpoint of it, into a directory; returns where the files are.
 
         Args:
-            job: which one.
             directory: where to; it is made. What is there whole is left as it is; an interrupted download continues.
             patterns: only these, such as `*.safetensors` or a directory.
             checkpoint: an id, `latest` or `best`.
@@ -130,10 +129,7 @@ class Results(RouteGroup):
         return str(found)
 
     def verify_checkpoint(self, job: str, checkpoint_id: str, *, progress: Progress = lambda _: None) -> list[str]:
-        """Read every file of a checkpoint; returns what is wrong, a line for each file.
-
-        `progress` is called with the number of bytes that were read in addition, from any thread.
-        """
+        """Read every file of a checkpoint; returns what is wrong, a line for each file. `progress` as of `download`."""
         artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
         home = job_path(job, f"artifacts/checkpoints/{quote(checkpoint_id, safe='')}")
         there = {artifact["path"].removeprefix(f"checkpoints/{checkpoint_id}/") for artifact in artifacts}
@@ -172,10 +168,7 @@ class Results(RouteGroup):
         return bool(self._first_checkpoint(job)["checkpoints"])
 
     def tombstones(self, *, job: str | None = None, page_size: int = 100) -> Iterator[Tombstone]:
-        """Deleted jobs whose files are still there, the last deleted first.
-
-        With `job`, only those that had this handle, or whose id begins so.
-        """
+        """Deleted jobs with files left, the last deleted first; with `job`, only those of this handle or id prefix."""
         for page in self._connection.pages("/v1/tombstones", job=job, page_size=page_size):
             yield from page["tombstones"]
 

@@ -163,10 +163,7 @@ class Data(RouteGroup):
         """Have real rows read, and see what a model will see of them.
 
         Args:
-            data_config: as a job has it.
             base_model: whose tokenizer is used; without it and `preprocess.tokenizer_id`, rows are only read.
-            training_type: what the rows are for.
-            hyperparameters: as a job has them.
             environment: variables such as HF_TOKEN, for this one time.
             files: uploaded files that relative paths name, as in `workload.files`.
             limit: how many rows of each source are shown.

@@ -168,7 +168,6 @@ class TrainerClient:
         """The lines that a step wrote, on standard output and standard error.
 
         Args:
-            name: the job's.
             step: one of the job's steps, such as `node-0`, `dataset-initializer` or `environment`.
             follow: go on until the job has ended, line by line; waits for its start, and over restarts of the server.
             tail: only the last so many.
@@ -195,14 +194,8 @@ class TrainerClient:
     ) -> TrainJob:
         """Wait until a job has one of these statuses; a terminal or a notebook shows how far it is.
 
-        A server that is away for a moment is waited for too.
-
-        Args:
-            name: the job's.
-            status: some of Created, Running, Complete and Failed.
-            timeout: seconds.
-            polling_interval: seconds between two looks.
-            callbacks: called with the job at every look.
+        A server that is away for a moment is waited for too. `status` is some of Created, Running, Complete and Failed;
+        `timeout` and `polling_interval` are seconds; `callbacks` are called with the job at every look.
 
         Raises:
             RuntimeError: it failed, and that was not waited for; the message has the reason and its last lines.

@@ -83,20 +83,11 @@ def job_document(
     initializers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     shipped: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The job that is submitted.
+    """The job that is submitted; raises ValueError if something is missing, unreadable, or does not fit together.
 
-    Args:
-        name: unless an option gives another.
-        runtime: without its image, for a backend that runs none.
-        trainer: None: the runtime's own command or built-in trainer.
-        initializer: what is fetched before.
-        options: a list of options, applied in their order.
-        backend: the server's backend that was asked for; None: its own choice.
-        common: fields for the workload of every job of the client.
-        initializers: fields for every `dataset` and every `model` that is fetched.
-        shipped: of a ScriptTrainer with a directory, the files below it that are uploaded.
-
-    Raises ValueError if something is missing, cannot be read, or does not fit together.
+    An option may give another `name`. The `runtime` is without its image for a backend that runs none. `common` are
+    fields for the workload of every job of the client, `initializers` for every `dataset` and `model` that is fetched,
+    and `shipped` the files of a ScriptTrainer's directory that are uploaded.
     """
     if initializer is not None and not isinstance(initializer, types.Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")

@@ -25,7 +25,9 @@ class Display:
 
 
 def display() -> Display:
-    if _in_notebook():
+    # Where nobody has imported it, this is no notebook.
+    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(interactive, "kernel", None) is not None:
         return NotebookBar()
     return TerminalBar() if sys.stderr is not None and sys.stderr.isatty() else Display()
 
@@ -99,12 +101,6 @@ def bar_html(job: TrainJob) -> str:
     value = "" if done is None else f' value="{done:.1f}"'
     name, said = html.escape(job.name), html.escape(line(job))
     return f'<div><code>{name}</code> <progress max="100"{value}></progress> {said}</div>'
-
-
-def _in_notebook() -> bool:
-    # Where nobody has imported it, this is no notebook.
-    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(interactive, "kernel", None) is not None
 
 
 class Wait:

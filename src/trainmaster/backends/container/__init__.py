@@ -143,7 +143,9 @@ class ContainerBackend:
             images = {step.image: self._facts(request, step.image) for step in request.launch.steps if step.image}
             request = checked(request, image, facts, self._defaults, engine=self._engine.name)
             plans.check_steps(request, images)
-            context = self._context(request, user=self._user())
+            # The server's own user outside: it must be able to read and remove what the container writes.
+            is_root = os.geteuid() == 0 or self._engine.is_rootless
+            context = self._context(request, user="0:0" if is_root else f"{os.geteuid()}:{os.getegid()}")
             for node in range(len(request.nodes)):
                 prepared = spec.prepared_directories(request, node, context).values()
                 for path in (*spec.writable_directories(request, node, context), *prepared):
@@ -295,12 +297,6 @@ class ContainerBackend:
             machine_memory_mb=_MACHINE_MEMORY_MB,
             passes_gpus=self._passes_gpus,
         )
-
-    def _user(self) -> str:
-        """The server's own user outside: the server must be able to read and remove what the container writes."""
-        if os.geteuid() == 0 or self._engine.is_rootless:
-            return "0:0"
-        return f"{os.geteuid()}:{os.getegid()}"
 
     def _remove(self, name: str) -> None:
         remove_secrets(secrets_directory() / name)  # first: the engine may be away

@@ -122,10 +122,12 @@ def outside_document(
 def within_container(request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext) -> Within:
     """What differs in a node's container."""
     gpus, steps = request.nodes[node].gpus, request.launch.steps
+    # Inside, whole GPUs are numbered from 0, and slices keep their names.
+    numbered = tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
     return Within(
         address=f"node-{node}" if network_name(request) else None,
         port=context.port,
-        gpus=_numbered(gpus) if gpus and context.passes_gpus else None,
+        gpus=numbered if gpus and context.passes_gpus else None,
         entrypoint=image.entrypoint,
         command=image.command,
         working_directory=image.working_directory,
@@ -159,7 +161,8 @@ def container_document(
         "CapAdd": list(CAPABILITIES),
         # With SELinux, containers could not read their mounts otherwise.
         "SecurityOpt": ["label=disable", "no-new-privileges"],
-        "ShmSize": _shm_mb(request, node, context) << 20,
+        # The engines' default of 64 MiB is too small for the workers of a data loader.
+        "ShmSize": (launch.container.shm_mb or assigned.memory_mb or context.machine_memory_mb // 2) << 20,
     }
     if launch.container.pids:
         host["PidsLimit"] = launch.container.pids
@@ -281,16 +284,6 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
     bind = {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
     # Nested mounts would come along, and would be writable. podman treats `NonRecursive: false` as true.
     return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
-
-
-def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> int:
-    """The size of /dev/shm: the engines' default of 64 MiB is too small for the workers of a data loader."""
-    return request.launch.container.shm_mb or request.nodes[node].memory_mb or context.machine_memory_mb // 2
-
-
-def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """GPUs as they are called inside: whole ones are numbered from 0, slices keep their names."""
-    return tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
 
 
 CREATE = "/v4.0.0/libpod/containers/create"

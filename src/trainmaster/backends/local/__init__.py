@@ -207,10 +207,7 @@ _OTHERS = 0o077
 
 
 def open_passage(data_dir: Path, targets: Iterable[Path]) -> None:
-    """Let other users pass through these directories, and through the data directory if it contains any of them.
-
-    A directory that was opened before stays as it is.
-    """
+    """Let other users pass through these directories, and through the data directory if it contains any of them."""
     wanted = list(targets)
     if any(data_dir in target.parents for target in wanted):
         # One that others could already list may hold more than ours: its owner has to close that.

@@ -198,10 +198,7 @@ DIGEST_SHOWN = 12
 
 
 def differences(jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The values of every field in which the jobs' requests differ; None stands for a job without the field.
-
-    Names are left out: they are how jobs are told apart.
-    """
+    """The values of every field but the name in which the jobs' requests differ; None: a job without the field."""
     from trainmaster.client.types import request_of
 
     flat = [dict(_flat(request_of(job), "")) for job in jobs]
