@@ -135,8 +135,7 @@ def _job(training_type: TrainingType, model: str, data: str, positions: int | No
 
 
 def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
-    table = hyperparameters_of(training_type).values()
-    for known in sorted(table, key=lambda each: each.name not in _OFTEN_CHANGED):
+    for known in sorted(hyperparameters_of(training_type).values(), key=lambda each: each.name not in _OFTEN_CHANGED):
         default = known.default_for(training_type)
         choices = f" One of {', '.join(known.choices)}." if known.kind is ValueKind.CHOICE else ""
         yield _Line(

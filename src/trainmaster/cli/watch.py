@@ -160,8 +160,7 @@ class LiveView(View):
 
     def job(self, job: Job) -> None:
         self._pace.see(job)
-        bars = [Text.from_ansi(text) for text in self._open.values()]
-        self._live.update(Group(*bars, self._footer(job)))
+        self._live.update(Group(*[Text.from_ansi(text) for text in self._open.values()], self._footer(job)))
 
     def end(self, job: Job) -> None:
         self._live.stop()

@@ -80,7 +80,6 @@ class Client:
         return self._connection.api_key
 
     def close(self) -> None:
-        """Close every connection."""
         self._connection.close()
 
     # Jobs

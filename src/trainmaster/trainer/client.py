@@ -83,7 +83,6 @@ class TrainerClient:
     # Runtimes
 
     def list_runtimes(self) -> list[Runtime]:
-        """All runtimes."""
         with translated():
             return self._catalog.list()
 

@@ -167,8 +167,7 @@ def _job(
         raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
     workload = _workload(trainer, runtime, shipped)
     ranks = runtime.ranks_per_node or nodes.ranks_per_node
-    own = (trainer.env if trainer else None) or {}
-    environment = {**runtime.environment, **own}
+    environment = {**runtime.environment, **((trainer.env if trainer else None) or {})}
     if workload["kind"] == "container":
         workload["ranks_per_node"] = 1  # an image starts its own processes
         if runtime.policy == TORCH:

@@ -141,7 +141,5 @@ class Wait:
     def too_late(self, name: str) -> str:
         if self._last is None:
             return f"the server has not answered for {self._timeout_s:g} s, so nothing is known of job {name}"
-        seen = f"{self._last.status} ({self._last.state})"
-        if self._last.message:
-            seen += f": {self._last.message}"
+        seen = f"{self._last.status} ({self._last.state})" + (f": {self._last.message}" if self._last.message else "")
         return f"job {name} is not {self.words()} after {self._timeout_s:g} s; it is {seen}"

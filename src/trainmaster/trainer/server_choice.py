@@ -25,8 +25,6 @@ from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.launch import CONTAINER, LOCAL, PullPolicy
 
 RUNTIME_SOURCE = re.compile(r"github://[^\s/]+/\S+|https?://\S+|file:///\S.*|/.*", re.DOTALL)
-
-
 SERVER_URL = re.compile(r"https?://[^\s/]+")
 
 
@@ -110,8 +108,6 @@ class ContainerBackendConfig(BackendConfig):
 
 
 class KubernetesBackendConfig(BackendConfig):
-    """A Kubernetes cluster."""
-
     namespace: str | None = None
     config_file: str | None = None
     """A kubeconfig. None: that of the environment, or the cluster that this process runs in."""
@@ -121,7 +117,6 @@ class KubernetesBackendConfig(BackendConfig):
 
 
 AnyBackendConfig = ServerBackendConfig | LocalProcessBackendConfig | ContainerBackendConfig | KubernetesBackendConfig
-
 
 NOT_YET = "this version has no Kubernetes backend"
 _REMEDY = (

@@ -116,8 +116,7 @@ class ContainerBackend:
 
     def render(self, request: AttemptRequest) -> str:
         """The containers and the network. Only the name of the image is known yet."""
-        image = self._image_of(request)
-        facts = spec.unknown_image(image)
+        facts = spec.unknown_image(self._image_of(request))
         context = self._context(request, user="0:0")
         documents = [
             document
@@ -163,8 +162,7 @@ class ContainerBackend:
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                 if isinstance(error, LaunchError):
                     raise
-                is_final = isinstance(error, RefusedByEngineError)
-                reason = Reason.LAUNCH_REFUSED if is_final else Reason.ENGINE_UNAVAILABLE
+                reason = Reason.LAUNCH_REFUSED if isinstance(error, RefusedByEngineError) else Reason.ENGINE_UNAVAILABLE
                 raise LaunchError(str(error), reason) from error
             _log.warning("%s has begun, and its other nodes cannot: %s", request.attempt_id, error)
         return f"{self._engine.name}:{spec.container_name(request, 0)}"
@@ -275,8 +273,7 @@ class ContainerBackend:
                 said = self._engine.output(name)
                 raise LaunchError(f"the worker did not start in image {facts.id}: {said}", Reason.LAUNCH_REFUSED)
             put_secrets(context.secrets / name, secrets)
-            document = spec.container_document(request, node, facts, _with_port(context, request))
-            self._engine.create(name, document)
+            self._engine.create(name, spec.container_document(request, node, facts, _with_port(context, request)))
             try:
                 self._engine.start(name)
             except NoSuchCommandError as error:

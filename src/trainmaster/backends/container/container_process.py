@@ -72,7 +72,6 @@ def end_of(engine: ContainerEngine, name: str) -> int:
 
 
 def process_of(engine: ContainerEngine, name: str) -> int | None:
-    """The first process of a container; None if it does not run, or the engine does not answer."""
     try:
         return engine.process(name)
     except ContainerEngineError:

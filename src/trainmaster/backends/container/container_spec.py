@@ -16,13 +16,11 @@ from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
 from trainmaster.protocol.run_directory import PREPARED
 
 LABEL = "trainmaster."
-"""Prefix of our labels."""
 RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PORT, PROBED_AT = (
     f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "port", "probed-at")
 )
 
 PROBE_PREFIX = "tm-probe-"
-"""Prefix of containers that only probe an image."""
 INSIDE = "/trainmaster"
 """Where our own files are mounted that keep no path from outside."""
 WORKER = f"{INSIDE}/worker.pyz"

@@ -117,7 +117,6 @@ class ContainerEngine:
                 yield {"error": str(error.explanation or error)}
 
     def create(self, name: str, document: Mapping[str, Any]) -> None:
-        """Create a container, replacing one of the same name."""
         self.remove(name)
         self._connection.keep()
         with self._asking() as client:
@@ -236,7 +235,6 @@ class ContainerEngine:
         self._connection.close()
 
     def _inspected(self, name: str) -> Mapping[str, Any]:
-        """The engine's state of a container; empty if there is none."""
         with self._asking() as client:
             try:
                 found: Mapping[str, Any] = client.inspect_container(name)["State"]

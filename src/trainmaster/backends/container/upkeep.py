@@ -118,7 +118,6 @@ class Upkeep:
                 _log.exception("containers could not be looked after")
 
     def look(self) -> None:
-        """Ask the engine once, and remove finished containers."""
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
         gone = self._seen.keys() - found.keys()  # a worker outside removes its own

@@ -83,8 +83,7 @@ def secrets_directory() -> Path:
         if kinds.get(place) in _IN_MEMORY and os.access(place, os.W_OK):
             directory = Path(place) / f"trainmaster-{os.geteuid()}"
             directory.mkdir(mode=0o700, exist_ok=True)
-            status = directory.lstat()
-            if status.st_uid != os.geteuid() or not directory.is_dir() or directory.is_symlink():
+            if directory.lstat().st_uid != os.geteuid() or not directory.is_dir() or directory.is_symlink():
                 raise LaunchError(f"{directory} is somebody else's; remove it", Reason.LAUNCH_REFUSED)
             return directory
     raise LaunchError(

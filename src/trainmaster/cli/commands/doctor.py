@@ -105,8 +105,7 @@ def _data_dir() -> Iterator[Finding]:
             "set TRAINMASTER_HOME to a directory of your own",
         )
         return
-    made = "" if directory.exists() else " (not made yet)"
-    yield Finding("data directory", OK, f"{directory}{made}")
+    yield Finding("data directory", OK, f"{directory}{'' if directory.exists() else ' (not made yet)'}")
     free = shutil.disk_usage(place).free
     verdict = FAIL if free < NO_SPACE else WARN if free < LITTLE_SPACE else OK
     remedy = "" if verdict == OK else "free some: logs and checkpoints need it"

@@ -285,8 +285,7 @@ def download(
             there = [str(target.path.relative_to(directory)) for target in every]
             raise CommandError(_no_files_message(client, job_id, checkpoint, patterns, there))
         total = sum(target.artifact["size_bytes"] for target in wanted)
-        stopped = "Stopped; the same command continues from here."
-        with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
+        with byte_bar(total, quiet=as_json, interrupted="Stopped; the same command continues from here.") as progress:
             client.results.fetch(job_id, wanted, directory, progress=progress)
     files = "1 file" if len(wanted) == 1 else f"{len(wanted)} files"
     document = [{**target.artifact, "file": str(target.path)} for target in wanted]

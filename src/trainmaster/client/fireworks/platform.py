@@ -184,7 +184,6 @@ class FireworksClient:
         self.close()
 
     def close(self) -> None:
-        """Close every connection."""
         self._connection.close()
 
     @property

@@ -81,23 +81,17 @@ class PodSpecPatch:
 
 @dataclass(frozen=True)
 class PodTemplatePatch:
-    """The pods of a job."""
-
     metadata: dict[str, Any] | None = None
     spec: PodSpecPatch | None = None
 
 
 @dataclass(frozen=True)
 class JobSpecPatch:
-    """What a job of Kubernetes is made of."""
-
     template: PodTemplatePatch | None = None
 
 
 @dataclass(frozen=True)
 class JobTemplatePatch:
-    """A job of Kubernetes."""
-
     metadata: dict[str, Any] | None = None
     spec: JobSpecPatch | None = None
 
@@ -112,23 +106,17 @@ class ReplicatedJobPatch:
 
 @dataclass(frozen=True)
 class JobSetSpecPatch:
-    """The jobs of a job set."""
-
     replicated_jobs: list[ReplicatedJobPatch] | None = None
 
 
 @dataclass(frozen=True)
 class JobSetTemplatePatch:
-    """A job set."""
-
     metadata: dict[str, Any] | None = None
     spec: JobSetSpecPatch | None = None
 
 
 @dataclass(frozen=True)
 class TrainingRuntimeSpecPatch:
-    """A runtime."""
-
     template: JobSetTemplatePatch | None = None
 
 

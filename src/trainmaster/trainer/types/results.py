@@ -22,8 +22,6 @@ NONE = "none"
 
 
 class TableRow(ABC):
-    """Something that is one row of a table."""
-
     @abstractmethod
     def row(self) -> Row:
         """What is shown of it."""
@@ -165,8 +163,6 @@ class Step(TableRow):
 
 @dataclass
 class Event(TableRow):
-    """One thing that happened to a job."""
-
     involved_object_kind: str
     involved_object_name: str
     message: str
@@ -201,8 +197,6 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(TableRow):
-    """A committed checkpoint of a job."""
-
     checkpoint_id: str
     step: int
     created_at: datetime

@@ -28,10 +28,6 @@ from trainmaster.trainer.types.results import (
 )
 
 
-def _default_ignore_patterns() -> list[str] | None:
-    return list(INITIALIZER_DEFAULT_IGNORE_PATTERNS)
-
-
 @dataclass
 class BaseInitializer(ABC):
     """Something that is fetched, by its URI."""
@@ -103,16 +99,14 @@ class DataCacheInitializer(BaseInitializer):
 
 @dataclass
 class HuggingFaceModelInitializer(_HuggingFace):
-    """A model of the Hugging Face Hub."""
-
-    ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
+    ignore_patterns: list[str] | None = field(default_factory=lambda: list(INITIALIZER_DEFAULT_IGNORE_PATTERNS))
 
 
 @dataclass
 class S3ModelInitializer(_S3):
     """A model in S3, or in what speaks its protocol."""
 
-    ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
+    ignore_patterns: list[str] | None = field(default_factory=lambda: list(INITIALIZER_DEFAULT_IGNORE_PATTERNS))
 
 
 @dataclass
@@ -121,10 +115,6 @@ class Initializer:
 
     dataset: HuggingFaceDatasetInitializer | S3DatasetInitializer | DataCacheInitializer | None = None
     model: HuggingFaceModelInitializer | S3ModelInitializer | None = None
-
-
-def _default_index_urls() -> list[str]:
-    return list(DEFAULT_PIP_INDEX_URLS)
 
 
 @dataclass
@@ -138,7 +128,7 @@ class CustomTrainer:
     """A container image to run it in, on backends that run images; the runtime's own when None."""
     packages_to_install: list[str] | None = None
     """What pip installs first, such as `einops>=0.8`."""
-    pip_index_urls: list[str] = field(default_factory=_default_index_urls)
+    pip_index_urls: list[str] = field(default_factory=lambda: list(DEFAULT_PIP_INDEX_URLS))
     """The index, then further ones. None given: as pip is configured where the job runs."""
     num_nodes: int | None = None
     resources_per_node: dict[str, Any] | None = None
@@ -168,22 +158,18 @@ class ScriptTrainer:
     """Shipped as a whole, and the working directory of the script. None: the script alone is shipped."""
     image: str | None = None
     packages_to_install: list[str] | None = None
-    pip_index_urls: list[str] = field(default_factory=_default_index_urls)
+    pip_index_urls: list[str] = field(default_factory=lambda: list(DEFAULT_PIP_INDEX_URLS))
     num_nodes: int | None = None
     resources_per_node: dict[str, Any] | None = None
     env: dict[str, str] | None = None
 
 
 class DataType(Enum):
-    """Number format of a training."""
-
     BF16 = "bf16"
     FP32 = "fp32"
 
 
 class DataFormat(Enum):
-    """How the rows of a dataset are written."""
-
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
