@@ -97,12 +97,10 @@ class BackendContext:
 
 
 def names_from(named: tuple[str, ...]) -> tuple[str, ...]:
-    """The backends of a server whose settings name these; if they name none, all that are installed."""
     return named or tuple(name for name in BACKENDS if is_installed(name))
 
 
 def is_installed(name: str) -> bool:
-    """Whether the library of a backend is there; imports nothing."""
     library = BACKENDS[name].library
     try:
         return not library or bool(importlib.metadata.version(library))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line."""
     from trainmaster.cli.app import app
 
     app()

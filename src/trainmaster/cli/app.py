@@ -109,13 +109,11 @@ class CommandGroups(TyperGroup):
                 formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(100)) for name in names])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; for a name from another tool, suggest ours."""
         if args[0] in MEANT:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{MEANT[args[0]]}'?")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
-        """Run a command and exit. An error is one line on the standard error and, with --json, a document."""
         words = list(sys.argv[1:] if args is None else args)
         try:
             code = super().main(words, *others, **{**options, "standalone_mode": False})

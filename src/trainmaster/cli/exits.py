@@ -63,7 +63,6 @@ class UsageError(CommandError):
 
 
 def report(error: errors.ClientError | CommandError) -> ExitCode:
-    """Print an error for a person; returns its exit code."""
     match error:
         case errors.UnreachableError():
             say(f"error: {error}; {_where_to_look()}")

@@ -59,7 +59,6 @@ def set_values(document: dict[str, Any], settings: Sequence[str]) -> dict[str, A
 def changed(
     document: dict[str, Any], settings: Sequence[str], *, name: str | None = None, labels: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A copy with the values of --set, --name and --label."""
     copy = set_values(document, settings)
     if name is not None:
         copy["name"] = name
@@ -72,7 +71,6 @@ def changed(
 
 
 def pairs(settings: Sequence[str], option: str) -> dict[str, str]:
-    """The `key=value` settings of an option such as --label."""
     found = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -82,7 +82,6 @@ class StepRate:
         return (last - first) / (now - then) if last > first and now > then else None
 
     def eta(self, job: Job) -> str:
-        """The time left, as the job reports it or by its step rate."""
         progress = job["progress"]
         if progress["eta_seconds"] is not None:
             return duration(int(progress["eta_seconds"]))

@@ -14,13 +14,7 @@ from trainmaster.cli.exits import UsageError
 from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.server.core.errors import TrainmasterError, choice_message
 from trainmaster.server.core.fields import Model
-from trainmaster.server.core.spec.configs import (
-    BaseModelConfig,
-    CheckpointConfig,
-    OutputConfig,
-    ResourceConfig,
-    SchedulingConfig,
-)
+from trainmaster.server.core.spec import configs
 from trainmaster.server.core.spec.data import DataConfig, DataSource, PreprocessConfig
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
@@ -76,7 +70,6 @@ class _Line:
 
 
 def training_type_of(text: str) -> TrainingType:
-    """The training type that a person names, in any case and with dashes or underscores."""
     name = text.strip().upper().replace("-", "_")
     if name not in TrainingType.__members__:
         raise UsageError(f"--type: {choice_message('training type', text, TYPES)}")
@@ -116,33 +109,33 @@ def _header(training_type: TrainingType, file: str) -> Iterator[_Line]:
 
 
 def _job(training_type: TrainingType, model: str, data: str, positions: int | None) -> Iterator[_Line]:
-    yield _set(SubmitJobRequest, "name", 0, _name(training_type, model))
+    stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(model).name.lower()).strip("-.") or "model"
+    yield _set(SubmitJobRequest, "name", 0, f"{stem[:64]}-{training_type.lower().replace('_', '-')}")
     yield from _unset(SubmitJobRequest, 0, "labels")
     yield _Line(text="")
     yield _Line(text="training_config:")
     yield _Line(text=f"training_type: {training_type}", depth=1)
     yield _Line(text="base_model:", depth=1)
-    yield _set(BaseModelConfig, "model_id", 2, model)
-    yield from _unset(BaseModelConfig, 2, "revision", "tokenizer_id", "dtype", "trust_remote_code")
+    yield _set(configs.BaseModelConfig, "model_id", 2, model)
+    yield from _unset(configs.BaseModelConfig, 2, "revision", "tokenizer_id", "dtype", "trust_remote_code")
     yield _Line(text="hyperparameters:", depth=1)
     yield from _hyperparameters(training_type)
     yield _Line(text="")
     yield from _data(training_type, data, positions)
     yield _Line(text="")
     yield _Line(text="resource_config:")
-    yield _set(ResourceConfig, "gpu_count", 1, None)
-    yield from _unset(ResourceConfig, 1, "gpu_type")
+    yield _set(configs.ResourceConfig, "gpu_count", 1, None)
+    yield from _unset(configs.ResourceConfig, 1, "gpu_type")
     yield _Line(text="")
     yield from _output(training_type)
     yield _Line(text="")
     yield _Line(text="scheduling_config:")
-    yield _set(SchedulingConfig, "max_retries", 1, 2)
-    yield from _unset(SchedulingConfig, 1, "priority", "preemptible", "queue", "max_runtime_seconds")
+    yield _set(configs.SchedulingConfig, "max_retries", 1, 2)
+    yield from _unset(configs.SchedulingConfig, 1, "priority", "preemptible", "queue", "max_runtime_seconds")
 
 
 def _hyperparameters(training_type: TrainingType) -> Iterator[_Line]:
-    table = hyperparameters_of(training_type).values()
-    for known in sorted(table, key=lambda each: each.name not in _OFTEN_CHANGED):
+    for known in sorted(hyperparameters_of(training_type).values(), key=lambda each: each.name not in _OFTEN_CHANGED):
         default = known.default_for(training_type)
         choices = f" One of {', '.join(known.choices)}." if known.kind is ValueKind.CHOICE else ""
         yield _Line(
@@ -173,16 +166,15 @@ def _data(training_type: TrainingType, data: str, positions: int | None) -> Iter
 def _output(training_type: TrainingType) -> Iterator[_Line]:
     yield _Line(text="output_config:")
     if training_type in LORA_TYPES:
-        yield _set(OutputConfig, "merge_lora", 1, True)
-    yield from _unset(OutputConfig, 1, "export_format")
+        yield _set(configs.OutputConfig, "merge_lora", 1, True)
+    yield from _unset(configs.OutputConfig, 1, "export_format")
     yield _Line(text="checkpoint:", depth=1)
-    yield _set(CheckpointConfig, "save_steps", 2, 100)
+    yield _set(configs.CheckpointConfig, "save_steps", 2, 100)
     less_often = ("save_strategy", "save_total_limit", "metric_for_best_model", "resume_from_best")
-    yield from _unset(CheckpointConfig, 2, *less_often)
+    yield from _unset(configs.CheckpointConfig, 2, *less_often)
 
 
 def _set(model: type[Model], name: str, depth: int, value: object) -> _Line:
-    """A field with a value; its comment is what the model says of it."""
     field = model.model_fields[name]
     comment = field.description or ""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -192,16 +184,10 @@ def _set(model: type[Model], name: str, depth: int, value: object) -> _Line:
 
 
 def _unset(model: type[Model], depth: int, *names: str) -> Iterator[_Line]:
-    """Fields that are commented out, each with its default or an example."""
     for name in names:
         field = model.model_fields[name]
         value = _EXAMPLES.get(name, field.get_default(call_default_factory=True))
         yield _Line(text=f"{name}: {_written(value)}", comment=field.description or "", depth=depth, active=False)
-
-
-def _name(training_type: TrainingType, model: str) -> str:
-    stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(model).name.lower()).strip("-.") or "model"
-    return f"{stem[:64]}-{training_type.lower().replace('_', '-')}"
 
 
 def _rendered(line: _Line) -> Iterator[str]:
@@ -219,7 +205,6 @@ def _rendered(line: _Line) -> Iterator[str]:
 
 
 def _written(value: object) -> str:
-    """A value as it stands behind a key."""
     match value:
         case None:
             return "null"

@@ -42,13 +42,11 @@ STYLE_OF_STATUS: Mapping[str, str] = {
 
 def print_json(document: object) -> None:
     """Write one JSON document: indented for a person, on one line for a program."""
-    indent = 2 if sys.stdout.isatty() else None
-    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def print_json_line(document: object) -> None:
-    """Write one of many JSON documents, each on a line of its own."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
@@ -153,7 +151,6 @@ def table(
 
 
 def _width(heading: str, cells: Iterable[Text], flexible: Collection[str]) -> int:
-    """How wide a column has to be at least, with the space after it."""
     widest = max((cell.cell_len for cell in cells), default=0)
     return max(len(heading), min(widest, FLEXIBLE_WIDTH) if heading in flexible else widest) + 2
 
@@ -173,7 +170,6 @@ def facts(pairs: Mapping[str, Any]) -> Table:
 
 @contextmanager
 def waiting(message: str, *, quiet: bool) -> Iterator[None]:
-    """Say what is being waited for, as long as it lasts."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -209,7 +205,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def seconds_between(earlier: str, later: str | None = None) -> float:
-    """How long after one timestamp another is; without a second one, until now."""
     start = datetime.fromisoformat(earlier)
     end = datetime.fromisoformat(later) if later else datetime.now(start.tzinfo)
     return max((end - start).total_seconds(), 0.0)
@@ -255,7 +250,6 @@ def age(timestamp: str | None) -> str:
 
 
 def clock(timestamp: str | None) -> str:
-    """A timestamp in the reader's own time."""
     return datetime.fromisoformat(timestamp).astimezone().strftime("%Y-%m-%d %H:%M:%S") if timestamp else ""
 
 

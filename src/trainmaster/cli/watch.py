@@ -1,7 +1,4 @@
-"""Watching a job: a thread receives its log, its state is polled, and a view shows both.
-
-A view writes lines for a pipe, JSON for a program, and for a person a footer below the lines.
-"""
+"""Watching a job: a thread receives its log, its state is polled, and a view shows both."""
 
 from __future__ import annotations
 
@@ -67,7 +64,6 @@ class View(ABC):
 
 
 def has_several_ranks(job: Job) -> bool:
-    """Whether lines of its log may be of different ranks."""
     resources, training = job["resource_config"], job["training_config"]
     if resources["node_count"] > 1:
         return True
@@ -78,7 +74,6 @@ def has_several_ranks(job: Job) -> bool:
 
 
 def line_text(line: LogLine, form: LineForm) -> str:
-    """A line of a log, with as much in front as is wanted."""
     before = (f"{line['ts'] or '?'} " if form.times else "") + (f"[rank {line['rank']}] " if form.ranks else "")
     return before + line["message"]
 
@@ -115,8 +110,6 @@ class PlainView(View):
 
 
 class JsonView(View):
-    """JSON lines."""
-
     def __init__(self, *, with_job: bool) -> None:
         """`with_job`: each line says whether it is a line of the log or the job itself."""
         self._with_job = with_job
@@ -167,8 +160,7 @@ class LiveView(View):
 
     def job(self, job: Job) -> None:
         self._pace.see(job)
-        bars = [Text.from_ansi(text) for text in self._open.values()]
-        self._live.update(Group(*bars, self._footer(job)))
+        self._live.update(Group(*[Text.from_ansi(text) for text in self._open.values()], self._footer(job)))
 
     def end(self, job: Job) -> None:
         self._live.stop()
@@ -238,7 +230,6 @@ def watch(client: Client, job_id: str, view: View, *, until_paused: bool = False
 
 
 def pages(client: Client, job_id: str, *, cursor: str | None = None, **filters: Any) -> Iterator[Sequence[LogLine]]:
-    """The log as it is now, page by page."""
     while True:
         page = client.logs(job_id, cursor=cursor, limit=PAGE_LINES, **filters)
         if not page["lines"]:
@@ -282,11 +273,9 @@ class _Incoming:
 
     @property
     def notice(self) -> str | None:
-        """What the server said at the end, where it had something to say."""
         return self._lines.notice
 
     def close(self) -> None:
-        """Receive no more."""
         self._closed.set()
         self._lines.close()
         self._thread.join()

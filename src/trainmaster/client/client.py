@@ -80,7 +80,6 @@ class Client:
         return self._connection.api_key
 
     def close(self) -> None:
-        """Close every connection."""
         self._connection.close()
 
     # Jobs
@@ -189,8 +188,7 @@ class Client:
 
     def follow_events(self, job: str, *, after: int | None = None) -> Following[types.Event]:
         """What happens to a job, from the beginning or after an event, until it has ended."""
-        cursor = None if after is None else str(after)
-        return Following(self._connection, job_path(job, "events"), {}, cursor=cursor)
+        return Following(self._connection, job_path(job, "events"), {}, cursor=None if after is None else str(after))
 
     def metrics(
         self,

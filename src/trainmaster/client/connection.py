@@ -217,7 +217,6 @@ class Connection:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -230,7 +229,6 @@ def job_path(job: str, below: str = "") -> str:
 
 
 def _check(address: Address) -> None:
-    """Check an address before requests are sent to it: its URL, and that a header can hold its key."""
     try:
         parts = urlsplit(address.url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -46,7 +46,6 @@ def _whole(text: str) -> str:
 
 
 def _part(text: str) -> str:
-    """One name of a path, in which `*` and `?` stop at its ends."""
     written, rest = "", text
     while rest:
         sign, rest = rest[0], rest[1:]

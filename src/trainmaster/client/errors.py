@@ -33,11 +33,9 @@ class ApiError(ClientError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status."""
         self.code = code
         """What to branch on, such as JOB_NOT_FOUND."""
         self.message = message
-        """For people."""
         self.details = details
         """The fields that are to blame; or, when a state forbids an action, what would allow it."""
         self.request_id = request_id
@@ -47,7 +45,6 @@ class ApiError(ClientError):
 
     @property
     def problems(self) -> Sequence[FieldProblem]:
-        """The fields that are to blame, if any."""
         return () if isinstance(self.details, Mapping) else self.details
 
 

@@ -125,8 +125,7 @@ class Following(Generic[ItemT]):
                             break
                         if event.event == "error":
                             error = json.loads(event.data)
-                            status = 503 if error.get("code") == UNAVAILABLE else 500
-                            raise error_from_answer(status, {"error": error})
+                            raise error_from_answer(503 if error.get("code") == UNAVAILABLE else 500, {"error": error})
                         if event.event == "end":
                             self.notice = json.loads(event.data).get("notice")
                             return
@@ -151,7 +150,6 @@ class LogLines(TypedDict, total=False):
     """Which lines of a log are wanted; all of them where nothing is said."""
 
     tail: int | None
-    """The last so many."""
     since: str | None
     """Those since a time (ISO 8601)."""
     step: str | None
@@ -194,7 +192,6 @@ class OpenLineStates:
         self._states: dict[tuple[str, int, str], str] = {}
 
     def is_new(self, line: LogLine) -> bool:
-        """Whether a line differs from its previous state."""
         source = (line["step"], line["rank"], line["stream"])
         before = self._states.pop(source, None)
         if line.get("open"):

@@ -34,7 +34,6 @@ class Parcel:
     """Lines about what is sent of a training."""
 
     def add(self, path: Path, target: str) -> dict[str, Any]:
-        """Add a file; returns its entry of `workload.files`."""
         try:
             digest, executable = digest_of(path), os.access(path, os.X_OK)
         except OSError as error:
@@ -191,8 +190,7 @@ def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> 
     if any(isinstance(file, Mapping) and file.get("path") == path for file in files):
         return None
     if not (base / path).is_file():
-        among = " and among workload.files" if files else ""
-        raise ShippingError(nothing_at("workload.path", path, base) + among)
+        raise ShippingError(nothing_at("workload.path", path, base) + " and among workload.files" * bool(files))
     return Path(path)
 
 

@@ -36,8 +36,6 @@ LOG_LINES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
-    """A running local server."""
-
     url: str
     api_key: str
     version: str
@@ -48,7 +46,6 @@ class LocalServer:
 
 
 def data_dir() -> Path:
-    """Where the local server keeps its state."""
     return Path(os.environ.get("TRAINMASTER_HOME") or Path.home() / ".trainmaster").absolute()
 
 
@@ -128,7 +125,6 @@ def start(
 
 
 def started_here(server: LocalServer) -> bool:
-    """Whether this process started it."""
     return any(child.pid == server.process.pid for child in _children)
 
 

@@ -40,8 +40,6 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadTarget:
-    """A file to fetch, and where it goes."""
-
     artifact: Artifact
     path: Path
 
@@ -72,7 +70,6 @@ class Results(RouteGroup):
         """Fetch the output of a job, or a checkpoint of it, into a directory; returns where the files are.
 
         Args:
-            job: which one.
             directory: where to; it is made. What is there whole is left as it is; an interrupted download continues.
             patterns: only these, such as `*.safetensors` or a directory.
             checkpoint: an id, `latest` or `best`.
@@ -132,10 +129,7 @@ class Results(RouteGroup):
         return str(found)
 
     def verify_checkpoint(self, job: str, checkpoint_id: str, *, progress: Progress = lambda _: None) -> list[str]:
-        """Read every file of a checkpoint; returns what is wrong, a line for each file.
-
-        `progress` is called with the number of bytes that were read in addition, from any thread.
-        """
+        """Read every file of a checkpoint; returns what is wrong, a line for each file. `progress` as of `download`."""
         artifacts = self.artifacts(job, checkpoint_id=checkpoint_id)
         home = job_path(job, f"artifacts/checkpoints/{quote(checkpoint_id, safe='')}")
         there = {artifact["path"].removeprefix(f"checkpoints/{checkpoint_id}/") for artifact in artifacts}
@@ -171,14 +165,10 @@ class Results(RouteGroup):
         return {**pages[-1], "checkpoints": [each for page in pages for each in page["checkpoints"]]}
 
     def has_checkpoints(self, job: str) -> bool:
-        """Whether a job has committed checkpoints."""
         return bool(self._first_checkpoint(job)["checkpoints"])
 
     def tombstones(self, *, job: str | None = None, page_size: int = 100) -> Iterator[Tombstone]:
-        """Deleted jobs whose files are still there, the last deleted first.
-
-        With `job`, only those that had this handle, or whose id begins so.
-        """
+        """Deleted jobs with files left, the last deleted first; with `job`, only those of this handle or id prefix."""
         for page in self._connection.pages("/v1/tombstones", job=job, page_size=page_size):
             yield from page["tombstones"]
 
@@ -210,8 +200,7 @@ class Results(RouteGroup):
 
     def collect(self, *, dry_run: bool = False, orphans: bool = False) -> Collection:
         """Remove what the server's settings do not keep any longer, or only tell what would go."""
-        body = {"dry_run": dry_run, "orphans": orphans}
-        return cast(Collection, self._connection.call("POST", "/v1/gc", json=body))
+        return cast(Collection, self._connection.call("POST", "/v1/gc", json={"dry_run": dry_run, "orphans": orphans}))
 
     def _first_checkpoint(self, job: str) -> JobCheckpoints:
         return cast(JobCheckpoints, next(self._connection.pages(job_path(job, "checkpoints"), page_size=1)))
@@ -274,7 +263,6 @@ def _fetch_part(connection: Connection, job: str, artifact: Artifact, part: Path
 
 
 def _append(response: httpx.Response, part: Path, have: int) -> Iterator[int]:
-    """Write what comes; the number of bytes that came."""
     with part.open("r+b" if part.exists() else "wb") as file:
         file.truncate(have)
         file.seek(have)
@@ -294,7 +282,6 @@ def _verify(artifact: Artifact, part: Path) -> None:
 
 
 def _is_here(target: DownloadTarget) -> bool:
-    """Whether the file was fetched before, and is the same."""
     try:
         status = target.path.stat()
     except OSError:
@@ -308,7 +295,6 @@ def _is_here(target: DownloadTarget) -> bool:
 
 
 def digest_of(path: Path) -> str:
-    """The sha256 of a file, by which the server knows it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

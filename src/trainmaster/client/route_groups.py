@@ -41,7 +41,6 @@ class Cluster(RouteGroup):
         return cast(Sequence[types.Node], self._call("GET", "/v1/nodes")["nodes"])
 
     def node(self, node: str) -> types.Node:
-        """One node."""
         return cast(types.Node, self._call("GET", route("nodes", node)))
 
     def node_events(self, node: str, *, limit: int = 100) -> Sequence[types.NodeEvent]:
@@ -94,7 +93,6 @@ class Runtimes(RouteGroup):
         return cast(types.RuntimeList, self._call("GET", "/v1/runtimes"))
 
     def get(self, name: str) -> types.RuntimeDocument:
-        """One runtime."""
         return cast(types.RuntimeDocument, self._call("GET", route("runtimes", name)))
 
 
@@ -106,13 +104,11 @@ class Admin(RouteGroup):
         return cast(Sequence[types.Account], self._call("GET", "/v1/accounts")["accounts"])
 
     def account(self, account_id: str) -> types.Account:
-        """One account."""
         return cast(types.Account, self._call("GET", route("accounts", account_id)))
 
     def create_account(self, account_id: str, *, uid: int | None = None) -> types.Account:
         """Make an account; its jobs run as the system's user `uid` on the server's machine."""
-        body = {"account_id": account_id, "uid": uid}
-        return cast(types.Account, self._call("POST", "/v1/accounts", json=body))
+        return cast(types.Account, self._call("POST", "/v1/accounts", json={"account_id": account_id, "uid": uid}))
 
     def set_uid(self, account_id: str, uid: int | None) -> types.Account:
         """Say as which of the system's users the jobs of an account run."""
@@ -147,8 +143,6 @@ PATIENCE_S = 180.0
 
 
 class Data(RouteGroup):
-    """Training data."""
-
     def validate(
         self,
         data_config: Mapping[str, Any],
@@ -163,10 +157,7 @@ class Data(RouteGroup):
         """Have real rows read, and see what a model will see of them.
 
         Args:
-            data_config: as a job has it.
             base_model: whose tokenizer is used; without it and `preprocess.tokenizer_id`, rows are only read.
-            training_type: what the rows are for.
-            hyperparameters: as a job has them.
             environment: variables such as HF_TOKEN, for this one time.
             files: uploaded files that relative paths name, as in `workload.files`.
             limit: how many rows of each source are shown.
@@ -180,8 +171,7 @@ class Data(RouteGroup):
             "files": [*files],
             "limit": limit,
         }
-        answer = self._call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S)
-        return cast(types.CheckedData, answer)
+        return cast(types.CheckedData, self._call("POST", "/v1/data/validate", json=body, patience_s=PATIENCE_S))
 
 
 class Webhooks(RouteGroup):
@@ -192,7 +182,6 @@ class Webhooks(RouteGroup):
         return cast(Sequence[types.Webhook], self._call("GET", "/v1/webhooks")["webhooks"])
 
     def get(self, webhook_id: str) -> types.Webhook:
-        """One webhook."""
         return cast(types.Webhook, self._call("GET", route("webhooks", webhook_id)))
 
     def create(self, url: str, *, statuses: Sequence[str] = (), secret: str | None = None) -> types.CreatedWebhook:
@@ -217,7 +206,6 @@ class Webhooks(RouteGroup):
         return cast(types.Webhook, self._call("PATCH", route("webhooks", webhook_id), json=body))
 
     def remove(self, webhook_id: str, *, missing_ok: bool = False) -> None:
-        """Remove a webhook."""
         try:
             self._call("DELETE", route("webhooks", webhook_id))
         except NotFoundError:

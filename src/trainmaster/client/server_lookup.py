@@ -1,7 +1,4 @@
-"""Which server is meant: the one that arguments, variables or `trainmaster login` name, in this order, else the local.
-
-The login is saved in a file that only this user can read.
-"""
+"""Which server is meant: that of arguments, variables or `trainmaster login`, in this order, else the local one."""
 
 from __future__ import annotations
 

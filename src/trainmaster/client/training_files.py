@@ -40,7 +40,6 @@ class Named:
     """What it stands for, and where each goes there."""
 
     def without_weights(self) -> Named:
-        """The same without the weights of a model."""
         if self.place[-1] != "model_id":
             return self
         return replace(self, files=tuple(each for each in self.files if each[0].suffix not in _WEIGHTS))
@@ -75,7 +74,6 @@ def named_files(document: Mapping[str, Any], base: Path) -> list[Named]:
 
 
 def nothing_at(field: str, path: str, base: Path) -> str:
-    """What is said of a path that leads nowhere."""
     place = Path(os.path.abspath(base / Path(path).expanduser()))
     if place.is_dir():
         return f"{field}: the directory {path} has no files that could be sent"
@@ -96,7 +94,6 @@ def _looks_like_a_path(name: str, base: Path) -> bool:
 
 
 def with_paths(document: Mapping[str, Any], paths: Mapping[tuple[str | int, ...], str]) -> dict[str, Any]:
-    """A copy of the document with other paths in some places."""
     changed: dict[str, Any] = copy.deepcopy(dict(document))
     for place, path in paths.items():
         node: Any = changed

@@ -26,14 +26,10 @@ if TYPE_CHECKING:
     from trainmaster.trainer.status import update_trainjob_status as update_trainjob_status
 
 _ON_USE = {
-    "ContainerBackendConfig": "server_choice",
-    "KubernetesBackendConfig": "server_choice",
-    "LocalProcessBackendConfig": "server_choice",
-    "NameRefusedError": "errors",
-    "NotFoundError": "errors",
-    "ServerBackendConfig": "server_choice",
+    **dict.fromkeys(("ContainerBackendConfig", "KubernetesBackendConfig"), "server_choice"),
+    **dict.fromkeys(("LocalProcessBackendConfig", "ServerBackendConfig", "TrainingRuntimeSource"), "server_choice"),
+    **dict.fromkeys(("NameRefusedError", "NotFoundError"), "errors"),
     "TrainerClient": "client",
-    "TrainingRuntimeSource": "server_choice",
     "get_tpu_num_nodes": "resources",
     "update_trainjob_status": "status",
 }

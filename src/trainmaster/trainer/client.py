@@ -83,7 +83,6 @@ class TrainerClient:
     # Runtimes
 
     def list_runtimes(self) -> list[Runtime]:
-        """All runtimes."""
         with translated():
             return self._catalog.list()
 
@@ -94,8 +93,7 @@ class TrainerClient:
     def get_runtime_packages(self, runtime: Runtime | str) -> list[str]:
         """Print and return the packages, and the GPUs, that jobs of a runtime find. A small job looks."""
         with translated():
-            definition = self._placed(self._definition(runtime))
-            return runtime_packages(self._client, definition, backend=self.backend.name)
+            return runtime_packages(self._client, self._placed(self._definition(runtime)), backend=self.backend.name)
 
     # Jobs
 
@@ -169,7 +167,6 @@ class TrainerClient:
         """The lines that a step wrote, on standard output and standard error.
 
         Args:
-            name: the job's.
             step: one of the job's steps, such as `node-0`, `dataset-initializer` or `environment`.
             follow: go on until the job has ended, line by line; waits for its start, and over restarts of the server.
             tail: only the last so many.
@@ -196,14 +193,8 @@ class TrainerClient:
     ) -> TrainJob:
         """Wait until a job has one of these statuses; a terminal or a notebook shows how far it is.
 
-        A server that is away for a moment is waited for too.
-
-        Args:
-            name: the job's.
-            status: some of Created, Running, Complete and Failed.
-            timeout: seconds.
-            polling_interval: seconds between two looks.
-            callbacks: called with the job at every look.
+        A server that is away for a moment is waited for too. `status` is some of Created, Running, Complete and Failed;
+        `timeout` and `polling_interval` are seconds; `callbacks` are called with the job at every look.
 
         Raises:
             RuntimeError: it failed, and that was not waited for; the message has the reason and its last lines.

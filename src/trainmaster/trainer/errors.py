@@ -1,9 +1,4 @@
-"""The errors that `TrainerClient` raises, and their translation from those of the HTTP client.
-
-ValueError, RuntimeError, LookupError
-├── NotFoundError           there is no job or no runtime of that name
-└── NameRefusedError        a job cannot have that name (not a LookupError)
-"""
+"""The errors that `TrainerClient` raises, and their translation from those of the HTTP client."""
 
 from __future__ import annotations
 
@@ -38,10 +33,7 @@ class NotFoundError(LookupError, ValueError, RuntimeError):
 
 
 class NameRefusedError(ValueError, RuntimeError):
-    """A job cannot have that name: it is none, or another job has it.
-
-    Kubeflow's Kubernetes backend raises a RuntimeError for it.
-    """
+    """A job cannot have that name: it is none, or another job has it. Kubeflow raises a RuntimeError for it."""
 
 
 _HANDLE_TAKEN = "HANDLE_TAKEN"
@@ -97,5 +89,4 @@ def _already_ended(error: api.ConflictError, job: str | None) -> str | None:
 
 def _message(error: api.ClientError) -> str:
     problems = error.problems if isinstance(error, api.ApiError) else ()
-    said = "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
-    return said or str(error)
+    return "; ".join(f"{problem.field}: {problem.message}" for problem in problems) or str(error)

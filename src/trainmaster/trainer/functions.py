@@ -137,7 +137,6 @@ def _outside(text: str) -> set[str]:
 
 
 def _not_json(value: object, path: str) -> Iterator[str]:
-    """What of a value JSON cannot hold, in words."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if isinstance(key, str):
@@ -154,9 +153,7 @@ def _not_json(value: object, path: str) -> Iterator[str]:
 
 
 def _kind(value: object) -> str:
-    if inspect.ismethod(value):
-        return f"the method {value.__name__}"
-    return f"a {type(value).__name__}"
+    return f"the method {value.__name__}" if inspect.ismethod(value) else f"a {type(value).__name__}"
 
 
 def files_of(directory: Path) -> list[str]:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
+from trainmaster.trainer import types
 from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.constants import JOB_NAME_UUID_LENGTH
 from trainmaster.trainer.errors import NameRefusedError
@@ -21,21 +22,6 @@ from trainmaster.trainer.options.kubernetes import environment_of, take_train_jo
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.document import TORCH, TrainingRuntime, torchrun_variables
 from trainmaster.trainer.server_choice import INITIALIZER_TIMEOUT_S
-from trainmaster.trainer.types import (
-    BaseInitializer,
-    BuiltinTrainer,
-    CustomTrainer,
-    CustomTrainerContainer,
-    DataCacheInitializer,
-    HuggingFaceDatasetInitializer,
-    HuggingFaceModelInitializer,
-    Initializer,
-    S3DatasetInitializer,
-    S3ModelInitializer,
-    ScriptTrainer,
-    TorchTuneConfig,
-    TrainerType,
-)
 
 LONGEST = 63
 MOST_TRIED = 100
@@ -75,12 +61,12 @@ def check_name(name: object) -> str:
 RUNTIME_LABEL = "trainmaster.io/runtime"
 FRAMEWORK_LABEL = "trainmaster.io/framework"
 
-_INITIALIZERS: Mapping[type[BaseInitializer], str] = {
-    HuggingFaceDatasetInitializer: "huggingface",
-    HuggingFaceModelInitializer: "huggingface",
-    S3DatasetInitializer: "s3",
-    S3ModelInitializer: "s3",
-    DataCacheInitializer: "cache",
+_INITIALIZERS: Mapping[type[types.BaseInitializer], str] = {
+    types.HuggingFaceDatasetInitializer: "huggingface",
+    types.HuggingFaceModelInitializer: "huggingface",
+    types.S3DatasetInitializer: "s3",
+    types.S3ModelInitializer: "s3",
+    types.DataCacheInitializer: "cache",
 }
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 
@@ -90,32 +76,23 @@ def job_document(
     name: str,
     runtime: TrainingRuntime,
     trainer: object = None,
-    initializer: Initializer | None = None,
+    initializer: types.Initializer | None = None,
     options: object = None,
     backend: str | None = None,
     common: Mapping[str, Any] = MappingProxyType({}),
     initializers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     shipped: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The job that is submitted.
+    """The job that is submitted; raises ValueError if something is missing, unreadable, or does not fit together.
 
-    Args:
-        name: unless an option gives another.
-        runtime: without its image, for a backend that runs none.
-        trainer: None: the runtime's own command or built-in trainer.
-        initializer: what is fetched before.
-        options: a list of options, applied in their order.
-        backend: the server's backend that was asked for; None: its own choice.
-        common: fields for the workload of every job of the client.
-        initializers: fields for every `dataset` and every `model` that is fetched.
-        shipped: of a ScriptTrainer with a directory, the files below it that are uploaded.
-
-    Raises ValueError if something is missing, cannot be read, or does not fit together.
+    An option may give another `name`. The `runtime` is without its image for a backend that runs none. `common` are
+    fields for the workload of every job of the client, `initializers` for every `dataset` and `model` that is fetched,
+    and `shipped` the files of a ScriptTrainer's directory that are uploaded.
     """
-    if initializer is not None and not isinstance(initializer, Initializer):
+    if initializer is not None and not isinstance(initializer, types.Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")
-    if trainer is None and runtime.trainer_type is TrainerType.BUILTIN_TRAINER:
-        trainer = BuiltinTrainer(TorchTuneConfig())
+    if trainer is None and runtime.trainer_type is types.TrainerType.BUILTIN_TRAINER:
+        trainer = types.BuiltinTrainer(types.TorchTuneConfig())
     document: dict[str, Any] = {
         "name": name,
         "handle": name,
@@ -123,7 +100,7 @@ def job_document(
     }
     if backend is not None:
         document["backend"] = backend
-    if isinstance(trainer, BuiltinTrainer):
+    if isinstance(trainer, types.BuiltinTrainer):
         _refuse_unused(initializer, initializers)
         document |= _training(trainer, runtime, initializer)
     else:
@@ -138,7 +115,6 @@ def job_document(
 
 
 def _apply(options: object, document: dict[str, Any], trainer: object, backend: str | None) -> None:
-    """Apply options in their order; of two that contradict each other the last one wins."""
     if options is None:
         return
     if not isinstance(options, list | tuple):
@@ -150,8 +126,10 @@ def _apply(options: object, document: dict[str, Any], trainer: object, backend: 
         take_train_job_fields(document, trainer, backend)
 
 
-def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: Initializer | None) -> dict[str, Any]:
-    if runtime.trainer_type is not TrainerType.BUILTIN_TRAINER:
+def _training(
+    trainer: types.BuiltinTrainer, runtime: TrainingRuntime, initializer: types.Initializer | None
+) -> dict[str, Any]:
+    if runtime.trainer_type is not types.TrainerType.BUILTIN_TRAINER:
         raise ValueError(
             f"the runtime {runtime.name} has no trainer of its own, as a BuiltinTrainer needs; list_runtimes() shows "
             "which have"
@@ -165,16 +143,18 @@ def _training(trainer: BuiltinTrainer, runtime: TrainingRuntime, initializer: In
 def _job(
     trainer: object,
     runtime: TrainingRuntime,
-    initializer: Initializer | None,
+    initializer: types.Initializer | None,
     initializers: Mapping[str, Mapping[str, Any]],
     shipped: Sequence[str],
 ) -> dict[str, Any]:
-    if trainer is not None and not isinstance(trainer, CustomTrainer | CustomTrainerContainer | ScriptTrainer):
+    if trainer is not None and not isinstance(
+        trainer, types.CustomTrainer | types.CustomTrainerContainer | types.ScriptTrainer
+    ):
         raise ValueError(
             "trainer must be a CustomTrainer, CustomTrainerContainer, BuiltinTrainer or ScriptTrainer, "
             f"not a {type(trainer).__name__}"
         )
-    if trainer is not None and runtime.trainer_type is not TrainerType.CUSTOM_TRAINER:
+    if trainer is not None and runtime.trainer_type is not types.TrainerType.CUSTOM_TRAINER:
         raise ValueError(f"the runtime {runtime.name} trains by itself: it takes a BuiltinTrainer")
     num_nodes = trainer.num_nodes if trainer else None
     resources = trainer.resources_per_node if trainer else None
@@ -187,8 +167,7 @@ def _job(
         raise error if resources is not None else ValueError(f"{runtime.origin}: {error}") from None
     workload = _workload(trainer, runtime, shipped)
     ranks = runtime.ranks_per_node or nodes.ranks_per_node
-    own = (trainer.env if trainer else None) or {}
-    environment = {**runtime.environment, **own}
+    environment = {**runtime.environment, **((trainer.env if trainer else None) or {})}
     if workload["kind"] == "container":
         workload["ranks_per_node"] = 1  # an image starts its own processes
         if runtime.policy == TORCH:
@@ -203,13 +182,13 @@ def _job(
 
 
 def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str]) -> dict[str, Any]:
-    if isinstance(trainer, CustomTrainerContainer):
+    if isinstance(trainer, types.CustomTrainerContainer):
         if not isinstance(trainer.image, str) or not trainer.image.strip():
             raise ValueError(f"CustomTrainerContainer needs an image, not {trainer.image!r}")
         return {"kind": "container", "image": trainer.image}
     image = getattr(trainer, "image", None) or runtime.image
     in_image = {"image": image} if image else {}
-    if isinstance(trainer, CustomTrainer):
+    if isinstance(trainer, types.CustomTrainer):
         source = source_of(trainer.func)
         arguments = check_arguments(trainer.func, trainer.func_args)
         function: dict[str, Any] = {
@@ -221,7 +200,7 @@ def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str])
         if tuples := list(tuple_paths(arguments)):
             function["tuples"] = tuples
         return {**function, **in_image, **_packages(trainer, runtime)}
-    if isinstance(trainer, ScriptTrainer):
+    if isinstance(trainer, types.ScriptTrainer):
         if MPI_LAUNCHER in runtime.environment:
             raise ValueError(
                 f"the runtime {runtime.name} starts functions with MPI, and no scripts: give a CustomTrainer whose "
@@ -237,7 +216,7 @@ def _workload(trainer: object, runtime: TrainingRuntime, shipped: Sequence[str])
     raise ValueError(f"there is no trainer, and the runtime {runtime.name} has no command of its own; give a trainer")
 
 
-def _script(trainer: ScriptTrainer, shipped: Sequence[str]) -> dict[str, Any]:
+def _script(trainer: types.ScriptTrainer, shipped: Sequence[str]) -> dict[str, Any]:
     if not isinstance(trainer.script, str) or not trainer.script.strip():
         raise ValueError(f"ScriptTrainer needs the path of a script, not {trainer.script!r}")
     if not all(isinstance(word, str) for word in trainer.args or ()):
@@ -253,7 +232,7 @@ def _script(trainer: ScriptTrainer, shipped: Sequence[str]) -> dict[str, Any]:
     return {"path": path, "args": list(trainer.args or ()), "files": files}
 
 
-def _packages(trainer: CustomTrainer | ScriptTrainer, runtime: TrainingRuntime) -> dict[str, Any]:
+def _packages(trainer: types.CustomTrainer | types.ScriptTrainer, runtime: TrainingRuntime) -> dict[str, Any]:
     """What is installed: the trainer's packages, and those of the runtime that it does not name itself."""
     own = trainer.packages_to_install or []
     if not isinstance(own, list | tuple) or not all(isinstance(package, str) for package in own):
@@ -279,7 +258,7 @@ def _canonical(package: str) -> str:
     return re.sub(r"[-_.]+", "-", found[1]).lower() if found else package
 
 
-def _refuse_unused(initializer: Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_unused(initializer: types.Initializer | None, initializers: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse settings of initializers that have no effect on a built-in trainer.
 
     It fetches in the step that prepares its rows, so no image can do it, and no time limit applies to a part of it.
@@ -297,7 +276,7 @@ def _refuse_unused(initializer: Initializer | None, initializers: Mapping[str, M
             )
 
 
-def _initializers(initializer: Initializer, common: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _initializers(initializer: types.Initializer, common: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for part in ("dataset", "model"):
         chosen = getattr(initializer, part)
@@ -305,7 +284,7 @@ def _initializers(initializer: Initializer, common: Mapping[str, Mapping[str, An
             continue
         kind = _INITIALIZERS.get(type(chosen))
         if kind is None or (part == "model") is not isinstance(
-            chosen, HuggingFaceModelInitializer | S3ModelInitializer
+            chosen, types.HuggingFaceModelInitializer | types.S3ModelInitializer
         ):
             raise ValueError(f"a {type(chosen).__name__} cannot be the {part} of an Initializer")
         values = {each.name: getattr(chosen, each.name) for each in fields(chosen)}

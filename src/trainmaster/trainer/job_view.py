@@ -41,7 +41,6 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 
 
 def name_of(job: api.JobSummary | api.Submitted) -> str:
-    """What a job is called: its handle, or its id where it has none."""
     return job["handle"] or job["job_id"]
 
 
@@ -72,7 +71,6 @@ def train_job(
 
 
 def preparing_steps(job: api.Job) -> list[str]:
-    """The steps before the work, in their order."""
     workload: Mapping[str, Any] = job["workload"] or {}
     initializers = workload.get("initializers") or {}
     found = [

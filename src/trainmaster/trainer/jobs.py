@@ -53,7 +53,6 @@ class Jobs:
             return train_job(job, self._known_runtimes(), current_step=self._current_step(job))
 
     def list(self, labels: Mapping[str, str] | None) -> Listing[TrainJob]:
-        """All jobs with these labels, the newest first."""
         with translated():
             return Listing(train_job(job, self._known_runtimes()) for job in self._client.list(labels=labels))
 
@@ -72,7 +71,6 @@ class Jobs:
                 after = page["next_cursor"]
 
     def result(self, name: str) -> Any:
-        """What a job's function returned on rank 0; None of a job that ran something else."""
         job = self.get(name)
         if job["status"] != "COMPLETED":
             if job["status"] in TERMINAL:
@@ -110,7 +108,6 @@ class Jobs:
                 ) from error
 
     def retry(self, name: str) -> str:
-        """Make a new job of one that failed, named after it; returns its name."""
         job = self.get(name)
         with translated(name):
             for handle in successors(job["handle"], is_retry=job["parent_job_id"] is not None):
@@ -122,7 +119,6 @@ class Jobs:
         raise AssertionError("there is always a next name")
 
     def delete(self, name: str) -> None:
-        """Stop a job and hide it; returns when it is gone."""
         with translated(name):
             job_id = self._client.delete(named(name))["job_id"]
             deadline = time.monotonic() + DELETE_PATIENCE_S
@@ -147,7 +143,6 @@ class Jobs:
         return self._runtimes
 
     def _current_step(self, job: Job) -> str | None:
-        """What a job that prepares is at: the step that wrote last."""
         if job["status"] != "PREPARING" or len(preparing_steps(job)) < 2:
             return None
         lines = self._client.logs(job["job_id"], tail=1)["lines"]

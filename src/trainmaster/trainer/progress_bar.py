@@ -25,14 +25,14 @@ class Display:
 
 
 def display() -> Display:
-    """The one that whoever waits sees."""
-    if _in_notebook():
+    # Where nobody has imported it, this is no notebook.
+    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(interactive, "kernel", None) is not None:
         return NotebookBar()
     return TerminalBar() if sys.stderr is not None and sys.stderr.isatty() else Display()
 
 
 def percent(job: TrainJob) -> float | None:
-    """How much is done, if the job says so."""
     progress = job.progress
     if job.status == "Complete":
         return 100.0
@@ -103,12 +103,6 @@ def bar_html(job: TrainJob) -> str:
     return f'<div><code>{name}</code> <progress max="100"{value}></progress> {said}</div>'
 
 
-def _in_notebook() -> bool:
-    # Where nobody has imported it, this is no notebook.
-    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(interactive, "kernel", None) is not None
-
-
 class Wait:
     def __init__(self, status: Iterable[str], timeout: float, polling_interval: float) -> None:
         """Raises ValueError if what was asked for cannot be waited for."""
@@ -147,7 +141,5 @@ class Wait:
     def too_late(self, name: str) -> str:
         if self._last is None:
             return f"the server has not answered for {self._timeout_s:g} s, so nothing is known of job {name}"
-        seen = f"{self._last.status} ({self._last.state})"
-        if self._last.message:
-            seen += f": {self._last.message}"
+        seen = f"{self._last.status} ({self._last.state})" + (f": {self._last.message}" if self._last.message else "")
         return f"job {name} is not {self.words()} after {self._timeout_s:g} s; it is {seen}"

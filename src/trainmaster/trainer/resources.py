@@ -24,7 +24,6 @@ _UNITS = {
 }
 _QUANTITY = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
 _MIB = 1 << 20
-"""The server counts memory and disks in these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,10 @@ def nodes_from(num_nodes: object, resources_per_node: object) -> Nodes:
         raise ValueError(f"resources_per_node must be a dict such as {{'gpu': 1}}, not {resources_per_node!r}")
     gpus: dict[str, int] = {}
     for given, amount in resources_per_node.items():
-        name = _name(given)
+        if not isinstance(given, str):
+            raise ValueError(f"resources_per_node has the key {given!r}; its keys are {_KNOWN}")
+        plain = given.removeprefix(_VENDOR).lower()
+        name = _ALIASES.get(plain, plain)
         field = f"resources_per_node[{given!r}]"
         if name == "gpu" or name.startswith(MIG):
             number = _quantity(field, amount, at_least=0)
@@ -75,13 +77,6 @@ def nodes_from(num_nodes: object, resources_per_node: object) -> Nodes:
     if kind != "gpu":
         config["gpu_type"] = kind
     return Nodes(count=count, gpus_per_node=per_node, resource_config=config)
-
-
-def _name(given: object) -> str:
-    if not isinstance(given, str):
-        raise ValueError(f"resources_per_node has the key {given!r}; its keys are {_KNOWN}")
-    name = given.removeprefix(_VENDOR).lower()
-    return _ALIASES.get(name, name)
 
 
 def _mib(field: str, amount: object) -> int:

@@ -25,8 +25,6 @@ from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.launch import CONTAINER, LOCAL, PullPolicy
 
 RUNTIME_SOURCE = re.compile(r"github://[^\s/]+/\S+|https?://\S+|file:///\S.*|/.*", re.DOTALL)
-
-
 SERVER_URL = re.compile(r"https?://[^\s/]+")
 
 
@@ -110,8 +108,6 @@ class ContainerBackendConfig(BackendConfig):
 
 
 class KubernetesBackendConfig(BackendConfig):
-    """A Kubernetes cluster."""
-
     namespace: str | None = None
     config_file: str | None = None
     """A kubeconfig. None: that of the environment, or the cluster that this process runs in."""
@@ -121,7 +117,6 @@ class KubernetesBackendConfig(BackendConfig):
 
 
 AnyBackendConfig = ServerBackendConfig | LocalProcessBackendConfig | ContainerBackendConfig | KubernetesBackendConfig
-
 
 NOT_YET = "this version has no Kubernetes backend"
 _REMEDY = (
@@ -144,7 +139,6 @@ class Choice:
     """What was asked of the engine, as settings of a server: `container_host`, `container_runtime`."""
     runtime_sources: tuple[str, ...] = ()
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """What the workload of every job says."""
     initializers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What every `dataset` and every `model` that is fetched says."""
 
@@ -154,11 +148,9 @@ class ChosenBackend:
     """Where a client's jobs run."""
 
     url: str
-    """The server that has them."""
     name: str | None
     """The backend of it that they name; None: the server's own choice."""
     why: str
-    """How that came about."""
     this_machine: bool = False
     """Whether that is the server of this machine, which clients start when none runs."""
 
@@ -351,6 +343,4 @@ def check_engine(asked: Mapping[str, str], engine: Engine | None, environment: M
 def _socket(host: str) -> str:
     """A host, however it is written: links to a socket lead to the same engine."""
     scheme, _, path = host.rpartition("://")
-    if scheme in ("", "unix", "http+unix"):
-        return os.path.realpath(f"/{path.lstrip('/')}")
-    return host.rstrip("/")
+    return os.path.realpath(f"/{path.lstrip('/')}") if scheme in ("", "unix", "http+unix") else host.rstrip("/")

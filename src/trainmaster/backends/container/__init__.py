@@ -21,18 +21,8 @@ from pathlib import Path
 
 from trainmaster.backends import BACKENDS, BackendContext, ContainerDefaults
 from trainmaster.backends.base import LaunchError, claim_free_nodes
-from trainmaster.backends.container.container_spec import (
-    LOOPBACK,
-    ContainerContext,
-    ImageFacts,
-    container_document,
-    container_name,
-    network_document,
-    network_name,
-    prepared_directories,
-    unknown_image,
-    writable_directories,
-)
+from trainmaster.backends.container import container_spec as spec
+from trainmaster.backends.container import plans
 from trainmaster.backends.container.engine import (
     ContainerEngine,
     ContainerEngineError,
@@ -42,15 +32,6 @@ from trainmaster.backends.container.engine import (
     has_ended,
 )
 from trainmaster.backends.container.images import Images
-from trainmaster.backends.container.plans import (
-    Plans,
-    check_steps,
-    output_directories,
-    plan_document,
-    planned_names,
-    step_documents,
-    within_outside,
-)
 from trainmaster.backends.container.preflight import checked
 from trainmaster.backends.container.upkeep import Upkeep
 from trainmaster.backends.container.worker_files import packed_worker, put_secrets, remove_secrets, secrets_directory
@@ -110,7 +91,7 @@ class ContainerBackend:
         self._workers = workers
         self._passes_gpus = passes_gpus
         self._fork_server = fork_server
-        self._plans = Plans(workers / "plans")
+        self._plans = plans.Plans(workers / "plans")
         self._images = Images(engine, runs)
         self._upkeep = Upkeep(engine, runs, self._remove)
 
@@ -135,15 +116,17 @@ class ContainerBackend:
 
     def render(self, request: AttemptRequest) -> str:
         """The containers and the network. Only the name of the image is known yet."""
-        image = self._image_of(request)
-        facts = unknown_image(image)
+        facts = spec.unknown_image(self._image_of(request))
         context = self._context(request, user="0:0")
         documents = [
             document
             for node in range(len(request.nodes))
-            for document in (*step_documents(request, node, context), container_document(request, node, facts, context))
+            for document in (
+                *plans.step_documents(request, node, context),
+                spec.container_document(request, node, facts, context),
+            )
         ]
-        networks = [network_document(request, context)] if network_name(request) else []
+        networks = [spec.network_document(request, context)] if spec.network_name(request) else []
         return json.dumps([*networks, *documents], indent=2)
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
@@ -158,14 +141,16 @@ class ContainerBackend:
             facts = self._facts(request, image)
             images = {step.image: self._facts(request, step.image) for step in request.launch.steps if step.image}
             request = checked(request, image, facts, self._defaults, engine=self._engine.name)
-            check_steps(request, images)
-            context = self._context(request, user=self._user())
+            plans.check_steps(request, images)
+            # The server's own user outside: it must be able to read and remove what the container writes.
+            is_root = os.geteuid() == 0 or self._engine.is_rootless
+            context = self._context(request, user="0:0" if is_root else f"{os.geteuid()}:{os.getegid()}")
             for node in range(len(request.nodes)):
-                prepared = prepared_directories(request, node, context).values()
-                for path in (*writable_directories(request, node, context), *prepared):
+                prepared = spec.prepared_directories(request, node, context).values()
+                for path in (*spec.writable_directories(request, node, context), *prepared):
                     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-            if network_name(request):
-                self._engine.create_network(network_document(request, context))
+            if spec.network_name(request):
+                self._engine.create_network(spec.network_document(request, context))
             if facts.python and not images:
                 self._start(request, facts, context, secrets)
             else:
@@ -177,11 +162,10 @@ class ContainerBackend:
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                 if isinstance(error, LaunchError):
                     raise
-                is_final = isinstance(error, RefusedByEngineError)
-                reason = Reason.LAUNCH_REFUSED if is_final else Reason.ENGINE_UNAVAILABLE
+                reason = Reason.LAUNCH_REFUSED if isinstance(error, RefusedByEngineError) else Reason.ENGINE_UNAVAILABLE
                 raise LaunchError(str(error), reason) from error
             _log.warning("%s has begun, and its other nodes cannot: %s", request.attempt_id, error)
-        return f"{self._engine.name}:{container_name(request, 0)}"
+        return f"{self._engine.name}:{spec.container_name(request, 0)}"
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claim and the engine's last report of the container; by the process, if the worker is outside."""
@@ -189,14 +173,14 @@ class ContainerBackend:
         return [
             liveness_of(directory, node)
             if self._plans.path(request, node).exists()
-            else self._upkeep.liveness(container_name(request, node), directory, node)
+            else self._upkeep.liveness(spec.container_name(request, node), directory, node)
             for node in range(len(request.nodes))
         ]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
         """Where the node's service is published, whatever its worker says."""
         published = next(filter(None, map(self._upkeep.port, self._names(request, node))), None)
-        return f"{LOOPBACK}:{port}" if port == published else None
+        return f"{spec.LOOPBACK}:{port}" if port == published else None
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
         self._run_directory(request).set_control(control.to_json())
@@ -227,12 +211,12 @@ class ContainerBackend:
                 self._engine.remove(name)
             self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
         else:
-            self._upkeep.tell_memory(container_name(request, node), self._run_directory(request), node)
+            self._upkeep.tell_memory(spec.container_name(request, node), self._run_directory(request), node)
         for name in names:
             self._remove(name)
         self._plans.remove(request, node)
 
-    def _facts(self, request: AttemptRequest, image: str) -> ImageFacts:
+    def _facts(self, request: AttemptRequest, image: str) -> spec.ImageFacts:
         directory = self._run_directory(request)
         policy = request.launch.container.pull_policy or self._defaults.pull_policy
         if any(directory.claimant(node) is not None for node in range(len(request.nodes))):
@@ -251,12 +235,11 @@ class ContainerBackend:
     def _start_outside(
         self,
         request: AttemptRequest,
-        facts: ImageFacts,
-        images: Mapping[str, ImageFacts],
-        context: ContainerContext,
+        facts: spec.ImageFacts,
+        images: Mapping[str, spec.ImageFacts],
+        context: spec.ContainerContext,
         secrets: Secrets,
     ) -> None:
-        """Start a worker on the machine, which runs the containers, for each node that has none."""
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
             if directory.claimant(node) is not None:
@@ -265,21 +248,22 @@ class ContainerBackend:
             # port.
             planned = self._plans.read(request, node) or {}
             context = _with_port(context, request, port=planned.get("port"))
-            for path in output_directories(request, node, context):
+            for path in plans.output_directories(request, node, context):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            document = plan_document(request, node, facts, images, context, engine=self._engine.host)
+            document = plans.plan_document(request, node, facts, images, context, engine=self._engine.host)
             plan = self._plans.write(request, node, document, directory)
             # Without -P it would import modules from the job's working directory.
             leads = (sys.executable, "-P", "-m", "trainmaster.backends.container.supervision", str(plan))
-            within = within_outside(request, node, facts, images, context, leads=leads)
+            within = plans.within_outside(request, node, facts, images, context, leads=leads)
             order = {"op": "start", "run_dir": str(context.run_dir), "node": node, "within": within.to_json()}
             self._fork_server.ask({**order, **({"secrets": secrets.to_json()} if secrets else {})})
 
-    def _start(self, request: AttemptRequest, facts: ImageFacts, context: ContainerContext, secrets: Secrets) -> None:
-        """Start a container with a worker in it for each node that has none."""
+    def _start(
+        self, request: AttemptRequest, facts: spec.ImageFacts, context: spec.ContainerContext, secrets: Secrets
+    ) -> None:
         directory = self._run_directory(request)
         for node in range(len(request.nodes)):
-            name = container_name(request, node)
+            name = spec.container_name(request, node)
             if directory.claimant(node) is not None:
                 continue
             state = self._engine.state(name)
@@ -289,8 +273,7 @@ class ContainerBackend:
                 said = self._engine.output(name)
                 raise LaunchError(f"the worker did not start in image {facts.id}: {said}", Reason.LAUNCH_REFUSED)
             put_secrets(context.secrets / name, secrets)
-            document = container_document(request, node, facts, _with_port(context, request))
-            self._engine.create(name, document)
+            self._engine.create(name, spec.container_document(request, node, facts, _with_port(context, request)))
             try:
                 self._engine.start(name)
             except NoSuchCommandError as error:
@@ -299,10 +282,10 @@ class ContainerBackend:
     def _names(self, request: AttemptRequest, node: int) -> list[str]:
         """The names that the containers of a node can have."""
         plan = self._plans.read(request, node)
-        return [container_name(request, node)] if plan is None else planned_names(plan)
+        return [spec.container_name(request, node)] if plan is None else plans.planned_names(plan)
 
-    def _context(self, request: AttemptRequest, *, user: str) -> ContainerContext:
-        return ContainerContext(
+    def _context(self, request: AttemptRequest, *, user: str) -> spec.ContainerContext:
+        return spec.ContainerContext(
             runs=self._runs,
             run_dir=self._run_directory(request).path,
             worker=packed_worker(self._workers),
@@ -312,23 +295,19 @@ class ContainerBackend:
             passes_gpus=self._passes_gpus,
         )
 
-    def _user(self) -> str:
-        """The server's own user outside: the server must be able to read and remove what the container writes."""
-        if os.geteuid() == 0 or self._engine.is_rootless:
-            return "0:0"
-        return f"{os.geteuid()}:{os.getegid()}"
-
     def _remove(self, name: str) -> None:
         remove_secrets(secrets_directory() / name)  # first: the engine may be away
         self._engine.remove(name)
 
 
-def _with_port(context: ContainerContext, request: AttemptRequest, *, port: int | None = None) -> ContainerContext:
+def _with_port(
+    context: spec.ContainerContext, request: AttemptRequest, *, port: int | None = None
+) -> spec.ContainerContext:
     """For a service: this port, or a free one of this machine."""
     if request.launch.lifetime is not Lifetime.SERVICE:
         return context
     if port is not None:
         return replace(context, port=port)
     with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.bind((spec.LOOPBACK, 0))
         return replace(context, port=probe.getsockname()[1])

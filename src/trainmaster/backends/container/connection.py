@@ -122,8 +122,7 @@ class EngineConnection:
         if "host" not in told or "name" not in told:
             return None  # nobody made any container
         known = _Known(str(told["host"]), str(told["name"]))
-        is_meant = self._host in ("", known.host) and self._runtime in ("", known.name)
-        return known if is_meant else None
+        return known if self._host in ("", known.host) and self._runtime in ("", known.name) else None
 
     def keep(self) -> None:
         """Record which engine has containers."""
@@ -155,7 +154,6 @@ class _Client(APIClient):  # type: ignore[misc]
 
 
 def _asked(host: str) -> tuple[APIClient, str]:
-    """A connection to an address, and which engine it is."""
     client = _Client(host)
     try:
         # The cheapest request: for its version, podman runs other programs, which takes seconds on a busy machine.
@@ -168,7 +166,6 @@ def _asked(host: str) -> tuple[APIClient, str]:
 
 
 def _hosts() -> list[str]:
-    """Where engines listen, the likeliest first."""
     of_user = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     found = [os.environ.get("DOCKER_HOST"), os.environ.get("CONTAINER_HOST")]
     sockets = ["/var/run/docker.sock", f"{of_user}/docker.sock", "/run/podman/podman.sock"]

@@ -62,7 +62,6 @@ def followed(engine: ContainerEngine, name: str, *, process: int | None, copies:
 
 
 def end_of(engine: ContainerEngine, name: str) -> int:
-    """Wait for the end of a container; returns its exit code. Survives an outage of the engine."""
     while True:
         try:
             return engine.wait(name)
@@ -73,7 +72,6 @@ def end_of(engine: ContainerEngine, name: str) -> int:
 
 
 def process_of(engine: ContainerEngine, name: str) -> int | None:
-    """The first process of a container; None if it does not run, or the engine does not answer."""
     try:
         return engine.process(name)
     except ContainerEngineError:
@@ -114,7 +112,6 @@ def _copy(engine: ContainerEngine, name: str, channel: str, descriptor: int) -> 
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write everything; waits while the disk is full."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]
@@ -154,7 +151,6 @@ class KernelKills:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the count is known, if it ever will be."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

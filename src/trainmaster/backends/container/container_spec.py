@@ -16,13 +16,11 @@ from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
 from trainmaster.protocol.run_directory import PREPARED
 
 LABEL = "trainmaster."
-"""Prefix of our labels."""
 RUNS, JOB, ATTEMPT, NODE, NODES, RUN_DIR, KEEP, PORT, PROBED_AT = (
     f"{LABEL}{name}" for name in ("runs", "job", "attempt", "node", "nodes", "run-dir", "keep", "port", "probed-at")
 )
 
 PROBE_PREFIX = "tm-probe-"
-"""Prefix of containers that only probe an image."""
 INSIDE = "/trainmaster"
 """Where our own files are mounted that keep no path from outside."""
 WORKER = f"{INSIDE}/worker.pyz"
@@ -52,7 +50,6 @@ class ImageFacts:
     id: str
     environment: Mapping[str, str]
     entrypoint: tuple[str, ...]
-    """The image's entry point."""
     command: tuple[str, ...]
     """The image's arguments for it, or its command if it has no entry point."""
     working_directory: str | None
@@ -63,7 +60,6 @@ class ImageFacts:
 
 
 def unknown_image(name: str) -> ImageFacts:
-    """An image of which only the name is known yet."""
     return ImageFacts(id=name, environment={}, entrypoint=(), command=(), working_directory=None, python="python3")
 
 
@@ -75,7 +71,6 @@ class ContainerContext:
     """Contains all run directories; also labels the containers of this server."""
     run_dir: Path
     worker: Path
-    """The worker's archive on this machine."""
     secrets: Path
     """Contains a directory in memory for each container."""
     user: str
@@ -125,10 +120,12 @@ def outside_document(
 def within_container(request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext) -> Within:
     """What differs in a node's container."""
     gpus, steps = request.nodes[node].gpus, request.launch.steps
+    # Inside, whole GPUs are numbered from 0, and slices keep their names.
+    numbered = tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
     return Within(
         address=f"node-{node}" if network_name(request) else None,
         port=context.port,
-        gpus=_numbered(gpus) if gpus and context.passes_gpus else None,
+        gpus=numbered if gpus and context.passes_gpus else None,
         entrypoint=image.entrypoint,
         command=image.command,
         working_directory=image.working_directory,
@@ -162,7 +159,8 @@ def container_document(
         "CapAdd": list(CAPABILITIES),
         # With SELinux, containers could not read their mounts otherwise.
         "SecurityOpt": ["label=disable", "no-new-privileges"],
-        "ShmSize": _shm_mb(request, node, context) << 20,
+        # The engines' default of 64 MiB is too small for the workers of a data loader.
+        "ShmSize": (launch.container.shm_mb or assigned.memory_mb or context.machine_memory_mb // 2) << 20,
     }
     if launch.container.pids:
         host["PidsLimit"] = launch.container.pids
@@ -171,8 +169,7 @@ def container_document(
     if assigned.memory_mb:
         host["Memory"] = host["MemorySwap"] = assigned.memory_mb << 20
     if assigned.gpus and context.passes_gpus:
-        devices = [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]
-        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
+        host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}={gpu}" for gpu in assigned.gpus]}]
     if context.port is not None:
         # The same port on both sides: a worker outside probes the same address as one inside.
         host["PortBindings"] = {f"{context.port}/tcp": [{"HostIp": LOOPBACK, "HostPort": str(context.port)}]}
@@ -204,8 +201,7 @@ def writable_directories(
 ) -> list[str]:
     """What a node writes to, at the same paths inside and outside. All of it must exist before it is mounted."""
     parts = [str(context.run_dir / part.format(node=node)) for part in (*writes, "work")]
-    found = [*parts, request.checkpoint_dir, request.output_dir]
-    return [*found, *([request.cache_dir] if request.cache_dir else [])]
+    return [*parts, request.checkpoint_dir, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
 
 
 def prepared_directories(request: AttemptRequest, node: int, context: ContainerContext) -> dict[str, str]:
@@ -286,17 +282,6 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
     bind = {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
     # Nested mounts would come along, and would be writable. podman treats `NonRecursive: false` as true.
     return {**bind, "BindOptions": {"NonRecursive": True}} if read_only else bind
-
-
-def _shm_mb(request: AttemptRequest, node: int, context: ContainerContext) -> int:
-    """The size of /dev/shm: the engines' default of 64 MiB is too small for the workers of a data loader."""
-    wish = request.launch.container.shm_mb
-    return wish or request.nodes[node].memory_mb or context.machine_memory_mb // 2
-
-
-def _numbered(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """GPUs as they are called inside: whole ones are numbered from 0, slices keep their names."""
-    return tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
 
 
 CREATE = "/v4.0.0/libpod/containers/create"

@@ -80,7 +80,6 @@ class ContainerEngine:
 
     @property
     def name(self) -> str:
-        """`docker` or `podman`."""
         return self._connection.engine().name
 
     @property
@@ -118,7 +117,6 @@ class ContainerEngine:
                 yield {"error": str(error.explanation or error)}
 
     def create(self, name: str, document: Mapping[str, Any]) -> None:
-        """Create a container, replacing one of the same name."""
         self.remove(name)
         self._connection.keep()
         with self._asking() as client:
@@ -198,12 +196,10 @@ class ContainerEngine:
                     raise
 
     def remove(self, name: str) -> None:
-        """Remove a container, if it exists; ends it first."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.remove_container(name, force=True, v=True)
 
     def containers(self, label: str) -> Sequence[Container]:
-        """Every container with a label, running or not."""
         with self._asking() as client:
             listed = client.containers(all=True, filters={"label": [label]})
         return [
@@ -212,7 +208,6 @@ class ContainerEngine:
         ]
 
     def create_network(self, document: Mapping[str, Any]) -> None:
-        """Make a network, unless it exists."""
         self._connection.keep()
         with self._asking() as client:
             if not any(found["Name"] == document["Name"] for found in client.networks(names=[document["Name"]])):
@@ -225,17 +220,14 @@ class ContainerEngine:
                 )
 
     def networks(self, label: str) -> Mapping[str, Mapping[str, str]]:
-        """The networks with a label: name -> labels."""
         with self._asking() as client:
             return {each["Name"]: each["Labels"] or {} for each in client.networks(filters={"label": [label]})}
 
     def disconnect(self, network: str, name: str) -> None:
-        """Take a container out of a network, if both exist."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.disconnect_container_from_network(name, network, force=True)
 
     def remove_network(self, name: str) -> None:
-        """Remove a network, if it exists."""
         with self._asking() as client, contextlib.suppress(NotFound):
             client.remove_network(name)
 
@@ -243,7 +235,6 @@ class ContainerEngine:
         self._connection.close()
 
     def _inspected(self, name: str) -> Mapping[str, Any]:
-        """The engine's state of a container; empty if there is none."""
         with self._asking() as client:
             try:
                 found: Mapping[str, Any] = client.inspect_container(name)["State"]

@@ -70,7 +70,6 @@ class Images:
             raise ContainerEngineError(f"image {image} was fetched, and somebody has removed it since") from None
 
     def _probed(self, image: str, document: Mapping[str, Any]) -> ImageFacts:
-        """The facts of a local image; each is probed once, in its own thread."""
         image_id = str(document["Id"])
         with self._lock:
             probe = self._probes.get(image_id)
@@ -80,9 +79,10 @@ class Images:
                 threading.Thread(target=self._probe, args=(probe, document), name=name, daemon=True).start()
         if not probe.done():
             raise NotYetError(f"looking into {image}", probe)
-        if probe.exception() is not None or not _is_sure(probe.result()):
+        facts = None if probe.exception() is not None else probe.result()
+        if facts is None or not (facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON))):
             with self._lock:
-                self._probes.pop(image_id, None)  # for the next one to try again
+                self._probes.pop(image_id, None)  # a Python that fails may work the next time
         return probe.result()
 
     def _probe(self, probe: Future[ImageFacts], document: Mapping[str, Any]) -> None:
@@ -148,11 +148,6 @@ def _python_of(said: str) -> tuple[str | None, str]:
     return None, f"{_OLD_PYTHON} {major}.{minor}"
 
 
-def _is_sure(facts: ImageFacts) -> bool:
-    """Whether another probe would find the same; a Python that fails may work the next time."""
-    return facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON))
-
-
 _log = logging.getLogger(__name__)
 _BACKOFF_S = 5.0
 _BACKOFF_MAX_S = 120.0
@@ -192,7 +187,9 @@ class Pulls:
             if pull is None:
                 pull = self._under_way.get(image) or self._begun(image)
                 self._of_attempt[attempt_id, image] = pull
-                self._forget()
+                done = [key for key, each in self._of_attempt.items() if each.done.done()]
+                for key in done[: max(len(self._of_attempt) - _REMEMBERED, 0)]:
+                    del self._of_attempt[key]
             failures = self._failures.get(image, 0)
         if not pull.done.done():
             raise NotYetError(pull.progress(), pull.done)
@@ -237,12 +234,6 @@ class Pulls:
             self._failures.pop(pull.image, None)
         del self._under_way[pull.image]
         _log.info("%s: %s", pull.image, said or "fetched")
-
-    def _forget(self) -> None:
-        """Drop the oldest attempts whose pulls are done."""
-        done = [key for key, pull in self._of_attempt.items() if pull.done.done()]
-        for key in done[: max(len(self._of_attempt) - _REMEMBERED, 0)]:
-            del self._of_attempt[key]
 
 
 class _Pull:

@@ -176,7 +176,6 @@ def _prepared(node: int, context: spec.ContainerContext) -> Path:
 
 
 def _gang(name: str, document: dict[str, Any], gang: Gang | None) -> dict[str, Any]:
-    """The container of a step, and after it those of its gang, if it has one."""
     if gang is None:
         return {"names": [name], "document": document}
     return {

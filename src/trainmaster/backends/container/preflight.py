@@ -102,8 +102,7 @@ def _changeable_above(path: Path) -> Path | None:
 
     The engine resolves the path again, as root.
     """
-    way = [*reversed(path.parents), path]
-    for directory, inner in itertools.pairwise(way):
+    for directory, inner in itertools.pairwise([*reversed(path.parents), path]):
         status = directory.stat()
         writable = bool(status.st_mode & _OTHERS_WRITE)
         if writable and status.st_mode & stat.S_ISVTX:  # where everybody can exchange what is their own

@@ -101,7 +101,6 @@ def run_container(
 
 
 def _lead(engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:
-    """As a step with a gang beside it."""
     variables = {**variables, environment.GANG_DIR: "gang"}
     (head, *names), members = planned["names"], {**planned, "document": planned["gang"]["document"]}
     commands = ([command[0], *planned["gang"]["argv"], str(index)] for index in range(len(names)))
@@ -172,8 +171,7 @@ def _end_node(labels: Mapping[str, str], reason: Reason, message: str) -> None:
     if directory.document(exit_document(node)) is not None:
         return
     with contextlib.suppress(FileNotFoundError):  # the job was deleted
-        streams = dict(directory.streams(node))
-        directory.put_document(exit_document(node), exit_record(reason, message, streams=streams))
+        directory.put_document(exit_document(node), exit_record(reason, message, streams=dict(directory.streams(node))))
 
 
 def _document(planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> dict[str, Any]:
@@ -229,7 +227,6 @@ def _ask(question: Callable[[], None], until: float) -> None:
 
 
 def _run_to_end(engine: ContainerEngine, name: str, *, copies: bool, at_once: bool = False) -> tuple[int, bool]:
-    """The exit code of a running container, and whether it ran out of memory."""
     process = process_of(engine, name)
     kills = KernelKills(process)
     code = followed(engine, name, process=process, copies=copies, at_once=at_once)

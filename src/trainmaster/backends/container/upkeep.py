@@ -72,7 +72,6 @@ class Upkeep:
             self._thread.join(_STOP_S)  # the engine may hang
 
     def liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
-        """What is known of the worker in a container."""
         claimant = directory.claimant(node)
         if claimant is None:
             return Liveness.UNCLAIMED
@@ -119,7 +118,6 @@ class Upkeep:
                 _log.exception("containers could not be looked after")
 
     def look(self) -> None:
-        """Ask the engine once, and remove finished containers."""
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
         gone = self._seen.keys() - found.keys()  # a worker outside removes its own

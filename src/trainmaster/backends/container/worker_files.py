@@ -77,12 +77,13 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 def secrets_directory() -> Path:
     """A directory of this user's own on a file system in memory; raises LaunchError if there is no such file system."""
     places = ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/run")
+    mounts = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
+    kinds = {target: kind for _, target, kind, *_ in mounts}
     for place in filter(None, places):
-        if _kind_of(place) in _IN_MEMORY and os.access(place, os.W_OK):
+        if kinds.get(place) in _IN_MEMORY and os.access(place, os.W_OK):
             directory = Path(place) / f"trainmaster-{os.geteuid()}"
             directory.mkdir(mode=0o700, exist_ok=True)
-            status = directory.lstat()
-            if status.st_uid != os.geteuid() or not directory.is_dir() or directory.is_symlink():
+            if directory.lstat().st_uid != os.geteuid() or not directory.is_dir() or directory.is_symlink():
                 raise LaunchError(f"{directory} is somebody else's; remove it", Reason.LAUNCH_REFUSED)
             return directory
     raise LaunchError(
@@ -100,9 +101,3 @@ def put_secrets(directory: Path, secrets: Secrets) -> None:
 
 def remove_secrets(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _kind_of(path: str) -> str:
-    """The type of the file system mounted at a path, the last one; empty if there is none."""
-    mounts = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
-    return {target: kind for _, target, kind, *_ in mounts}.get(path, "")

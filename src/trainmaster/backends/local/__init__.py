@@ -94,8 +94,7 @@ class LocalBackend:
 
     def _let_through(self, request: AttemptRequest) -> None:
         """Let the job's user pass to where its worker makes directories for it."""
-        shared = request.server_url is None
-        runs = self._run_directory(request).path.parents[1] if shared else self._spool
+        runs = self._run_directory(request).path.parents[1] if request.server_url is None else self._spool
         artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
         caches = {Path(request.cache_dir).parent} if request.cache_dir else set()
         try:
@@ -171,7 +170,6 @@ class LocalBackend:
 
 
 def liveness_of(directory: RunDirectory, node: int) -> Liveness:
-    """What is known of a worker that is a process of this machine."""
     claimant = directory.claimant(node)
     if claimant is None:
         return Liveness.UNCLAIMED
@@ -209,10 +207,7 @@ _OTHERS = 0o077
 
 
 def open_passage(data_dir: Path, targets: Iterable[Path]) -> None:
-    """Let other users pass through these directories, and through the data directory if it contains any of them.
-
-    A directory that was opened before stays as it is.
-    """
+    """Let other users pass through these directories, and through the data directory if it contains any of them."""
     wanted = list(targets)
     if any(data_dir in target.parents for target in wanted):
         # One that others could already list may hold more than ours: its owner has to close that.

@@ -78,7 +78,6 @@ class ForkServer:
             raise ForkServerError(f"no answer from {self._socket_path}: {error}") from error
 
     def _is_ours(self) -> bool:
-        """Whether its jobs would run the same code as this process."""
         told = self._exchange({"op": "hello"}, _HELLO_TIMEOUT_S)
         # One interpreter may have several names; the prefix tells environments apart that share it.
         executable = os.path.realpath(str(told.get("executable")))

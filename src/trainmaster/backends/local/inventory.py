@@ -87,18 +87,15 @@ class Driver:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
             found = _slices(nvml, handle) or [_gpu(nvml, handle, str(number), str(nvml.nvmlDeviceGetName(handle)))]
-            problem = self._problem(nvml, handle)
+            xid = self._xids.get(str(nvml.nvmlDeviceGetUUID(handle))) if self._xids else None
+            if xid is not None:
+                problem = f"Xid {xid}: reset it, then restart the server"
+            else:
+                problem = _uncorrected_errors(nvml, handle) or _rows_to_remap(nvml, handle)
         except nvml.NVMLError as error:
             lost = [gpu for gpu in self._known if gpu.device == str(number)]
             return [replace(gpu, healthy=False, problem=f"the driver lost it: {error}") for gpu in lost]
         return [replace(gpu, healthy=not problem, problem=problem) for gpu in found]
-
-    def _problem(self, nvml: Any, handle: Any) -> str:
-        """Why no job should get this GPU; empty if it is healthy."""
-        xid = self._xids.get(str(nvml.nvmlDeviceGetUUID(handle))) if self._xids else None
-        if xid is not None:
-            return f"Xid {xid}: reset it, then restart the server"
-        return _uncorrected_errors(nvml, handle) or _rows_to_remap(nvml, handle)
 
 
 def _uncorrected_errors(nvml: Any, handle: Any) -> str:
@@ -141,7 +138,6 @@ def _slices(nvml: Any, handle: Any) -> list[Gpu]:
 
 
 def _gpu(nvml: Any, handle: Any, device: str, kind: str) -> Gpu:
-    """A GPU or a MIG slice; `device` is its name in CUDA_VISIBLE_DEVICES."""
     try:
         # The first version of this call counts the driver's own memory as used.
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -200,15 +196,12 @@ def parse_simulated(text: str) -> list[tuple[Gpu, ...]]:
             kind, _, count = (part.strip() for part in entry.partition(":"))
             if not _TYPE.fullmatch(kind) or not (count or "1").isdecimal():
                 raise ValueError(f"simulated_gpus: {entry!r} is not TYPE:COUNT, such as H100-80GB:8")
-            for _ in range(int(count or 1)):
-                index = len(gpus)
-                gpus.append(Gpu(index=index, device=str(index), type=kind, memory_mb=_simulated_memory_mb(kind)))
+            name, _, size = kind.upper().partition("-")
+            is_said = size.endswith("GB") and size[:-2].isdigit()
+            memory_mb = int(size[:-2]) * 1024 if is_said else _SIZES_MB.get(name, 16384)
+            gpus += [
+                Gpu(index=index, device=str(index), type=kind, memory_mb=memory_mb)
+                for index in range(len(gpus), len(gpus) + int(count or 1))
+            ]
         nodes.append(tuple(gpus))
     return nodes
-
-
-def _simulated_memory_mb(kind: str) -> int:
-    name, _, size = kind.upper().partition("-")
-    if size.endswith("GB") and size[:-2].isdigit():
-        return int(size[:-2]) * 1024
-    return _SIZES_MB.get(name, 16384)

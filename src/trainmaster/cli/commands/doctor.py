@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 def doctor(as_json: JsonOption = False) -> None:
     """Check this machine and the server, and say what to do. Exits with 1 when something is broken."""
     findings = [dataclasses.asdict(finding) for finding in examine()]
-    headings = ("", "CHECK", "FOUND", "WHAT TO DO")
-    print_list(findings, headings, _row, as_json=as_json, wrap=("FOUND", "WHAT TO DO"))
+    print_list(findings, ("", "CHECK", "FOUND", "WHAT TO DO"), _row, as_json=as_json, wrap=("FOUND", "WHAT TO DO"))
     if any(finding["verdict"] == FAIL for finding in findings):
         raise typer.Exit(ExitCode.REFUSED)
 
@@ -106,8 +105,7 @@ def _data_dir() -> Iterator[Finding]:
             "set TRAINMASTER_HOME to a directory of your own",
         )
         return
-    made = "" if directory.exists() else " (not made yet)"
-    yield Finding("data directory", OK, f"{directory}{made}")
+    yield Finding("data directory", OK, f"{directory}{'' if directory.exists() else ' (not made yet)'}")
     free = shutil.disk_usage(place).free
     verdict = FAIL if free < NO_SPACE else WARN if free < LITTLE_SPACE else OK
     remedy = "" if verdict == OK else "free some: logs and checkpoints need it"

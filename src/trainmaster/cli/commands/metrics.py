@@ -158,11 +158,12 @@ def plot(points: Sequence[tuple[float | None, float | None]], *, width: int, hei
     lines = [
         f"{label:>{gutter}} {'┤' if label else '│'}{row}" for label, row in zip(labels, canvas.rows(), strict=True)
     ]
-    return [*lines, *_x_axis(gutter, columns, first, last)]
+    begin, end = _label(first), _label(last)
+    under = begin.center(columns).rstrip() if first == last else f"{begin} {end:>{columns - len(begin) - 1}}"
+    return [*lines, f"{'':{gutter}} └{'─' * columns}", f"{'':{gutter}}  {under}"]
 
 
 def _runs(points: Sequence[tuple[float | None, float | None]]) -> list[list[Point]]:
-    """The pieces of a curve, between the points that are none."""
     counted = any(x is None for x, _ in points)
     runs: list[list[Point]] = [[]]
     for index, (x, y) in enumerate(points):
@@ -180,12 +181,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     # A flat curve lies in the middle.
     room = abs(low) / 2 or 1.0
     return low - room, high + room
-
-
-def _x_axis(gutter: int, columns: int, first: float, last: float) -> list[str]:
-    begin, end = _label(first), _label(last)
-    under = begin.center(columns).rstrip() if first == last else f"{begin} {end:>{columns - len(begin) - 1}}"
-    return [f"{'':{gutter}} └{'─' * columns}", f"{'':{gutter}}  {under}"]
 
 
 def _label(value: float) -> str:

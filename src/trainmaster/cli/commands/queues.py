@@ -31,7 +31,6 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The queue.", 
 
 @app.callback()
 def list_queues(context: typer.Context, as_json: JsonOption = False) -> None:
-    """List queues; show who waits in one; set weights and quotas."""
     if context.invoked_subcommand is not None:
         return
     with connect() as client:
@@ -154,8 +153,7 @@ def usage(
     say(f"From {begun} to {clock(usage['to'])}; `--since` chooses another time.")
     rows = [_usage_row(row, row["key"] or "(none)") for row in usage["rows"]]
     rows.append(_usage_row(usage["total"], styled("total", "dim")))
-    heading = by.removeprefix("label:").upper()
-    headings = (heading, "JOBS", "ATTEMPTS", "GPU-HOURS", "CPU-HOURS", "HOURS")
+    headings = (by.removeprefix("label:").upper(), "JOBS", "ATTEMPTS", "GPU-HOURS", "CPU-HOURS", "HOURS")
     draw(table(headings, rows, right=headings[1:]))
     if usage["truncated"]:
         typer.echo(f"Only the {len(usage['rows'])} greatest are shown; the total is of all.")
@@ -168,7 +166,6 @@ def _usage_row(row: UsageRow, name: str | Text) -> tuple[str | Text, ...]:
 
 
 def _moment(option: str, text: str) -> str:
-    """A point in time, as the server reads it."""
     if ago := _AGE.fullmatch(text):
         return (datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).isoformat()
     try:

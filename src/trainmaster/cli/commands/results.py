@@ -45,7 +45,6 @@ class ListedByDefault(TyperGroup):
     """A group whose command `list` need not be typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `list` in front of what is no command."""
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -286,8 +285,7 @@ def download(
             there = [str(target.path.relative_to(directory)) for target in every]
             raise CommandError(_no_files_message(client, job_id, checkpoint, patterns, there))
         total = sum(target.artifact["size_bytes"] for target in wanted)
-        stopped = "Stopped; the same command continues from here."
-        with byte_bar(total, quiet=as_json, interrupted=stopped) as progress:
+        with byte_bar(total, quiet=as_json, interrupted="Stopped; the same command continues from here.") as progress:
             client.results.fetch(job_id, wanted, directory, progress=progress)
     files = "1 file" if len(wanted) == 1 else f"{len(wanted)} files"
     document = [{**target.artifact, "file": str(target.path)} for target in wanted]

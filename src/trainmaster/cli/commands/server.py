@@ -174,14 +174,13 @@ def config(
 ) -> None:
     """Show every setting of a server, and where it comes from. Needs no server."""
     from trainmaster.server.settings import resolution
-    from trainmaster.server.settings.resolution import SettingsError, resolve
 
     if example:
         typer.echo(resolution.example(), nl=False)
         return
     try:
-        resolved = resolve({"data_dir": data_dir}, config=config)
-    except SettingsError as error:
+        resolved = resolution.resolve({"data_dir": data_dir}, config=config)
+    except resolution.SettingsError as error:
         _refuse([(each.place, each.message) for each in error.problems], as_json)
     if check:
         from trainmaster.server.process import problems
@@ -224,13 +223,12 @@ def _document(resolved: Resolved) -> dict[str, object]:
 
 def _draw(resolved: Resolved) -> None:
     from trainmaster.server.settings import resolution
-    from trainmaster.server.settings.resolution import SettingSource
 
     typer.echo(f"File: {resolved.file or 'none'}\n")
     rows = [
         (
             each.name,
-            styled(_words(value), "" if origin.source is SettingSource.DEFAULT else "bold"),
+            styled(_words(value), "" if origin.source is resolution.SettingSource.DEFAULT else "bold"),
             styled(origin.place or origin.source, "dim"),
             styled(each.meaning, "dim"),
         )
@@ -329,8 +327,7 @@ def _tell(url: str, source: str, key: Key, *, as_json: bool) -> None:
 
 
 def _read_key() -> str:
-    asks = sys.stdin.isatty()
-    key = typer.prompt("API key", hide_input=True, err=True) if asks else sys.stdin.readline()
+    key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     if not key.strip():
         raise UsageError("no API key was given: set TRAINMASTER_API_KEY, or pipe the key into this command")
     return str(key).strip()

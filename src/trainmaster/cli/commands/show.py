@@ -72,6 +72,7 @@ def _facts(job: Job, results: str | None) -> dict[str, Any]:
     # The job's own `started_at` is when it was first TRAINING: what its processes do before that counts as run time.
     starts = [attempt["started_at"] for attempt in job["attempts"] if attempt["started_at"]]
     in_attempts = f" in {len(starts)} attempts" if len(starts) > 1 else ""
+    retries = f", {job['retries_used']} of {job['max_retries']} retries used" if job["max_retries"] else ""
     endpoint = job["endpoint"]
     return {
         "handle": job["handle"],
@@ -92,7 +93,7 @@ def _facts(job: Job, results: str | None) -> dict[str, Any]:
         "finished": output.clock(job["finished_at"]),
         "ran": f"{output.duration(job['runtime_seconds'])}{in_attempts}" if job["runtime_seconds"] else None,
         "GPU time": output.duration(job["gpu_seconds"]) if job["gpu_seconds"] else None,
-        "attempt": _attempts(job),
+        "attempt": f"{job['attempt']}{retries}" if job["attempt"] else None,
         "checkpoints": _checkpoints(job),
         "retry of": job["parent_job_id"],
         "runs": _command(job),
@@ -107,13 +108,6 @@ def _reason(job: Job) -> str | None:
     if job["status_reason"] in (None, job["status"]):
         return job["status_message"]
     return f"{job['status_reason']}: {job['status_message']}" if job["status_message"] else job["status_reason"]
-
-
-def _attempts(job: Job) -> str | None:
-    if not job["attempt"]:
-        return None
-    retries = f", {job['retries_used']} of {job['max_retries']} retries used" if job["max_retries"] else ""
-    return f"{job['attempt']}{retries}"
 
 
 def _training(job: Job) -> dict[str, str]:
@@ -198,10 +192,7 @@ DIGEST_SHOWN = 12
 
 
 def differences(jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The values of every field in which the jobs' requests differ; None stands for a job without the field.
-
-    Names are left out: they are how jobs are told apart.
-    """
+    """The values of every field but the name in which the jobs' requests differ; None: a job without the field."""
     from trainmaster.client.types import request_of
 
     flat = [dict(_flat(request_of(job), "")) for job in jobs]
@@ -251,9 +242,7 @@ def _document(differ: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def compare(jobs: JobsArgument, as_json: JsonOption = False) -> None:

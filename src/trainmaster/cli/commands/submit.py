@@ -78,7 +78,6 @@ def conclude(client: Client, submitted: Submitted, *, follow: bool, as_json: boo
 
 
 def _follow_to_the_end(client: Client, submitted: Submitted, as_json: bool) -> ExitCode:
-    """Watch a job until it comes to rest; the exit code says how. Ctrl-C leaves it running."""
     from trainmaster.cli.watch import has_several_ranks, view_for, watch
 
     job_id = submitted["job_id"]
@@ -133,8 +132,7 @@ def clone(
 
     with connect() as client:
         earlier = client.get(job_id_of(client, job))
-        document = changed(request_of(earlier), settings, name=name, labels=label)
-        submitted = client.clone(earlier["job_id"], document)
+        submitted = client.clone(earlier["job_id"], changed(request_of(earlier), settings, name=name, labels=label))
         raise typer.Exit(conclude(client, submitted, follow=follow, as_json=as_json))
 
 

@@ -121,17 +121,14 @@ class TrainingShapeProfile:
 
     @property
     def deployment_shape(self) -> str | None:
-        """The version of the deployment shape that goes with it."""
         return self.deployment_shape_version or None
 
     @property
     def supports_lora(self) -> bool:
-        """Whether it trains adapters."""
         return self.trainer_mode == "LORA_TRAINER"
 
     @classmethod
     def from_version(cls, version: Mapping[str, Any]) -> Self:
-        """Read a training shape's version as the server sends it."""
         snapshot = version.get("snapshot") or {}
         sharding = snapshot.get("trainerShardingScheme") or {}
         return cls(
@@ -187,7 +184,6 @@ class FireworksClient:
         self.close()
 
     def close(self) -> None:
-        """Close every connection."""
         self._connection.close()
 
     @property
@@ -223,8 +219,7 @@ class FireworksClient:
         problem = f"training shape {name} cannot be resolved"
         if "/versions/" in name:
             return TrainingShapeProfile.from_version(self._document(problem, "GET", f"/v1/{name}"))
-        params = {"filter": "latest_validated=true", "pageSize": 1}
-        response = self._call("GET", f"/v1/{name}/versions", params=params)
+        response = self._call("GET", f"/v1/{name}/versions", params={"filter": "latest_validated=true", "pageSize": 1})
         versions = opened(problem, response).get("trainingShapeVersions") or ()
         if not versions:
             raise TrainingAPIError(f"{problem}; it has no valid version", response)
@@ -275,7 +270,6 @@ class FireworksClient:
         return {field: value for field, value in model.items() if field != "@type"}
 
     def _listed(self, problem: str, path: str, member: str, page_size: int) -> list[dict[str, Any]]:
-        """A whole list, page by page."""
         found: list[dict[str, Any]] = []
         params: dict[str, Any] = {"pageSize": page_size}
         while True:
@@ -315,7 +309,6 @@ class FireworksClient:
 
 
 def opened(problem: str, response: httpx.Response) -> dict[str, Any]:
-    """The document of an answer that must be a success."""
     if not response.is_success:
         raise TrainingAPIError(problem, response)
     try:

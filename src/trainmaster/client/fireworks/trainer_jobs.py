@@ -46,8 +46,6 @@ RESUMABLE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CreatedTrainerJob:
-    """A trainer job that was just created."""
-
     job_name: str
     """accounts/ACCOUNT/rlorTrainerJobs/JOB"""
     job_id: str
@@ -58,7 +56,6 @@ class TrainerServiceEndpoint:
     """A trainer that answers."""
 
     job_name: str
-    """accounts/ACCOUNT/rlorTrainerJobs/JOB"""
     job_id: str
     base_url: str
     """Where a training client connects."""
@@ -108,7 +105,6 @@ class TrainerJobConfig:
             raise ValueError("\n".join(problems))
 
     def query(self, job_id: str) -> dict[str, str]:
-        """The query of the request that creates it."""
         query = {"rlorTrainerJobId": job_id}
         if self.training_shape_ref:
             query["trainingShape"] = self.training_shape_ref
@@ -120,7 +116,6 @@ class TrainerJobConfig:
         return query
 
     def body(self) -> dict[str, Any]:
-        """The body of the request that creates it."""
         training = {
             "baseModel": self.base_model,
             "loraRank": self.lora_rank,
@@ -336,9 +331,7 @@ class TrainerJobManager(FireworksClient):
             logger.warning("%s; asking again", error)
             self._connection.find_again()
             return {}
-        if response.status_code in PASSING:
-            return {}
-        return opened(f"trainer job {job_id} cannot be read", response)
+        return {} if response.status_code in PASSING else opened(f"trainer job {job_id} cannot be read", response)
 
     def _is_healthy(self, job_id: str) -> bool:
         try:

@@ -67,7 +67,6 @@ class SchedulingOption(Option):
 
 
 def require(holder: object, field: str, fine: bool, wanted: str) -> None:
-    """Refuse a field that is not what it must be."""
     if not fine:
         raise ValueError(f"{type(holder).__name__}: {field} must be {wanted}, not {getattr(holder, field)!r}")
 

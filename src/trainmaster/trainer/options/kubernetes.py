@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 VALUE_SOURCES = ("configMapKeyRef", "secretKeyRef", "fieldRef", "resourceFieldRef")
-"""What a variable's `valueFrom` may name."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +81,17 @@ class PodSpecPatch:
 
 @dataclass(frozen=True)
 class PodTemplatePatch:
-    """The pods of a job."""
-
     metadata: dict[str, Any] | None = None
     spec: PodSpecPatch | None = None
 
 
 @dataclass(frozen=True)
 class JobSpecPatch:
-    """What a job of Kubernetes is made of."""
-
     template: PodTemplatePatch | None = None
 
 
 @dataclass(frozen=True)
 class JobTemplatePatch:
-    """A job of Kubernetes."""
-
     metadata: dict[str, Any] | None = None
     spec: JobSpecPatch | None = None
 
@@ -113,23 +106,17 @@ class ReplicatedJobPatch:
 
 @dataclass(frozen=True)
 class JobSetSpecPatch:
-    """The jobs of a job set."""
-
     replicated_jobs: list[ReplicatedJobPatch] | None = None
 
 
 @dataclass(frozen=True)
 class JobSetTemplatePatch:
-    """A job set."""
-
     metadata: dict[str, Any] | None = None
     spec: JobSetSpecPatch | None = None
 
 
 @dataclass(frozen=True)
 class TrainingRuntimeSpecPatch:
-    """A runtime."""
-
     template: JobSetTemplatePatch | None = None
 
 
@@ -161,7 +148,6 @@ def _check_variable(variable: dict[str, Any]) -> None:
 
 
 def _entries(field: str, given: object) -> list[dict[str, Any]]:
-    """What was given as a list of dictionaries, each with a name."""
     entries = [] if given is None else given
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"ContainerPatch: {field} must be a list of dictionaries")
@@ -212,7 +198,6 @@ def take_train_job_fields(job: JobDocument, trainer: object, backend: str | None
 
 
 def _leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields that were set, by their paths."""
     for name, value in fields.items():
         place = f"{path}.{name}" if path else name
         if place in ("metadata", "spec", "spec.trainer"):

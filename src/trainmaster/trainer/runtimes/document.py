@@ -59,13 +59,10 @@ class TrainingRuntime:
     pretrained_model: str | None = None
     dataset: str | None = None
     job_name_variables: tuple[str, ...] = ()
-    """Variables that hold the job's name."""
     left_out: tuple[str, ...] = ()
     """Variables whose values only a cluster knows; they are not set."""
     origin: str = ""
-    """Which document it was."""
     document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """As it was written."""
 
 
 def runtime_of(definition: TrainingRuntime) -> Runtime:
@@ -131,9 +128,7 @@ _WITHOUT_MPI = frozenset({"deepspeed"})
 
 
 def variables_of(policy: str | None, framework: str) -> Mapping[str, str]:
-    if policy is None or (policy == MPI and framework in _WITHOUT_MPI):
-        return {}
-    return _VARIABLES.get(policy, {})
+    return {} if policy is None or (policy == MPI and framework in _WITHOUT_MPI) else _VARIABLES.get(policy, {})
 
 
 def torchrun_variables(ranks_per_node: int) -> dict[str, str]:
@@ -170,7 +165,6 @@ class RuntimeDocumentError(ValueError):
 
 
 def kind_of(document: object) -> str | None:
-    """The kind that a document says it has; None: it is no such document."""
     kind = document.get("kind") if isinstance(document, Mapping) else None
     return kind if isinstance(kind, str) else None
 
@@ -271,7 +265,6 @@ def _container(jobs: _Field, step: str, name: str) -> _Field | None:
 
 
 def _storage_uri(jobs: _Field, step: str) -> str | None:
-    """What an initializer of the runtime fetches by itself."""
     container = _container(jobs, step, step)
     return None if container is None else _environment(container).values.get("STORAGE_URI") or None
 
@@ -337,7 +330,6 @@ class _Field:
         return found
 
     def mapping(self) -> Mapping[str, Any]:
-        """Its fields; none where it is not there."""
         if self.value is None:
             return {} if self.path else self.refuse("is empty")
         if not isinstance(self.value, Mapping):
@@ -345,7 +337,6 @@ class _Field:
         return self.value
 
     def items(self) -> list[_Field]:
-        """Its entries; none where it is not there."""
         if self.value is None:
             return []
         if not isinstance(self.value, list):
@@ -364,11 +355,9 @@ class _Field:
         return self.optional_text() or self.refuse("is required")
 
     def texts(self) -> tuple[str, ...]:
-        """A list of texts; none where it is not there."""
         return tuple(entry.optional_text() or "" for entry in self.items())
 
     def positive(self, *, default: int) -> int:
-        """A number of things."""
         if self.value is None:
             return default
         text = str(self.value)

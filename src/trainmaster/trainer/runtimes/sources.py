@@ -36,7 +36,6 @@ class TextFile:
 class RuntimeFileProblem:
     message: str
     runtime: str | None = None
-    """Which one, where that is known."""
 
 
 @dataclass(slots=True)
@@ -77,7 +76,6 @@ def built_in() -> FoundRuntimes:
 
 
 def _documents(file: TextFile) -> Iterator[tuple[str, object]]:
-    """The documents that are meant as runtimes, and what each is called."""
     documents = [document for document in parse_yaml_documents(file.text, file.name) if document is not None]
     for number, document in enumerate(documents, start=1):
         kind = kind_of(document)
@@ -93,7 +91,6 @@ MAX_SOURCES = 32
 
 
 def default_directory() -> Path:
-    """Where the caches of this user lie, and this one among them."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / "runtimes"
 
 
@@ -255,7 +252,6 @@ def _client(headers: Mapping[str, str] | None = None) -> httpx.Client:
 
 
 def _get(client: httpx.Client, url: str, source: str) -> str:
-    """The text at an address; no more of it is read than a source may have."""
     body = bytearray()
     give_up_at = time.monotonic() + PATIENCE_S
     try:

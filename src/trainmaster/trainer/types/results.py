@@ -22,8 +22,6 @@ NONE = "none"
 
 
 class TableRow(ABC):
-    """Something that is one row of a table."""
-
     @abstractmethod
     def row(self) -> Row:
         """What is shown of it."""
@@ -48,9 +46,7 @@ class Listing(list[RowT]):
     def __getitem__(self, chosen: slice, /) -> Listing[RowT]: ...
 
     def __getitem__(self, chosen: SupportsIndex | slice, /) -> RowT | Listing[RowT]:
-        if isinstance(chosen, slice):
-            return Listing(super().__getitem__(chosen))
-        return super().__getitem__(chosen)
+        return Listing(super().__getitem__(chosen)) if isinstance(chosen, slice) else super().__getitem__(chosen)
 
     def _repr_html_(self) -> str:
         return html_table(item.row() for item in self)
@@ -60,7 +56,6 @@ class Listing(list[RowT]):
 
 
 def html_table(rows: Iterable[Row]) -> str:
-    """The rows as HTML; whatever they say is shown as text."""
     shown = list(rows)
     if not shown:
         return f"<p>{NONE}</p>"
@@ -83,7 +78,6 @@ def rich_table(rows: Iterable[Row]) -> RenderableType:
 
 
 def moment(when: datetime | None) -> str:
-    """A time to the second, in its own time zone."""
     return when.strftime("%Y-%m-%d %H:%M:%S") if when else ""
 
 
@@ -123,7 +117,6 @@ class RuntimeTrainer:
         return self._command
 
     def set_command(self, command: tuple[str, ...]) -> None:
-        """Say what it starts a training with."""
         self._command = command
 
 
@@ -170,8 +163,6 @@ class Step(TableRow):
 
 @dataclass
 class Event(TableRow):
-    """One thing that happened to a job."""
-
     involved_object_kind: str
     involved_object_name: str
     message: str
@@ -206,8 +197,6 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(TableRow):
-    """A committed checkpoint of a job."""
-
     checkpoint_id: str
     step: int
     created_at: datetime

@@ -28,10 +28,6 @@ from trainmaster.trainer.types.results import (
 )
 
 
-def _default_ignore_patterns() -> list[str] | None:
-    return list(INITIALIZER_DEFAULT_IGNORE_PATTERNS)
-
-
 @dataclass
 class BaseInitializer(ABC):
     """Something that is fetched, by its URI."""
@@ -50,7 +46,6 @@ class BaseInitializer(ABC):
 @dataclass
 class _HuggingFace(BaseInitializer):
     ignore_patterns: list[str] | None = None
-    """Files to leave out."""
     access_token: str | None = field(default=None, repr=False)
 
     uri_form: ClassVar[str] = "hf://OWNER/REPOSITORY or hf://REPOSITORY, with a /PATH or a @REVISION where needed"
@@ -85,7 +80,6 @@ class DataCacheInitializer(BaseInitializer):
     """An Iceberg table that is read once, and served to the ranks from a cache."""
 
     metadata_loc: str
-    """Where the metadata file of the table lies."""
     num_data_nodes: int
     head_cpu: str | None = None
     head_mem: str | None = None
@@ -107,16 +101,14 @@ class DataCacheInitializer(BaseInitializer):
 
 @dataclass
 class HuggingFaceModelInitializer(_HuggingFace):
-    """A model of the Hugging Face Hub."""
-
-    ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
+    ignore_patterns: list[str] | None = field(default_factory=lambda: list(INITIALIZER_DEFAULT_IGNORE_PATTERNS))
 
 
 @dataclass
 class S3ModelInitializer(_S3):
     """A model in S3, or in what speaks its protocol."""
 
-    ignore_patterns: list[str] | None = field(default_factory=_default_ignore_patterns)
+    ignore_patterns: list[str] | None = field(default_factory=lambda: list(INITIALIZER_DEFAULT_IGNORE_PATTERNS))
 
 
 @dataclass
@@ -125,10 +117,6 @@ class Initializer:
 
     dataset: HuggingFaceDatasetInitializer | S3DatasetInitializer | DataCacheInitializer | None = None
     model: HuggingFaceModelInitializer | S3ModelInitializer | None = None
-
-
-def _default_index_urls() -> list[str]:
-    return list(DEFAULT_PIP_INDEX_URLS)
 
 
 @dataclass
@@ -142,7 +130,7 @@ class CustomTrainer:
     """A container image to run it in, on backends that run images; the runtime's own when None."""
     packages_to_install: list[str] | None = None
     """What pip installs first, such as `einops>=0.8`."""
-    pip_index_urls: list[str] = field(default_factory=_default_index_urls)
+    pip_index_urls: list[str] = field(default_factory=lambda: list(DEFAULT_PIP_INDEX_URLS))
     """The index, then further ones. None given: as pip is configured where the job runs."""
     num_nodes: int | None = None
     resources_per_node: dict[str, Any] | None = None
@@ -172,22 +160,18 @@ class ScriptTrainer:
     """Shipped as a whole, and the working directory of the script. None: the script alone is shipped."""
     image: str | None = None
     packages_to_install: list[str] | None = None
-    pip_index_urls: list[str] = field(default_factory=_default_index_urls)
+    pip_index_urls: list[str] = field(default_factory=lambda: list(DEFAULT_PIP_INDEX_URLS))
     num_nodes: int | None = None
     resources_per_node: dict[str, Any] | None = None
     env: dict[str, str] | None = None
 
 
 class DataType(Enum):
-    """Number format of a training."""
-
     BF16 = "bf16"
     FP32 = "fp32"
 
 
 class DataFormat(Enum):
-    """How the rows of a dataset are written."""
-
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
