@@ -1,2 +1,1 @@
-"""The shell around the pure core: commands of users, and the leader's loop. Nothing here decides what a status should
-be."""
+"""The shell around the pure core: commands, and the leader's loop. Nothing here decides what a status should be."""

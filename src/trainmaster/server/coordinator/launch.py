@@ -253,8 +253,7 @@ def runs_as(
     account: Account, settings: Settings, *, server_uid: int | None = None, isolated: bool = False
 ) -> int | None:
     """The uid that runs the account's jobs; None means the server's own. RefusedError when they cannot run here.
-    `server_uid` is the server's, where that is not this process; `isolated`: the backend separates the jobs of accounts
-    without a uid."""
+    `server_uid`: if not this process's; `isolated`: the backend separates the jobs of accounts without a uid."""
     own = os.geteuid() if server_uid is None else server_uid
     name = account.account_id
     check_uid(account, server_uid=own)

@@ -331,7 +331,7 @@ def tombstones(
     page_size: int,
     page_token: str | None = None,
 ) -> tuple[list[Tombstone], str | None]:
-    """A page of tombstones, the last deleted first, and the next page's token; it may be short. `name`: see
+    """A page of tombstones (which may be short), the last deleted first, and the token of the next; see
     `jobs.tombstones`."""
     found: list[Tombstone] = []
     for _ in range(_BATCHES):

@@ -31,8 +31,8 @@ NEWEST_BYTES = 64 << 10
 """The last part of an event stream that is read where the rest is skipped."""
 METRICS_BYTES = 1 << 20
 METRICS_LINES = 1000
-"""The newest part of the metrics that one look parses. A job shows last values only; the series is read from the file
-itself."""
+"""The newest part of the metrics that one look parses: a job shows last values only; the series is read from the
+file."""
 _RANKS_LINES, _RANKS_BYTES = "#lines", "#bytes"
 """The keys, beside the offsets of streams, for what was taken from the streams of all ranks."""
 

@@ -157,9 +157,8 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 
 
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
-    """Where a checkpoint lies: in its job's directory for checkpoints, or on an object store, which is never accessed.
-    It is shown, fetched and removed with the server's rights, on the word of the job. So it must not belong to another
-    job, nor lie behind a link."""
+    """Where a checkpoint lies: in its job's directory for them, or on an object store, which is never accessed. It is
+    shown, fetched and removed with the server's rights: it must not be another job's, nor lie behind a link."""
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
     location = roots.locate(path)

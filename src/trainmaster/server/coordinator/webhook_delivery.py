@@ -1,5 +1,4 @@
-"""One delivery to a webhook. Its name is resolved once; the addresses are checked, and the connection goes to a checked
-one. No redirect is followed."""
+"""One delivery to a webhook: its name is resolved once, and the connection goes to a checked address. No redirects."""
 
 from __future__ import annotations
 

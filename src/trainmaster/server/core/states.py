@@ -1,5 +1,5 @@
-"""The lifecycle: the table of transitions, from which 409s, documentation and tests are made, and what follows from
-each reason."""
+"""The lifecycle: the table of transitions (409s, documentation and tests are made from it), and what follows from
+reasons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What keeps a waiting job from starting (found by removing it from the view and asking the scheduler again), and when
-it starts."""
+"""What keeps a waiting job from starting, found by asking the scheduler about a view without it; and when it starts."""
 
 from __future__ import annotations
 

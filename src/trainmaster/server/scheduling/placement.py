@@ -173,8 +173,7 @@ TOLERATED_MB = 1024
 
 
 def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
-    """The nodes as reported, without GPUs that something other than these jobs uses: its memory would be missed by the
-    next job."""
+    """The nodes as reported, without GPUs whose memory others than these jobs use: the next job would miss it."""
     held = {(share.node_id, gpu) for job in jobs for share in job.live.shares for gpu in share.gpus}
     return [
         replace(node, gpus=tuple(gpu if (node.node_id, gpu.index) in held else _judge_gpu(gpu) for gpu in node.gpus))

@@ -108,9 +108,8 @@ class VictimSearch:
             self._pool.stop(job.job_id, nodes, end=self._now + grace_s(job, StopCause.PREEMPT))
 
     def find(self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, quota_gpus: int = 0) -> list[Job] | None:
-        """The jobs to stop for one that does not fit: none when what is being given back is enough, None when stopping
-        would not help. With `quota_gpus`, so many GPUs must come from the job's own queue, and only jobs of that queue
-        are stopped."""
+        """The jobs to stop for one that does not fit: none when what is being given back is enough, None when it would
+        not help. With `quota_gpus`, so many GPUs must come from the job's own queue, and only its jobs are stopped."""
         if not self._sorted:
             self._sort_out()
         own = quota_gpus > 0

@@ -230,8 +230,7 @@ def starts_ahead(
     patience: Callable[[], bool] = lambda: True,
 ) -> dict[str, float]:
     """When queued jobs would start, if nothing new came: the view run forward with the scheduler. `ends_at` says when a
-    job lets go (None: it does not). Absent jobs did not start within `max_passes`, the last known end, or the
-    patience."""
+    job lets go (None: it does not). Others do not start within `max_passes`, the last known end, or the patience."""
     starts: dict[str, float] = {}
     missing = set(wanted) if wanted is not None else {job.job_id for job in view.queued()}
     cluster = VirtualCluster(

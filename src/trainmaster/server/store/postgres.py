@@ -39,8 +39,7 @@ _REACHING = {
     "tcp_user_timeout": "10000",
     "application_name": "trainmaster",
 }
-"""Parameters of a connection, so that it notices within seconds that the other machine is gone. The URL may override
-them."""
+"""Parameters by which a connection notices within seconds that the other machine is gone. The URL may override them."""
 
 
 def checked(url: URL) -> URL:

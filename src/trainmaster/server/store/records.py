@@ -30,17 +30,16 @@ VALUES_PER_STATEMENT = 500
 
 
 class database_time(FunctionElement[float]):  # noqa: N801 - read as a function of SQL
-    """The current time by the database's clock, which all servers share, in Unix seconds; not when the transaction
-    began."""
+    """The time by the database's clock, which all servers share, in Unix seconds; not when the transaction began."""
 
     type = Double()
     inherit_cache = True
 
 
 class PreparedStatement:
-    """A statement of the hot path: compiled once, then passed to the driver as it is. For a row as wide as a job's,
-    SQLAlchemy's own `execute` takes more than twice as long, as it also converts values: these statements bind and
-    return what drivers do."""
+    """A statement of the hot path: compiled once, then passed to the driver as it is, with values that drivers accept
+    and return. For a row as wide as a job's, SQLAlchemy's own `execute`, which converts, takes more than twice as
+    long."""
 
     def __init__(self, statement: Select[Any] | UpdateBase, columns: Iterable[str] | None = None) -> None:
         """Take a statement, and the columns that it sets if it is an insert or an update."""
@@ -207,8 +206,8 @@ def _as_is(value: Any) -> Any:
 
 
 class StoredDocument(Mapping[str, Any]):
-    """A JSON object as it is stored; parsed when somebody looks into it: a leader holds every job that waits, but reads
-    few specs."""
+    """A JSON object as stored, parsed when somebody looks into it: a leader holds all jobs that wait, and reads few
+    specs."""
 
     __slots__ = ("_parsed", "text")
 

@@ -1,5 +1,4 @@
-"""Usage: what each attempt held, from when its ranks ran to its end, or until now. Written with the change that ends
-the attempt, so exactly once."""
+"""Usage: what each attempt held, from when its ranks ran to its end, or until now. Written once, with that end."""
 
 from __future__ import annotations
 
