@@ -195,11 +195,12 @@ def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
         "eta_s": reports.number(record.get("eta_s"), low=0.0, high=_MAX_ETA_S),
     }
     known: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    after = replace(progress, **known, metrics=_merged(progress.metrics, reports.metrics(record.get("values"))))
-    if told["percent"] is None and after.step is not None and after.total_steps:
-        after = replace(after, percent=min(100.0, 100.0 * after.step / after.total_steps))
-    at = reports.number(record.get("t"))
-    return after if after.step == progress.step or at is None else replace(after, step_at=at)
+    step, total = known.get("step", progress.step), known.get("total_steps", progress.total_steps)
+    if told["percent"] is None and step is not None and total:
+        known["percent"] = min(100.0, 100.0 * step / total)
+    if step != progress.step and (at := reports.number(record.get("t"))) is not None:
+        known["step_at"] = at
+    return replace(progress, **known, metrics=_merged(progress.metrics, reports.metrics(record.get("values"))))
 
 
 def _merged(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import islice
 from typing import Any
 
 from trainmaster.protocol.reasons import Reason, StopCause
@@ -126,10 +125,14 @@ def moment(value: object, *, since: float, now: float) -> float | None:
 
 def metrics(values: object) -> dict[str, float]:
     """The first named numbers, up to the limit."""
-    told = values.items() if isinstance(values, Mapping) else ()
-    found = ((text(name, MAX_NAME), number(value)) for name, value in told)
-    known = ((name, value) for name, value in found if name is not None and value is not None)
-    return dict(islice(known, MAX_METRICS))
+    found: dict[str, float] = {}
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        key, told = text(name, MAX_NAME), number(value)
+        if key is not None and told is not None:
+            found[key] = told
+        if len(found) == MAX_METRICS:
+            break
+    return found
 
 
 def attributes(value: object) -> dict[str, Any]:
@@ -180,7 +183,7 @@ def ending(document: Mapping[str, Any], *, since: float, now: float) -> dict[str
         "signal": text(document.get("signal"), MAX_NAME),
         "rank": whole(document.get("rank")),
         "step": text(document.get("step"), MAX_NAME),
-        "stop_cause": next((cause for cause in StopCause if cause == document.get("stop_cause")), None),
+        "stop_cause": next((cause for cause in StopCause if cause == text(document.get("stop_cause"), MAX_NAME)), None),
         "started_at": moment(document.get("started_at"), since=since, now=now),
         "ended_at": now if ended_at is None else ended_at,
         "evidence": _evidence(document.get("evidence")),

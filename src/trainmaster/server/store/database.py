@@ -35,7 +35,8 @@ def revision(connection: Connection) -> str | None:
 def set_up(connection: Connection) -> None:
     """Create the tables in an empty database, or run the missing migrations, inside the connection's transaction."""
     if (present := revision(connection)) is not None:
-        _migrate(connection, present)
+        if present != HEAD:
+            _migrate(connection, present)
         return
     schema.metadata.create_all(connection)
     connection.execute(insert(schema.queues), {"name": queues.DEFAULT, "created_at": time.time()})

@@ -135,9 +135,9 @@ def _sums(held: sa.FromClause, seconds: sa.ColumnElement[float]) -> tuple[sa.Col
     return (
         sa.func.count(sa.distinct(held.c.job_id)).label("jobs"),
         sa.func.count().label("attempts"),
-        sa.func.coalesce(sa.func.sum(held.c.gpus * seconds), 0.0).label("gpu_seconds"),
-        sa.func.coalesce(sa.func.sum(held.c.cpu_cores * seconds), 0.0).label("cpu_seconds"),
-        sa.func.coalesce(sa.func.sum(seconds), 0.0).label("wall_seconds"),
+        sa.cast(sa.func.coalesce(sa.func.sum(held.c.gpus * seconds), 0), sa.Double).label("gpu_seconds"),
+        sa.cast(sa.func.coalesce(sa.func.sum(held.c.cpu_cores * seconds), 0), sa.Double).label("cpu_seconds"),
+        sa.cast(sa.func.coalesce(sa.func.sum(seconds), 0), sa.Double).label("wall_seconds"),
     )
 
 

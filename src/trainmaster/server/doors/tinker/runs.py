@@ -106,13 +106,19 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
 
 @answer("GET", "/training_runs/{run_id}", KeyScope.VIEW)
 async def get_training_run(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    return ok(wire.run_resource(*await door.context.read(_run_of, principal.scope, request)))
+    def question(connection: Connection) -> dict[str, Any]:
+        return wire.run_resource(*_run_of(connection, principal.scope, request))
+
+    return ok(await door.context.read(question))
 
 
 @answer("GET", "/training_runs/{run_id}/checkpoints", KeyScope.VIEW)
 async def list_checkpoints(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    _, saved = await door.context.read(_run_of, principal.scope, request)
-    return ok({"checkpoints": [wire.checkpoint_resource(checkpoint) for checkpoint in saved]})
+    def question(connection: Connection) -> list[dict[str, Any]]:
+        _, saved = _run_of(connection, principal.scope, request)
+        return [wire.checkpoint_resource(checkpoint) for checkpoint in saved]
+
+    return ok({"checkpoints": await door.context.read(question)})
 
 
 def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[TinkerRun, list[Checkpoint]]:
