@@ -53,6 +53,7 @@ def test_sl_basic_trains_evaluates_and_saves(recipe: Recipe, tmp_path: Path) -> 
     assert all(one["state_path"].startswith("tinker://") for one in saved)
 
 
+@pytest.mark.long
 def test_rl_loop_raises_the_reward(recipe: Recipe, tmp_path: Path) -> None:
     settings = {"batch_size": 8, "group_size": 16, "max_tokens": 4, "learning_rate": 0.02, "lora_rank": 8}
     rows = recipe("rl_loop", tmp_path / "rl", max_steps=10, **settings)

@@ -58,7 +58,7 @@ def test_command_of_the_latest_client_downloads_an_adapter(
     assert not [each for each in listed if each["tinker_path"].endswith("/download")]
 
 
-@pytest.mark.parametrize("environment", ["tinker-0.24.1", "tinker-0.25.0"])
+@pytest.mark.parametrize("environment", ["tinker-0.24.1", pytest.param("tinker-0.25.0", marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", ["weights/kept", "sampler_weights/for-sampling"])
 def test_command_of_older_clients_downloads_an_archive(
     client: Callable[[str], Client], plain: Plain, tmp_path: Path, environment: str, place: str

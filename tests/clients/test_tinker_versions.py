@@ -12,7 +12,7 @@ SAME = ("train", "pipelined", "chunked", "sample", "prompt_logprobs")
 SCENARIOS = (*SAME, "save_and_resume", "saved_sampler", "mistakes")
 
 
-@pytest.fixture(scope="module", params=["tinker-0.24.1", "tinker-0.25.0"])
+@pytest.fixture(scope="module", params=["tinker-0.24.1", pytest.param("tinker-0.25.0", marks=pytest.mark.long)])
 def results(request: pytest.FixtureRequest, client: Callable[[str], Client]) -> dict[str, Any]:
     """What the scenarios of a version have to say."""
     return client(request.param).scenarios("tinker_client.py", *SCENARIOS)
