@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from api_world import Api, Served, World
@@ -190,13 +191,14 @@ def test_files_of_a_data_check_belong_to_the_user_of_the_account(
 ) -> None:
     seen = {}
 
-    def look(self: DataChecks, check: DataCheck, directory: Path, uid: int | None) -> dict[str, object]:
+    def look(self: DataChecks, check: DataCheck, directory: Path, uid: int | None, streams: list[IO[bytes]]) -> int:
         work = directory / "work"
         seen.update({str(path.relative_to(work)): path.lstat().st_uid for path in (work, *work.rglob("*"))})
         seen["outside"] = (directory.stat().st_uid, directory.stat().st_mode & 0o777)
-        return {}
+        streams[1].write(b"{}")
+        return 0
 
-    monkeypatch.setattr(DataChecks, "_answer", look)
+    monkeypatch.setattr(DataChecks, "_exit_code", look)
     (tmp_path / "blob").write_text("{}")
     checks = DataChecks(Settings(data_dir=tmp_path / "data"), installed=lambda _: True)
     account = Account(account_id="a", created_at=0.0, uid=UID)

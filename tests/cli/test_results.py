@@ -15,8 +15,9 @@ import pytest
 from cli_server import Server
 from typer.testing import Result
 
-from trainmaster.client import Client, download
+from trainmaster.client import Client
 from trainmaster.client.errors import DownloadError
+from trainmaster.client.results import DownloadTarget, Results
 from trainmaster.jobs import committed, verify
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import open_root
@@ -103,7 +104,7 @@ def test_download_of_a_checkpoint_is_a_checkpoint(
     assert (no_best.exit_code, "no best checkpoint" in no_best.stderr) == (1, True)
 
 
-def part_of(target: download.DownloadTarget) -> Path:
+def part_of(target: DownloadTarget) -> Path:
     version = hashlib.sha256(target.artifact["etag"].encode()).hexdigest()[:12]
     return target.path.with_name(f".{target.path.name}.{version}.part")
 
@@ -128,7 +129,9 @@ def test_download_that_differs_from_the_manifest_is_refused(client: Client, trai
     assert committed(tmp_path)
 
 
-def test_download_never_writes_outside_its_directory(client: Client, trained: str, tmp_path: Path) -> None:
+def test_download_never_writes_outside_its_directory(
+    client: Client, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, outside = tmp_path / "home", tmp_path / "outside"
     home.mkdir()
     outside.mkdir()
@@ -138,8 +141,10 @@ def test_download_never_writes_outside_its_directory(client: Client, trained: st
     assert list(outside.iterdir()) == []
     (artifact,) = [each for each in client.results.artifacts(trained) if each["path"] == "output/notes.txt"]
     for path in ("output/../../x", "output//etc/x", "output/./x"):
+        hostile = {**artifact, "path": path}
+        monkeypatch.setattr(Results, "artifacts", lambda *_, hostile=hostile, **__: iter([hostile]))
         with pytest.raises(DownloadError, match="out of the directory"):
-            download.targets(iter([{**artifact, "path": path}]), home)
+            client.results.targets(trained, home)
 
 
 def test_checkpoints_are_pinned_and_deleted(

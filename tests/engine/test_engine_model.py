@@ -42,8 +42,9 @@ def test_logits_are_those_of_transformers_alone_and_in_a_pack(checkpoint: Checkp
         (alone,) = logits_of(model, [text])
         with torch.no_grad():
             expected = theirs(text[None]).logits[0]
-        torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
+        # Processors round differently: float32 sums of some models come to 1.1e-5 on some of them.
+        torch.testing.assert_close(alone, expected, atol=5e-5, rtol=5e-5)
+        torch.testing.assert_close(together, expected, atol=5e-5, rtol=5e-5)
         assert expected.std() > 0.5, "numbers so small would hide mistakes"
 
 

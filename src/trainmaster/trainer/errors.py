@@ -35,6 +35,9 @@ class NotFoundError(LookupError, ValueError, RuntimeError):
 class NameRefusedError(ValueError, RuntimeError):
     """A job cannot have that name: it is none, or another job has it. Kubeflow raises a RuntimeError for it."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 _HANDLE_TAKEN = "HANDLE_TAKEN"
 _INVALID_TRANSITION = "INVALID_STATE_TRANSITION"
