@@ -91,6 +91,7 @@ def test_operation_keeps_to_its_description(target: Target, tag: str) -> None:
         fuzz(operation, target, EXAMPLES, send)
 
 
+@pytest.mark.long  # test_api_roles.py tries every route with every scope
 @pytest.mark.parametrize("scope", KeyScope)
 @pytest.mark.parametrize("tag", TAGS)
 def test_key_of_one_scope_succeeds_only_where_it_may(target: Target, tag: str, scope: KeyScope) -> None:

@@ -1,7 +1,7 @@
 """The engine on each device that is there: on a GPU it computes what transformers and the CPU compute.
 
-On the CPU these tests compare it with itself, in part; there they show that they work. Nothing here is to the last bit:
-a GPU chooses kernels, and so the order of sums, by how many rows there are.
+On the CPU, in `make test-long`, these tests compare it with itself, in part; there they show that they work. Nothing
+here is to the last bit: a GPU chooses kernels, and so the order of sums, by how many rows there are.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 384, "initializer_range": 0.06
 Checkpoints = Callable[[str], Path]
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.long), *DEVICES[1:]])
 def device(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

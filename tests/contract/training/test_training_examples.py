@@ -48,7 +48,10 @@ def test_pretraining_learns_and_leaves_a_model_that_loads(server: LocalServer, p
     check_course(server, pretrained, "EVALUATING")
 
 
-@pytest.mark.parametrize("name", ["lora.yaml", "sft.yaml", "full_finetune.yaml"])
+# The README's test trains by SFT, and test_training_again by full fine-tuning.
+@pytest.mark.parametrize(
+    "name", ["lora.yaml", *(pytest.param(name, marks=pytest.mark.long) for name in ("sft.yaml", "full_finetune.yaml"))]
+)
 def test_fine_tuning_learns_and_leaves_a_model_that_loads(server: LocalServer, model: Path, name: str) -> None:
     job_id = submit_example(server, name, model, *short(8))
     finish(server, job_id)
