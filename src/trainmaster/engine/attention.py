@@ -44,7 +44,11 @@ class Attention(Protocol):
 
 
 class PackedAttention:
-    """Sequences end to end; each row sees the earlier ones of its own. The CPU computes each alone, in its shape."""
+    """Sequences of the given lengths, end to end; each row sees the earlier rows of its own sequence.
+
+    The CPU computes them one by one, so that none depends on its neighbours. On a GPU, PyTorch's variable-length kernel
+    computes all at once in 16 bits without softcap; other cases are computed one by one as well.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = list(lengths)

@@ -249,7 +249,10 @@ class StopRequests:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Take the first SIGTERM or Ctrl-C as a request to save and stop; in a server's job, the control file asks."""
+        """Treat SIGTERM and Ctrl-C as a request to save and stop while the block lasts. A second signal acts as usual.
+
+        Not inside a job of a server: requests come by the control file there, and SIGTERM ends the process.
+        """
         owned = [number for number, default in _SIGNALS.items() if signal.getsignal(number) is default]
         if environment.JOB_ID in os.environ or threading.current_thread() is not threading.main_thread():
             owned = []

@@ -80,7 +80,8 @@ class Images:
         if not probe.done():
             raise NotYetError(f"looking into {image}", probe)
         facts = None if probe.exception() is not None else probe.result()
-        if facts is None or not (facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON))):
+        certain = facts is not None and (facts.python is not None or facts.lacks.startswith((_NO_PYTHON, _OLD_PYTHON)))
+        if not certain:
             with self._lock:
                 self._probes.pop(image_id, None)  # a Python that fails may work the next time
         return probe.result()

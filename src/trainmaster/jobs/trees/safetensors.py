@@ -3,7 +3,8 @@
 The `safetensors` package is not used because a checkpoint needs a digest of every file, and the package would have the
 file read again for it. This writer hashes each piece while it is in the cache. Measured twice with 2.1 GB on 16 cores:
 the package wrote and flushed one file in 1.6 and 2.3 s without a digest, and one core hashes 1.3 GB/s; this writer took
-2.0 and 1.8 s with digests, in four threads. Another Python thread waited for at most 8 ms, with the package for 4 ms.
+2.0 and 1.8 s with digests, in four threads. Both release the GIL: another Python thread waited for at
+most 8 ms (144 ms in all), with the package for at most 4 ms (28 ms).
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class Memory:
 
 
 def read_into(descriptor: int, header: Header, sinks: Mapping[str, Sink], *, hashing: bool, where: object) -> str:
-    """Read arrays into their sinks; returns the SHA-256 of the whole file. Without `hashing`, reads no more: empty."""
+    """Read the named arrays into their sinks; returns the SHA-256 of the whole file, empty without `hashing`.
+
+    Everything is read once, each piece hashed while it is in the cache; without hashing only what is wanted is read.
+    """
     digest = hashlib.sha256(header.raw)
     only_hashed = memoryview(bytearray(PIECE if hashing else 0))
     for name in sorted(header.entries, key=lambda name: header.offsets[name]):

@@ -342,7 +342,10 @@ def forwarded_headers(request: Request, body: RequestBody) -> Headers:
 
 
 def target_of(request: Request, grammar: re.Pattern[bytes] | None = None) -> bytes:
-    """A client's path and query as written, as escapes may mean something; `rest` in `grammar` is the path to use."""
+    """The path and the query of a client's request, as they were written: escapes may mean something to the service.
+
+    `grammar` matches the path at the server; its group `rest` is the path at the service.
+    """
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.partition(b"?")[0]
     if grammar is not None:
