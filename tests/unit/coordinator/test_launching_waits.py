@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from patience import PATIENCE_S
 from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends.base import LaunchError, NotYetError
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, AttemptActions
@@ -192,6 +193,39 @@ def test_a_backend_says_itself_when_to_try_again(world: World) -> None:
     world.pass_at(1.0)
     world.pass_at(2.0)
     assert (world.job.status, world.job.not_before) == (JobStatus.QUEUED, 79.0)
+
+
+def test_a_refusal_that_is_looked_at_while_its_claims_are_withdrawn_keeps_its_reason(tmp_path: Path) -> None:
+    withdrawn, seen = threading.Event(), threading.Event()
+
+    class Refusing(SlowBackend):
+        def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
+            withdrawn.set()
+            assert seen.wait(PATIENCE_S)
+            raise LaunchError("there is no such image", Reason.LAUNCH_REFUSED)
+
+        def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+            return [Liveness.REVOKED]
+
+    acting = acting_for({"slow": Refusing()}, tmp_path, None)
+    job = placed_job("j", "slow")
+    view = ClusterView().with_jobs([job])
+    try:
+        acting.act(view, 1.0)
+        assert withdrawn.wait(PATIENCE_S)
+        for look in range(2):
+            sight = acting.look(job, view)
+            assert sight is not None
+            assert [node.liveness for node in sight.nodes] == [Liveness.UNKNOWN]
+            if look == 0:
+                seen.set()
+                wait_until_idle(acting)
+        refused = acting.take_outcome(job, 2.0)
+        assert refused is not None
+        assert (refused.job.status, refused.job.reason) == (JobStatus.FAILED, Reason.LAUNCH_REFUSED)
+    finally:
+        seen.set()
+        acting.close()
 
 
 def test_a_backend_that_hangs_holds_up_neither_stops_nor_other_backends(tmp_path: Path) -> None:

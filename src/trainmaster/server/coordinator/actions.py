@@ -144,8 +144,11 @@ class AttemptActions:
             return None
         request = self._prepared(job, view, memory)
         backend = self._backends[job.live.backend]
+        launching = memory.busy and not memory.revoked
         liveness = list(backend.observe(request))
         for node, alive in enumerate(liveness):
+            if alive is Liveness.REVOKED and (launching or memory.refusal is not None):
+                alive = Liveness.UNKNOWN  # The launch that withdrew it has yet to say why.
             if alive is Liveness.UNCLAIMED and node in job.live.claimed:
                 alive = Liveness.GONE  # The claim itself was lost, with the worker that had it.
             if alive in (Liveness.GONE, Liveness.REBOOTED) and node not in job.live.exits:
