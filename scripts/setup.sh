@@ -3,8 +3,13 @@
 # which includes the public clients in .venvs and a container engine.
 set -eu
 cd "$(dirname "$0")/.."
-python="${PYTHON:-python3}"
 extra="${1:-train}"
+python="${PYTHON:-python3}"
+# The tests run jobs as other users, who cannot run a Python below somebody's home directory.
+if [ "$extra" = dev ] && [ -z "${PYTHON:-}" ] &&
+    /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python=/usr/bin/python3
+fi
 stamp=".venv/.trainmaster-$extra"
 
 ready() {
@@ -62,7 +67,11 @@ if ! ready; then
     touch "$stamp"
 fi
 if [ "$extra" = dev ]; then
-    # The first check of types takes a minute. It runs while the clients are installed; `make check` has its cache.
-    [ -d .mypy_cache ] || .venv/bin/mypy >/dev/null 2>&1 || true
+    # While the clients are installed: the first check of types, which takes a minute and leaves a cache for
+    # `make check`, and the bytecode that every process of the tests would otherwise compile for itself.
+    if ! [ -d .mypy_cache ]; then
+        .venv/bin/mypy >/dev/null 2>&1 || true
+        .venv/bin/python -c 'import schemathesis, trainmaster.server.app, trainmaster.training.sft, trainmaster.engine.engine' || true
+    fi
     wait "$clients"
 fi

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 import trainmaster
@@ -96,13 +97,13 @@ _PATH = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for name in SERVER:
-        path = ROOT / name
-        for each in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            yield each.relative_to(ROOT).as_posix(), ast.parse(each.read_text(encoding="utf-8"))
+@functools.cache
+def modules() -> list[tuple[str, ast.Module]]:
+    paths = [path for name in SERVER for path in sorted((ROOT / name).rglob("*.py"))]
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+@functools.cache
 def file_operations(tree: ast.Module) -> set[str]:
     """The calls in a module that look for, open or change files by name."""
     found = set()

@@ -14,7 +14,7 @@ from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.scheduling.virtual_time import Watcher, starts_ahead
 
 SEEDS = 1000
-SEEDS_IN_CI = 100
+SEEDS_IN_CI = 50
 CHUNK = 50
 
 
