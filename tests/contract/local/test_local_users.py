@@ -378,9 +378,7 @@ def paths_below(directory: Path, seen_through: Path) -> list[str]:
     return found
 
 
-def test_job_reaches_neither_the_server_nor_another_account(
-    server: LocalServer, vision: Tenant, ground: Path
-) -> None:
+def test_job_reaches_neither_the_server_nor_another_account(server: LocalServer, vision: Tenant, ground: Path) -> None:
     program = 'echo canary > "$TRAINMASTER_OUTPUT_DIR/out"; mkdir "$TRAINMASTER_CHECKPOINT_DIR/c"; echo up; sleep 600'
     of_default = server.submit("sh", "-c", f"umask 000; {program}")
     server.wait_for_line(of_default, "up")
