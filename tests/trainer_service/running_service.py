@@ -75,7 +75,16 @@ class RunningService:
             if not executed:
                 self.ranks.append(ForkedRank(MODULE, env=env, log=log, descriptors=FEW_DESCRIPTORS))
                 continue
-            argv = ["sh", "-c", f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"', "sh", sys.executable, "-P", "-m", MODULE]
+            argv = [
+                "sh",
+                "-c",
+                f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"',
+                "sh",
+                sys.executable,
+                "-P",
+                "-m",
+                MODULE,
+            ]
             with open(log, "wb") as file:
                 self.ranks.append(subprocess.Popen(argv, env=env, stdout=file, stderr=file, start_new_session=True))
         self.http = httpx.Client(
