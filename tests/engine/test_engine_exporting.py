@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import make_checkpoint, random_tokens, reference
-from transformers import AutoTokenizer
 
 from trainmaster.engine import weight_files
 from trainmaster.engine.engine import Engine
@@ -75,6 +73,8 @@ KINDS_AND_OPTIONS = [
 
 @pytest.mark.parametrize(("kind", "what"), KINDS_AND_OPTIONS)
 def test_adapter_loads_in_peft(tmp_path: Path, kind: str, what: str) -> None:
+    import peft
+
     checkpoint = make_checkpoint(tmp_path / "base", kind)
     engine = trained_engine(checkpoint, Trained.ADAPTER, OPTIONS[what])
     engine.export(engine.snapshot("m"), tmp_path / "adapter", merged=False)
@@ -89,6 +89,8 @@ def test_adapter_loads_in_peft(tmp_path: Path, kind: str, what: str) -> None:
 
 @pytest.mark.parametrize(("kind", "what"), KINDS_AND_OPTIONS)
 def test_merged_model_loads_in_transformers(tmp_path: Path, kind: str, what: str) -> None:
+    from transformers import AutoTokenizer
+
     checkpoint = make_checkpoint(tmp_path / "base", kind)
     engine = trained_engine(checkpoint, Trained.ADAPTER, OPTIONS[what])
     engine.export(engine.snapshot("m"), tmp_path / "merged", merged=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from tiny_models import make_checkpoint, reference
@@ -145,6 +144,8 @@ def test_full_training_follows_transformers_and_pytorch(engine: Engine, checkpoi
 
 
 def test_adapter_gradients_are_those_of_peft(tmp_path: Path) -> None:
+    import peft
+
     checkpoint = make_checkpoint(tmp_path / "llama", "llama")
     engine = Engine(checkpoint)
     engine.create_model("lora", Trained.ADAPTER, LoraOptions(rank=3, seed=5, alpha=8.0))

@@ -253,8 +253,9 @@ def test_search_in_protobuf_is_bounded() -> None:
     assert reads < 5000
 
 
-@pytest.mark.parametrize("large", [protobuf_pass(1000, 5000), json.dumps(json_pass(4_000_000, seq_id=1)).encode()])
-def test_only_the_ends_of_a_large_body_are_read(large: bytes) -> None:
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+def test_only_the_ends_of_a_large_body_are_read(form: str) -> None:
+    large = protobuf_pass(1000, 5000) if form == "protobuf" else json.dumps(json_pass(4_000_000, seq_id=1)).encode()
     read = 0
 
     def counted(offset: int, count: int) -> bytes:
@@ -262,7 +263,7 @@ def test_only_the_ends_of_a_large_body_are_read(large: bytes) -> None:
         read += count
         return large[offset : offset + count]
 
-    look = peek_json if large.startswith(b"{") else peek_protobuf
+    look = peek_json if form == "json" else peek_protobuf
     assert look(counted, len(large))["seq_id"]
     assert len(large) > 15_000_000
     assert read < 20_000
