@@ -76,6 +76,7 @@ hypothesis.settings.load_profile("tests")
 # Before torch is imported, here or in a process that a test starts: threads of small models spend their time on waiting
 # for one another, and take it from the tests beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A suite that is started in the background ignores the signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from packed_runs import filled_adapter, logits_of
 from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig, Rope
@@ -84,6 +82,8 @@ def adapted(directory: Path, **options: Any) -> tuple[WeightsSnapshot, torch.Ten
 
 
 def test_logits_are_those_of_transformers_by_both_kinds_of_names(checkpoint: Path) -> None:
+    from transformers import Gemma3ForConditionalGeneration
+
     theirs = reference(checkpoint)
     assert type(theirs) is Gemma3ForConditionalGeneration
     assert_near(logits(checkpoint), their_logits(theirs))
@@ -108,6 +108,8 @@ def test_configuration_of_before_version_5_means_the_same(checkpoints: dict[str,
 
 
 def test_sizes_that_published_files_leave_out_are_those_of_the_configuration_class(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
     text = {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
@@ -151,6 +153,8 @@ def test_strange_and_missing_weights_are_refused_by_the_names_of_the_file(checkp
 def test_merged_model_is_of_the_same_class_with_the_same_vision(
     checkpoint: Path, tmp_path: Path, unembed: bool
 ) -> None:
+    from transformers import Gemma3ForConditionalGeneration
+
     snapshot, expected = adapted(checkpoint, train_unembed=unembed)
     transformer = snapshot.transformer
     export_model(transformer, transformer.config, snapshot.adapter, checkpoint, tmp_path, trained=False)
@@ -173,6 +177,8 @@ def test_merged_model_is_of_the_same_class_with_the_same_vision(
 
 @pytest.mark.parametrize("unembed", [False, True])
 def test_adapter_loads_in_peft_and_here(checkpoint: Path, tmp_path: Path, unembed: bool) -> None:
+    import peft
+
     snapshot, expected = adapted(checkpoint, train_unembed=unembed)
     assert snapshot.adapter is not None
     export_adapter(snapshot.adapter, checkpoint, tmp_path)

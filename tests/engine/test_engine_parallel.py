@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parallel_ranks
 import pytest
 import torch
 from tiny_models import make_checkpoint
 
-from patience import PATIENCE_S
+from forked_ranks import ForkedRank
 from trainmaster.engine.parallel import joined, parted
 from trainmaster.jobs import trees
 
@@ -26,38 +23,36 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("parallel") / "qwen3")
 
 
-def start(checkpoint: Path, output: Path, scenario: str, size: int) -> list[subprocess.Popen[str]]:
+def start(checkpoint: Path, output: Path, scenario: str, size: int) -> list[ForkedRank]:
     output.mkdir()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
     joined = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, parallel_ranks.__file__, str(checkpoint), str(output), scenario]
     return [
-        subprocess.Popen(
-            argv,
+        ForkedRank(
+            "parallel_ranks",
+            [str(checkpoint), str(output), scenario],
             env={**os.environ, **joined, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            log=output / f"log-{rank}",
         )
         for rank in range(size)
     ]
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+def ended(processes: list[ForkedRank], output: Path) -> list[tuple[int, str]]:
     """Exit code and errors of each; none may hang."""
     try:
-        told = [each.communicate(timeout=PATIENCE_S)[1] for each in processes]
+        codes = [each.wait() for each in processes]
     finally:
         for each in processes:
             each.kill()
             each.wait()
-    return [(each.returncode, error) for each, error in zip(processes, told, strict=True)]
+    return [(code, (output / f"log-{rank}").read_text()) for rank, code in enumerate(codes)]
 
 
 def found_by(checkpoint: Path, output: Path, scenario: str, size: int) -> list[Any]:
-    for code, errors in ended(start(checkpoint, output, scenario, size)):
+    for code, errors in ended(start(checkpoint, output, scenario, size), output):
         assert code == 0, errors
     found: list[Any] = json.loads((output / "found.json").read_text())
     return found
@@ -134,7 +129,7 @@ def test_command_that_fails_in_one_rank_fails_in_all(checkpoint: Path, tmp_path:
 
 
 def test_rank_that_dies_leaves_no_other_hanging(checkpoint: Path, tmp_path: Path) -> None:
-    (first, errors), (second, _) = ended(start(checkpoint, tmp_path / "two", "die", 2))
+    (first, errors), (second, _) = ended(start(checkpoint, tmp_path / "two", "die", 2), tmp_path / "two")
     assert second == 7
     assert first != 0
     assert "onnection" in errors or "closed" in errors
@@ -142,6 +137,6 @@ def test_rank_that_dies_leaves_no_other_hanging(checkpoint: Path, tmp_path: Path
 
 
 def test_ranks_that_lose_their_leader_end(checkpoint: Path, tmp_path: Path) -> None:
-    (first, _), (second, _) = ended(start(checkpoint, tmp_path / "two", "leave_without_a_word", 2))
+    (first, _), (second, _) = ended(start(checkpoint, tmp_path / "two", "leave_without_a_word", 2), tmp_path / "two")
     assert first == 7
     assert second not in (0, 7)

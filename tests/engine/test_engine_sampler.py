@@ -140,13 +140,12 @@ def test_greedy_continuation_is_what_transformers_generates(tmp_path: Path, kind
     model = Transformer(ModelConfig.read(directory)).load(directory)
     asked: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": True, "topk_prompt_logprobs": 3}
     result = sampled(Sampler(model, directory), WeightsSnapshot(transformer=model), length=45, max_tokens=30, **asked)
-    theirs = reference(directory)
-    tokens = list(prompt_of(45))
+    tokens = [*prompt_of(45), *one(result).tokens.tolist()]
     with torch.no_grad():
-        for _ in range(30):
-            logits = theirs(torch.tensor([tokens])).logits[0]
-            tokens.append(int(logits[-1].argmax()))
-    assert one(result).tokens.tolist() == tokens[45:]
+        logits = reference(directory)(torch.tensor([tokens[:-1]])).logits[0]
+    # Each is the likeliest after those before it, as transformers sees them.
+    assert logits[44:].argmax(-1).tolist() == tokens[45:]
+    assert len(tokens) == 75
     truth = logits.log_softmax(-1)
     logprobs = truth[range(74), tokens[1:]].numpy()
     assert one(result).logprobs == pytest.approx(logprobs[44:], abs=1e-4)
@@ -172,7 +171,7 @@ def test_logprobs_of_sampling_and_of_training_agree(
         snapshot = WeightsSnapshot(transformer=other_weights)
     lengths = (1, 3, 16, 17, 64, 256, 257, 300)
     for length in lengths:
-        asked = request(str(length), length, max_tokens=100, num_samples=2, prompt_logprobs=True, temperature=0.8)
+        asked = request(str(length), length, max_tokens=40, num_samples=2, prompt_logprobs=True, temperature=0.8)
         sampler.submit(asked, snapshot)
     results = run(sampler)
     differences = []
@@ -183,12 +182,21 @@ def test_logprobs_of_sampling_and_of_training_agree(
             truth = training_logprobs(snapshot.transformer, snapshot.adapter, tokens)
             differences.append(np.abs(truth - np.concatenate([result.prompt_logprobs[1:], sequence.logprobs])))
     together = np.concatenate(differences)
-    assert len(together) == 2 * sum(length + 99 for length in lengths)
+    assert len(together) == 2 * sum(length + 39 for length in lengths)
     assert together.mean() < 1e-6
     assert together.max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_yarn", "qwen2", "llama", "gemma", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "llama",
+        "gemma2",
+        "gemma3_text",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("qwen3_yarn", "qwen2", "gemma")),
+    ],
+)
 def test_every_family_samples_and_trains_with_one_set_of_logprobs(tmp_path: Path, kind: str) -> None:
     """After steps of training, with a prompt of several pieces that is longer than a window."""
     directory = make_checkpoint(
@@ -197,14 +205,14 @@ def test_every_family_samples_and_trains_with_one_set_of_logprobs(tmp_path: Path
     engine, prompt = Engine(directory), prompt_of(300, seed=7)
     engine.create_model("adapter", Trained.ADAPTER, LoraOptions(rank=4))
     engine.create_model("all", Trained.ALL)
-    for seed in range(3):
+    for seed in range(2):
         for model_id in engine.models:
             passed = engine.run([forward(model_id, random_tokens(330, seed).tolist(), backward=True)])[0]
             assert isinstance(passed, PassResult)
             engine.optim_step(model_id, AdamOptions(learning_rate=3e-3))
     sampler = Sampler(engine.base, directory)
     for model_id in engine.models:
-        asked = request(model_id, prompt=prompt, max_tokens=60, num_samples=2, prompt_logprobs=True)
+        asked = request(model_id, prompt=prompt, max_tokens=30, num_samples=2, prompt_logprobs=True)
         sampler.submit(asked, engine.snapshot(model_id))
     for model_id, result in run(sampler).items():
         for sequence in result.sequences:
@@ -267,17 +275,17 @@ def test_same_seed_gives_the_same_whatever_else_runs(tmp_path: Path, kind: str, 
     }
     alone = {}
     for name, (snapshot, fields) in watched.items():
-        alone[name] = sampled(Sampler(base, checkpoint), snapshot, request_id=name, max_tokens=40, **fields)
+        alone[name] = sampled(Sampler(base, checkpoint), snapshot, request_id=name, max_tokens=24, **fields)
     crowded = Sampler(base, checkpoint)
     chance = np.random.default_rng(0)
     results: dict[str, Any] = {}
     for number, (name, (snapshot, fields)) in enumerate(watched.items()):
-        for other in range(6):
+        for other in range(4):
             length, samples = int(chance.integers(1, 300)), int(chance.integers(1, 4))
             company = WeightsSnapshot(transformer=base, adapter=adapters[other % 3].copy() if other % 2 else None)
-            fields_of_it = {"max_tokens": int(chance.integers(1, 60)), "num_samples": samples, "seed": other}
+            fields_of_it = {"max_tokens": int(chance.integers(1, 30)), "num_samples": samples, "seed": other}
             crowded.submit(request(f"{number}/{other}", length, **fields_of_it), company)
-        crowded.submit(request(name, max_tokens=40, **fields), snapshot)
+        crowded.submit(request(name, max_tokens=24, **fields), snapshot)
         for _ in range(int(chance.integers(1, 9))):
             results.update(crowded.step())
     results.update(run(crowded))
@@ -411,12 +419,12 @@ def test_lengths_end_a_continuation(base: Transformer, sampler: Sampler) -> None
 
 
 def test_short_request_sent_after_a_long_one_ends_first(base: Transformer, sampler: Sampler) -> None:
-    sampler.submit(request("long", 10, max_tokens=500), WeightsSnapshot(transformer=base))
+    sampler.submit(request("long", 10, max_tokens=60), WeightsSnapshot(transformer=base))
     sampler.step()
     sampler.submit(request("short", 10, max_tokens=4), WeightsSnapshot(transformer=base))
     ended = [[name for name, _ in sampler.step()] for _ in range(4)]
     assert ended == [[], [], [], ["short"]]
-    assert len(one(run(sampler)["long"]).tokens) == 500
+    assert len(one(run(sampler)["long"]).tokens) == 60
 
 
 def test_step_computes_all_adapters_of_a_base_at_once_and_full_weights_each_by_themselves(

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 
 import httpx
 from stub_engine import StubEngine
 
+from forked_ranks import ForkedRank
 from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.trainer_service import channel
+
+MODULE = "trainmaster.trainer_service.front"
 
 
 class RunningFront:
@@ -31,8 +35,13 @@ class RunningFront:
         token_file="",
         engine=StubEngine,
         descriptors: int = 0,
+        executed: bool = False,
         **settings: float,
     ) -> None:
+        """It is forked from a process that has imported it, or, as a job has it, `executed`.
+
+        That is for tests of its memory, and of `descriptors`: of how many it may have open at most.
+        """
         self._attempt = attempt
         self._token_file = token_file
         self._ready = ready
@@ -40,6 +49,7 @@ class RunningFront:
         self._delays = delays or {}
         self._make_engine = engine
         self._limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)] if descriptors else []
+        self._executed = executed or descriptors > 0
         self._settings = {"last_answers_s": 0.1, **settings}
 
     def __enter__(self) -> RunningFront:
@@ -47,20 +57,21 @@ class RunningFront:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._log = tempfile.TemporaryFile()
-        flags = [f"--channel={far.fileno()}", f"--port={port}"]
+        self._log = tempfile.NamedTemporaryFile()
+        flags = [f"--port={port}"]
         flags += [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
-        self.process = subprocess.Popen(
-            [*self._limited, sys.executable, "-P", "-m", "trainmaster.trainer_service.front", *flags],
-            pass_fds=[far.fileno()],
-            stderr=self._log,
-            env={
-                **os.environ,
-                environment.JOB_ID: "job-1",
-                environment.ATTEMPT: str(self._attempt),
-                environment.TOKEN_FILE: str(self._token_file),
-            },
-        )
+        env = {
+            **os.environ,
+            environment.JOB_ID: "job-1",
+            environment.ATTEMPT: str(self._attempt),
+            environment.TOKEN_FILE: str(self._token_file),
+        }
+        self.process: subprocess.Popen[bytes] | ForkedRank
+        if self._executed:
+            argv = [*self._limited, sys.executable, "-P", "-m", MODULE, *flags, f"--channel={far.fileno()}"]
+            self.process = subprocess.Popen(argv, pass_fds=[far.fileno()], stderr=self._log, env=env)
+        else:
+            self.process = ForkedRank(MODULE, flags, env=env, log=Path(self._log.name), channel=far)
         far.close()
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=f"{self.url}/api/v1", verify=False, timeout=PATIENCE_S)

@@ -15,10 +15,12 @@ from typing import Any
 
 import httpx
 
+from forked_ranks import ForkedRank
 from patience import PATIENCE_S
 from process_signals import kill_all_marked
 from trainmaster.protocol import environment
 
+MODULE = "trainmaster.trainer_service"
 BASE_MODEL = "tiny/model"
 FEW_DESCRIPTORS = 512
 """What a service may have open when it starts; it may allow itself more."""
@@ -28,8 +30,17 @@ class RunningService:
     """The ranks of one attempt at a service job. `directory` is what attempts of one job have in common."""
 
     def __init__(
-        self, directory: Path, model: Path, *, attempt: int = 1, ranks: int = 1, job_id: str = "job-1", **settings: Any
+        self,
+        directory: Path,
+        model: Path,
+        *,
+        attempt: int = 1,
+        ranks: int = 1,
+        job_id: str = "job-1",
+        executed: bool = False,
+        **settings: Any,
     ) -> None:
+        """Its ranks are forked from a process that has imported torch, or, as a worker does it, `executed`."""
         self.directory = directory
         self.attempt_dir = directory / f"attempt-{attempt}"
         self.checkpoints = directory / "checkpoints"
@@ -38,7 +49,7 @@ class RunningService:
         document = {"base_model": BASE_MODEL, "model_path": str(model), "mode": "lora", "lora_rank": 8, **settings}
         (inputs / "service.json").write_text(json.dumps(document))
         self.port, rendezvous = _free_port(), _free_port()
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.ranks: list[subprocess.Popen[bytes] | ForkedRank] = []
         for rank in range(ranks):
             env = {
                 **{name: value for name, value in os.environ.items() if not name.startswith("TRAINMASTER_")},
@@ -60,10 +71,22 @@ class RunningService:
                 environment.CONTROL_FILE: str(self.attempt_dir / "control.json"),
                 "CUDA_VISIBLE_DEVICES": "",
             }
-            with open(self.attempt_dir / f"log-{rank}", "wb") as log:
-                argv = ["sh", "-c", f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"', "sh"]
-                argv += [sys.executable, "-P", "-m", "trainmaster.trainer_service"]
-                self.ranks.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True))
+            log = self.attempt_dir / f"log-{rank}"
+            if not executed:
+                self.ranks.append(ForkedRank(MODULE, env=env, log=log, descriptors=FEW_DESCRIPTORS))
+                continue
+            argv = [
+                "sh",
+                "-c",
+                f'ulimit -S -n {FEW_DESCRIPTORS} && exec "$@"',
+                "sh",
+                sys.executable,
+                "-P",
+                "-m",
+                MODULE,
+            ]
+            with open(log, "wb") as file:
+                self.ranks.append(subprocess.Popen(argv, env=env, stdout=file, stderr=file, start_new_session=True))
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}/api/v1", verify=False, timeout=PATIENCE_S, trust_env=False
         )

@@ -50,7 +50,7 @@ def test_protobuf_json_and_zstd_mean_the_same(front: RunningFront) -> None:
 @pytest.mark.parametrize("settings", [{}, {"memory_bytes": 0}], ids=["memory", "disk"])
 def test_large_body_goes_through_without_being_held(settings: dict[str, int]) -> None:
     """80 MiB, protobuf and JSON: the front's own memory does not grow by them."""
-    with RunningFront(hold_s=30, delays={"decodes": False}, **settings) as front:
+    with RunningFront(hold_s=30, delays={"decodes": False}, executed=True, **settings) as front:
         client = Client(front)
         before = own_memory(front.process.pid)
         body = protobuf_pass(client.model_id, 1, targets=7_000_000)
@@ -103,7 +103,7 @@ def test_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(front: Runnin
 
 
 def test_nothing_is_lost_in_a_storm() -> None:
-    """208 passes of 3.3 MB and 512 samples at once: every number comes out, once, with its own result."""
+    """104 passes of 3.3 MB and 256 samples at once: every number comes out, once, with its own result."""
     with RunningFront(hold_s=20, delays={"sample_s": 0.5, "decodes": False}) as front:
         client = Client(front)
         session = client.sampling_session()
@@ -133,19 +133,19 @@ def test_nothing_is_lost_in_a_storm() -> None:
                     answer = own.http.post("retrieve_future", json=ack).json()
                 return int(answer["sequences"][0]["tokens"][0])
 
-            numbers = np.random.default_rng(0).permutation(np.arange(1, 209)).tolist()
+            numbers = np.random.default_rng(0).permutation(np.arange(1, 105)).tolist()
             with (
                 ThreadPoolExecutor(128, initializer=connect) as samplers,
                 ThreadPoolExecutor(16, initializer=connect) as trainers,
             ):
-                drawn = [samplers.submit(draw, seq_id) for seq_id in range(512)]
+                drawn = [samplers.submit(draw, seq_id) for seq_id in range(256)]
                 # A gap must not hold all connections: acknowledgements and results are asked for apart from each other.
                 trained = {seq_id: trainers.submit(train, seq_id) for seq_id in sorted(numbers, key=lambda n: n // 8)}
-                assert [answer.result(PATIENCE_S) for answer in drawn] == list(range(512))
+                assert [answer.result(PATIENCE_S) for answer in drawn] == list(range(256))
                 assert {seq_id: answer.result(PATIENCE_S) for seq_id, answer in trained.items()} == {
                     seq_id: seq_id for seq_id in numbers
                 }
-        assert client.done() == [(seq_id, "forward_backward") for seq_id in range(1, 209)]
+        assert client.done() == [(seq_id, "forward_backward") for seq_id in range(1, 105)]
         assert client.post("session_heartbeat", session_id=client.session_id)
 
 

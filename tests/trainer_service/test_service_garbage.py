@@ -23,8 +23,8 @@ UNREAD = "telemetry"
 """Whatever it says, it is dropped: a client whose telemetry is refused tries again for ever."""
 
 ZSTD = {**PROTOBUF, "content-encoding": "zstd"}
-BOMB = zstandard.ZstdCompressor().compress(bytes(512 << 20))
 HUGE = b"9" * 5000
+BOMB = b"512 MiB of zeros, which are compressed when they are sent"
 
 
 def deep(levels: int) -> bytes:
@@ -109,6 +109,8 @@ def refusal(front: RunningFront, path: str, answer: Any) -> str:
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_is_refused_with_a_reason(front: RunningFront, garbage: str) -> None:
     content, headers = GARBAGE[garbage]
+    if content is BOMB:
+        content = zstandard.ZstdCompressor().compress(bytes(512 << 20))
     for path in POSTS:
         answer = front.http.post(path, content=content, headers=headers)
         if path == UNREAD or (garbage == "unknown encoding" and path not in ("asample", "forward", "forward_backward")):

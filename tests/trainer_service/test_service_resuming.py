@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def test_sigterm_saves_and_cancel_does_not(tiny: Path, tmp_path: Path) -> None:
             model.train([0])
             if cause is not None:
                 service.ask_to_stop(cause, save=False, grace_s=10)
-            service.ranks[0].send_signal(signal.SIGTERM)
+            service.ranks[0].terminate()
             assert service.wait() == [EXIT_STOPPED]
             assert len(service.events("checkpoint")) == saves
 
@@ -165,7 +164,7 @@ def test_front_and_engine_end_with_each_other(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_service_is_not_healthy_before_it_is_ready(tiny: Path, tmp_path: Path) -> None:
-    service = RunningService(tmp_path, tiny)
+    service = RunningService(tmp_path, tiny, executed=True)
     try:
         answers = set()
         while 200 not in answers:
