@@ -24,6 +24,16 @@ from patience import PATIENCE_S
 
 PREFIX = Path(sys.base_prefix)
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+IS_OF_THE_SYSTEM = str(PREFIX) == "/usr"
+"""Whether Python shares its place with all that is installed, as Debian's does."""
+HOME = Path(os.__file__).parent if IS_OF_THE_SYSTEM else PREFIX
+"""Where there is nothing but Python."""
+SITE = (
+    f"/usr/local/lib/python{VERSION}/dist-packages"
+    if IS_OF_THE_SYSTEM
+    else f"{PREFIX}/lib/python{VERSION}/site-packages"
+)
+"""Where the Python of the image looks for packages."""
 COMMANDS = ("dash", "bash", "echo", "true", "env", "cat", "sleep", "ls", "id", "kill", "mkdir")
 LIBRARIES = (
     *("libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2", "libgcc_s.so.1", "libstdc++.so.6", "libgomp.so.1"),
@@ -176,9 +186,15 @@ def _archive(archive: Path, *, with_python: bool) -> None:
         if with_python:
             for name in ("python3", "python"):
                 _link(tar, f"usr/bin/{name}", f"{PREFIX}/bin/python{VERSION}")
-            tar.add(PREFIX, str(PREFIX).lstrip("/"), filter=_needed)
-            linked += [path for path in PREFIX.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
-            linked.append(Path(os.path.realpath(sys.executable)))
+            tar.add(HOME, str(HOME).lstrip("/"), filter=_needed)
+            interpreter = Path(os.path.realpath(sys.executable))
+            if IS_OF_THE_SYSTEM:
+                import pip
+
+                tar.add(interpreter, str(interpreter).lstrip("/"))
+                tar.add(Path(pip.__file__).parent, f"{SITE}/pip".lstrip("/"))
+            linked += [path for path in HOME.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
+            linked.append(interpreter)
         for library in sorted(_libraries(linked)):
             tar.add(os.path.realpath(library), f"usr{library}" if library.startswith("/lib") else library.lstrip("/"))
 
@@ -205,4 +221,4 @@ def _libraries(programs: list[Path]) -> set[str]:
     found = {path.rstrip(":") for path in found}
     near = {str(Path(path).parent) for path in found if "libc.so" in path}
     found |= {f"{place}/{name}" for place in near for name in LIBRARIES if os.path.exists(f"{place}/{name}")}
-    return {path for path in found if not path.startswith(f"{PREFIX}/")}
+    return {path for path in found if not path.startswith(f"{HOME}/")}
