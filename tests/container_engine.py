@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import resource
 import shutil
@@ -19,6 +20,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from patience import PATIENCE_S
 
@@ -40,6 +43,8 @@ LIBRARIES = (
     *("libpthread.so.0", "librt.so.1", "libdl.so.2", "libutil.so.1"),
 )
 """What is opened by name at run time, so that nobody links it."""
+
+_API = "http://podman/v4.0.0/libpod"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,9 +89,13 @@ class Engine:
 
     def labelled(self, label: str) -> list[str]:
         """The names of all containers and networks with a label."""
-        containers = self.podman("ps", "--all", "--filter", f"label={label}", "--format", "{{.Names}}")
-        networks = self.podman("network", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
-        return [*containers.split(), *networks.split()]
+        filters = {"filters": json.dumps({"label": [label]})}
+        # By its API: a command of its own would be started anew each time that somebody looks.
+        transport = httpx.HTTPTransport(uds=f"{self.directory}/podman.sock", verify=False)
+        with httpx.Client(transport=transport, base_url=_API, timeout=PATIENCE_S, trust_env=False) as client:
+            containers = client.get("/containers/json", params={"all": "true", **filters}).raise_for_status().json()
+            networks = client.get("/networks/json", params=filters).raise_for_status().json()
+        return [*(container["Names"][0] for container in containers), *(network["name"] for network in networks)]
 
 
 REQUIRED = "REQUIRE_CONTAINERS"
