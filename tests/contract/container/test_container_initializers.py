@@ -164,6 +164,7 @@ def test_images_fetch_as_kubeflows_do_and_their_secrets_reach_nobody_else(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_function_of_a_client_finds_what_its_image_fetched(
     container_server: ContainerServer, fetcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
