@@ -73,7 +73,7 @@ def test_progress_metrics_phases_checkpoints_and_results_are_shown(server: JobSe
     assert [step for step, _, _ in only["points"]] == [9, 10]
 
 
-@long_on("local-http")
+@long_on("local-http", "container")
 def test_job_without_a_step_is_shown_as_stalled_with_its_stacks(server: JobServer) -> None:
     job_id = server.submit_source(STALLS)
     assert server.wait_for_event(job_id, "stalled")["reason"] == "STALLED"

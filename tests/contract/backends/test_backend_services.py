@@ -101,7 +101,7 @@ def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: 
         assert b"".join(pieces) == b"second"
 
 
-@long_on("local-files")
+@long_on("local-files", "container")
 def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = serve(server)
     server.until(job_id, "TRAINING")
