@@ -378,9 +378,7 @@ def paths_below(directory: Path, seen_through: Path) -> list[str]:
     return found
 
 
-def test_job_reaches_neither_the_server_nor_another_account(
-    server: LocalServer, vision: Tenant, speech: Tenant, ground: Path
-) -> None:
+def test_job_reaches_neither_the_server_nor_another_account(server: LocalServer, vision: Tenant, ground: Path) -> None:
     program = 'echo canary > "$TRAINMASTER_OUTPUT_DIR/out"; mkdir "$TRAINMASTER_CHECKPOINT_DIR/c"; echo up; sleep 600'
     of_default = server.submit("sh", "-c", f"umask 000; {program}")
     server.wait_for_line(of_default, "up")
@@ -408,9 +406,10 @@ def test_job_reaches_neither_the_server_nor_another_account(
     assert any(path.endswith("/state") for path in paths)
     given = json.dumps({"paths": sorted(paths), "pids": sorted(pids)}).encode()
 
-    job_id = speech.run(PROBE, files={"given.json": given})
-    speech.until(job_id, "COMPLETED")
-    (line,) = speech.lines(job_id, stream="stdout")
+    stranger = Tenant(server, "stranger", 61003)  # what others left is not its own
+    job_id = stranger.run(PROBE, files={"given.json": given})
+    stranger.until(job_id, "COMPLETED")
+    (line,) = stranger.lines(job_id, stream="stdout")
     answer = json.loads(line)
     assert answer["tried"] == len(paths)
     assert answer["done"] == []
