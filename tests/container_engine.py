@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import resource
 import shutil
@@ -20,16 +21,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from patience import PATIENCE_S
 
 PREFIX = Path(sys.base_prefix)
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+IS_OF_THE_SYSTEM = str(PREFIX) == "/usr"
+"""Whether Python shares its place with all that is installed, as Debian's does."""
+HOME = Path(os.__file__).parent if IS_OF_THE_SYSTEM else PREFIX
+"""Where there is nothing but Python."""
+SITE = (
+    f"/usr/local/lib/python{VERSION}/dist-packages"
+    if IS_OF_THE_SYSTEM
+    else f"{PREFIX}/lib/python{VERSION}/site-packages"
+)
+"""Where the Python of the image looks for packages."""
 COMMANDS = ("dash", "bash", "echo", "true", "env", "cat", "sleep", "ls", "id", "kill", "mkdir")
 LIBRARIES = (
     *("libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2", "libgcc_s.so.1", "libstdc++.so.6", "libgomp.so.1"),
     *("libpthread.so.0", "librt.so.1", "libdl.so.2", "libutil.so.1"),
 )
 """What is opened by name at run time, so that nobody links it."""
+
+_API = "http://podman/v4.0.0/libpod"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +89,13 @@ class Engine:
 
     def labelled(self, label: str) -> list[str]:
         """The names of all containers and networks with a label."""
-        containers = self.podman("ps", "--all", "--filter", f"label={label}", "--format", "{{.Names}}")
-        networks = self.podman("network", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
-        return [*containers.split(), *networks.split()]
+        filters = {"filters": json.dumps({"label": [label]})}
+        # By its API: a command of its own would be started anew each time that somebody looks.
+        transport = httpx.HTTPTransport(uds=f"{self.directory}/podman.sock", verify=False)
+        with httpx.Client(transport=transport, base_url=_API, timeout=PATIENCE_S, trust_env=False) as client:
+            containers = client.get("/containers/json", params={"all": "true", **filters}).raise_for_status().json()
+            networks = client.get("/networks/json", params=filters).raise_for_status().json()
+        return [*(container["Names"][0] for container in containers), *(network["name"] for network in networks)]
 
 
 REQUIRED = "REQUIRE_CONTAINERS"
@@ -176,9 +195,15 @@ def _archive(archive: Path, *, with_python: bool) -> None:
         if with_python:
             for name in ("python3", "python"):
                 _link(tar, f"usr/bin/{name}", f"{PREFIX}/bin/python{VERSION}")
-            tar.add(PREFIX, str(PREFIX).lstrip("/"), filter=_needed)
-            linked += [path for path in PREFIX.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
-            linked.append(Path(os.path.realpath(sys.executable)))
+            tar.add(HOME, str(HOME).lstrip("/"), filter=_needed)
+            interpreter = Path(os.path.realpath(sys.executable))
+            if IS_OF_THE_SYSTEM:
+                import pip
+
+                tar.add(interpreter, str(interpreter).lstrip("/"))
+                tar.add(Path(pip.__file__).parent, f"{SITE}/pip".lstrip("/"))
+            linked += [path for path in HOME.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
+            linked.append(interpreter)
         for library in sorted(_libraries(linked)):
             tar.add(os.path.realpath(library), f"usr{library}" if library.startswith("/lib") else library.lstrip("/"))
 
@@ -205,4 +230,4 @@ def _libraries(programs: list[Path]) -> set[str]:
     found = {path.rstrip(":") for path in found}
     near = {str(Path(path).parent) for path in found if "libc.so" in path}
     found |= {f"{place}/{name}" for place in near for name in LIBRARIES if os.path.exists(f"{place}/{name}")}
-    return {path for path in found if not path.startswith(f"{PREFIX}/")}
+    return {path for path in found if not path.startswith(f"{HOME}/")}

@@ -49,16 +49,16 @@ class ContainerServer(JobServer):
 
     def wait_until_cleared(self, job_id: str = "") -> None:
         """Wait until nothing is left of a job, or of any: containers, networks, secrets."""
-        wait_for(lambda: not self.containers(job_id), f"the removal of {self.containers(job_id)}")
+        wait_for(lambda: not self.containers(job_id), f"the removal of what the engine has of {job_id or 'all jobs'}")
         left = [path.name for path in SECRETS.glob(f"tm-{job_id or 'job-'}*")] if job_id else []
         assert not left, left
 
     def end_all_jobs(self) -> None:
         """Cancel what still runs; nothing may be left of any job, and nothing booked."""
-        live = [job["job_id"] for job in self.data("GET", "/v1/jobs?page_size=100")["jobs"]]
+        listed = self.data("GET", "/v1/jobs?page_size=100")["jobs"]
+        live = [job["job_id"] for job in listed if job["status"] not in ENDED]
         for job_id in live:
-            if self.job(job_id)["status"] not in ENDED:
-                self.ask("POST", f"/v1/jobs/{job_id}/cancel")
+            self.ask("POST", f"/v1/jobs/{job_id}/cancel")
         for job_id in live:
             self.until(job_id)
         self.wait_until_cleared()

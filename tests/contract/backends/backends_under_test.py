@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
@@ -135,3 +137,9 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
 """Name -> what runs it, with its server, on a directory of its own."""
 MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing}
 """Name -> why it cannot be run on this machine; None where it can."""
+
+
+def long_on(*names: str) -> pytest.MarkDecorator:
+    """Mark a test that only `make test-long` runs over these backends: in CI the others prove as much."""
+    every = [pytest.param(name, marks=pytest.mark.long if name in names else ()) for name in BACKENDS_UNDER_TEST]
+    return pytest.mark.parametrize("backend", every, indirect=True, scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from real_server import wait_for
@@ -13,6 +13,7 @@ from trainmaster.backends.base import PlacementBy
 BOTH_GPUS = {"gpu_count": 2}
 
 
+@long_on("local-files")
 def test_paused_job_saves_and_resumes_where_it_was(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = server.submit_source(TRAINS)
     wait_until_it_can_save(server, job_id)
@@ -36,6 +37,7 @@ def test_paused_job_saves_and_resumes_where_it_was(backend: BackendUnderTest, se
     assert number_after(server, job_id, "begins at", attempt=1) == 0
 
 
+@long_on("local-http", "container")
 def test_pause_of_what_cannot_save_is_refused_unless_nothing_shall_be_saved(server: JobServer) -> None:
     job_id = server.submit("sh", "-c", "echo begins; exec sleep 600")
     server.until(job_id, "TRAINING")
@@ -51,6 +53,7 @@ def test_pause_of_what_cannot_save_is_refused_unless_nothing_shall_be_saved(serv
     wait_for(lambda: server.lines(job_id, attempt="all") == ["begins", "begins"], "the second attempt's line")
 
 
+@long_on("local-http", "container")
 def test_missed_grace_is_an_event_and_the_last_checkpoint_stays(server: JobServer) -> None:
     job_id = server.submit_source(TRAINS, "--save-every", 20, "--ignore-stops", workload={"grace_period_s": 0.5})
     wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
@@ -60,6 +63,7 @@ def test_missed_grace_is_an_event_and_the_last_checkpoint_stays(server: JobServe
     assert latest_checkpoint(job)["step"] % 20 == 0
 
 
+@long_on("local-files")
 def test_what_crashed_is_tried_again_from_its_checkpoint_as_often_as_is_allowed(
     backend: BackendUnderTest, server: JobServer
 ) -> None:
@@ -88,6 +92,7 @@ def test_what_crashed_is_tried_again_from_its_checkpoint_as_often_as_is_allowed(
     assert begun % 20 == 0
 
 
+@long_on("local-http")
 def test_retry_makes_a_child_that_goes_on_from_its_parents_checkpoint(server: JobServer) -> None:
     parent_id = server.submit_source(TRAINS, "--save-every", 20, "--fail-at", 50)
     parent = server.until(parent_id, "FAILED")
@@ -108,6 +113,7 @@ def test_retry_makes_a_child_that_goes_on_from_its_parents_checkpoint(server: Jo
     assert server.lines(other) == ["begins at 40", "done"]
 
 
+@long_on("local-files", "container")
 def test_preempted_job_saves_makes_room_and_goes_on_where_it_was(backend: BackendUnderTest, server: JobServer) -> None:
     if backend.capabilities.placement is not PlacementBy.US:
         pytest.skip("the engine places, and preempts")

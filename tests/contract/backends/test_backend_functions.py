@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from wheel_index import WheelIndex
@@ -17,6 +17,7 @@ def submit(server: JobServer, source: str, **workload: Any) -> str:
     return server.submit_workload("function", {"source": textwrap.dedent(source), "name": "train", **workload})
 
 
+@long_on("local-files", "local-http")
 def test_function_has_its_packages_and_its_result_is_kept(backend: BackendUnderTest, server: JobServer) -> None:
     index = WheelIndex(server.directory.parent / "index")
     index.add("gamma", "1.0", requires=["delta>=2"])
@@ -56,6 +57,7 @@ def test_function_has_its_packages_and_its_result_is_kept(backend: BackendUnderT
     assert server.lines(second, step="environment") == []
 
 
+@long_on("local-files", "container")
 def test_failing_function_fails_its_job_at_its_own_line(backend: BackendUnderTest, server: JobServer) -> None:
     source = """
         def train(lr):

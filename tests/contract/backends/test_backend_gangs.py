@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer, json_lines
 from real_server import wait_for
@@ -51,6 +51,7 @@ def gangs(backend: BackendUnderTest) -> None:
         pytest.skip("the backend puts each node of a gang on a machine of its own")
 
 
+@long_on("local-files")
 def test_ranks_of_two_nodes_meet(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = server.submit_source(MEETS, workload={"ranks_per_node": 2}, **GANG)
     job = server.until(job_id)
@@ -72,6 +73,7 @@ def test_ranks_of_two_nodes_meet(backend: BackendUnderTest, server: JobServer) -
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-files", "container")
 def test_one_failing_rank_stops_all_and_is_named(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = server.submit_source(MEETS, "fail", workload={"ranks_per_node": 2}, **GANG)
     error = server.until(job_id, "FAILED")["error"]
@@ -81,6 +83,7 @@ def test_one_failing_rank_stops_all_and_is_named(backend: BackendUnderTest, serv
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-http")
 def test_gang_ends_as_a_whole_when_one_of_its_nodes_is_lost(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = server.submit("sh", "-c", "echo up; exec sleep 600", **GANG)
     wait_for(lambda: server.lines(job_id).count("up") == 2, "both nodes")

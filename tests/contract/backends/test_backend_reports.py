@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from backends_under_test import long_on
+
 from job_server import JobServer
 
 REPORTS = """
@@ -39,6 +41,7 @@ time.sleep(600)
 """
 
 
+@long_on("local-files")
 def test_progress_metrics_phases_checkpoints_and_results_are_shown(server: JobServer) -> None:
     checkpoint = {"checkpoint": {"metric_for_best_model": "loss"}}
     job_id = server.submit_source(REPORTS, output_config=checkpoint)
@@ -70,6 +73,7 @@ def test_progress_metrics_phases_checkpoints_and_results_are_shown(server: JobSe
     assert [step for step, _, _ in only["points"]] == [9, 10]
 
 
+@long_on("local-http", "container")
 def test_job_without_a_step_is_shown_as_stalled_with_its_stacks(server: JobServer) -> None:
     job_id = server.submit_source(STALLS)
     assert server.wait_for_event(job_id, "stalled")["reason"] == "STALLED"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from real_server import wait_for
@@ -26,6 +26,7 @@ def gpus(server: JobServer) -> dict[str, Any]:
     return {str(gpu["index"]): gpu["job_id"] for gpu in node["gpus"]}
 
 
+@long_on("local-files", "container")
 def test_jobs_at_once_have_gpus_of_their_own_and_give_them_back(server: JobServer) -> None:
     jobs = [server.submit(*SHOWS_AND_WAITS, resource_config={"gpu_count": 1}) for _ in range(2)]
     none = server.submit(*SHOWS_AND_WAITS)
@@ -45,6 +46,7 @@ def test_jobs_at_once_have_gpus_of_their_own_and_give_them_back(server: JobServe
     assert gpus(server) == {seen[0]: None, seen[1]: jobs[1]}
 
 
+@long_on("local-http", "container")
 def test_cores_and_memory_are_booked_while_a_job_runs(server: JobServer) -> None:
     (node,) = server.data("GET", "/v1/nodes")["nodes"]
     booked = {"gpu_count": 0, "cpu_cores": node["cpu_cores"]["total"], "ram_min_mb": 512}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from real_server import wait_for
@@ -47,6 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer((os.environ["TRAINMASTER_SERVICE_HOST"], int(os.environ["PORT"])), Handler).serve_forever()
 """
 
+pytestmark = long_on("local-files")
 FOR_EVER, SHORT = 1_000_000, 100
 PATH = ["PENDING", "QUEUED", "SCHEDULING", "PREPARING", "TRAINING"]
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer, json_lines, pids, shown_of
 from trainmaster.protocol.launch import Lifetime
@@ -80,6 +80,7 @@ FAILURES: list[tuple[list[str], str, str, dict[str, Any]]] = [
 ]
 
 
+@long_on("local-files")
 def test_output_is_kept_to_the_byte_and_shown_by_lines(server: JobServer) -> None:
     workload = {
         "argv": ["sh", "-c", "cat raw; echo wrong >&2"],
@@ -97,6 +98,7 @@ def test_output_is_kept_to_the_byte_and_shown_by_lines(server: JobServer) -> Non
     assert server.statuses(job_id) == ["PENDING", "QUEUED", "SCHEDULING", "PREPARING", "TRAINING", "COMPLETED"]
 
 
+@long_on("local-files", "container")
 def test_followed_log_is_whole_and_in_order_from_its_start_to_its_end(server: JobServer) -> None:
     job_id = server.submit_source(TALKS)
     events = list(server.follow(f"/v1/jobs/{job_id}/logs?follow=true"))
@@ -121,6 +123,7 @@ def messages(events: list[dict[str, str]], stream: str) -> list[str]:
     return [line["message"] for line in lines if line["stream"] == stream]
 
 
+@long_on("local-http")
 def test_failure_says_what_it_was_whose_it_was_and_what_to_do(server: JobServer) -> None:
     jobs = [server.submit(*argv) for argv, _, _, _ in FAILURES]
     for job_id, (_, error_type, fault, told) in zip(jobs, FAILURES, strict=True):
@@ -134,6 +137,7 @@ def test_failure_says_what_it_was_whose_it_was_and_what_to_do(server: JobServer)
         assert job["attempts"][0]["error"] == error
 
 
+@long_on("local-files")
 def test_job_has_its_files_and_variables_where_it_works_and_what_it_leaves_is_kept(
     backend: BackendUnderTest, server: JobServer
 ) -> None:
@@ -161,6 +165,7 @@ def test_job_has_its_files_and_variables_where_it_works_and_what_it_leaves_is_ke
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-files")
 def test_secrets_reach_every_rank_and_lie_nowhere(backend: BackendUnderTest, server: JobServer) -> None:
     secret = "canary-environment-8d1f\nwith 'quotes' and ☃"
     program = 'test "${#PASSWORD}" -gt 20 && echo "rank $RANK has it"; exec sleep 600'

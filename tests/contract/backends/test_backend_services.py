@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from patience import PATIENCE_S
@@ -80,6 +80,7 @@ def call(server: JobServer, job_id: str, path: str = "/", method: str = "GET", *
     return server.ask(method, f"/v1/jobs/{job_id}/proxy{path}", **options)
 
 
+@long_on("local-http")
 def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: JobServer) -> None:
     job_id = serve(server, ready_at_probe=3)
     early = call(server, job_id)
@@ -100,6 +101,7 @@ def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: 
         assert b"".join(pieces) == b"second"
 
 
+@long_on("local-files", "container")
 def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = serve(server)
     server.until(job_id, "TRAINING")
@@ -118,6 +120,7 @@ def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: Backend
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-http", "container")
 def test_service_that_is_never_ready_fails_and_one_that_nobody_uses_is_parked(server: JobServer) -> None:
     never = serve(server, ready_at_probe=NEVER, timeout_s=1.0)
     unused = serve(server, inactivity_timeout_s=1.0)

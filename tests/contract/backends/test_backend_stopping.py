@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from backends_under_test import BackendUnderTest
+from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 
@@ -64,6 +64,7 @@ def start_family(backend: BackendUnderTest, mark: str) -> str:
     return job_id
 
 
+@long_on("local-files")
 def test_cancelled_job_has_its_grace_and_ends_by_itself(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = server.submit_source(SAVES)
     server.wait_for_line(job_id, "up")
@@ -78,6 +79,7 @@ def test_cancelled_job_has_its_grace_and_ends_by_itself(backend: BackendUnderTes
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-http")
 def test_cancelled_job_that_ignores_signals_leaves_no_process(
     backend: BackendUnderTest, server: JobServer, mark: str
 ) -> None:
@@ -88,6 +90,7 @@ def test_cancelled_job_that_ignores_signals_leaves_no_process(
     backend.wait_until_nothing_is_left(job_id)
 
 
+@long_on("local-files", "container")
 def test_job_that_ran_too_long_fails_and_leaves_no_process(
     backend: BackendUnderTest, server: JobServer, mark: str
 ) -> None:
@@ -103,6 +106,7 @@ def test_job_that_ran_too_long_fails_and_leaves_no_process(
     assert not backend.processes(mark)
 
 
+@long_on("local-http")
 def test_job_that_ends_by_itself_leaves_no_process(backend: BackendUnderTest, server: JobServer, mark: str) -> None:
     job_id = server.submit_source(STARTS_A_FAMILY, mark)
     job = server.until(job_id)
@@ -123,6 +127,7 @@ def test_waiting_job_is_cancelled_at_once(server: JobServer) -> None:
     assert server.ask("POST", f"/v1/jobs/{job_id}/cancel").status_code == 409
 
 
+@long_on("local-files")
 def test_deleted_job_is_stopped_and_hidden_and_its_files_stay(
     backend: BackendUnderTest, server: JobServer, mark: str
 ) -> None:

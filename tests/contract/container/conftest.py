@@ -21,13 +21,19 @@ def engine() -> Iterator[Engine]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def container_server(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerServer]:
-    """A server with the container backend first, and the local one beside it; nothing of it is left afterwards."""
+@pytest.fixture(scope="session")
+def shared_container_server(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerServer]:
+    """A server with the container backend first, and the local one beside it."""
     home: Path = tmp_path_factory.mktemp("containers")
     server = ContainerServer(home, engine, python_image(engine))
     with contextlib.ExitStack() as stack:
         stack.callback(server.clean_up)
         server.start()
         yield server
-        server.end_all_jobs()
+
+
+@pytest.fixture(scope="module")
+def container_server(shared_container_server: ContainerServer) -> Iterator[ContainerServer]:
+    """The server; after each module nothing of its jobs is left."""
+    yield shared_container_server
+    shared_container_server.end_all_jobs()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from container_engine import PREFIX, VERSION
+from container_engine import SITE
 from container_servers import PACKAGES, ContainerServer
 from patience import PATIENCE_S
 from process_signals import kill_claimant
@@ -42,7 +42,7 @@ def submit(server: ContainerServer, location: str, **sizes: str) -> str:
     dataset = {"type": "cache", "storage_uri": "cache://made/rows", "metadata_loc": location, "num_data_nodes": COUNT}
     warehouse = str(server.home / "warehouse")
     # What an image for this has installed, the one of the tests has mounted.
-    installed = {"source": str(PACKAGES), "target": f"{PREFIX}/lib/python{VERSION}/site-packages", "read_only": True}
+    installed = {"source": str(PACKAGES), "target": SITE, "read_only": True}
     workload = {
         "ranks_per_node": 2,
         "initializers": {"dataset": {**dataset, "image": server.image, **SIZES, **sizes}},
@@ -101,6 +101,7 @@ def test_nothing_is_left_of_a_gang_whose_job_is_cancelled(container_server: Cont
         server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_gang_whose_worker_is_killed(container_server: ContainerServer, location: str) -> None:
     server = container_server
     with others_make_it(server, location):

@@ -18,7 +18,7 @@ import certifi
 import pytest
 
 import relay
-from container_engine import PREFIX, VERSION, plain_image
+from container_engine import SITE, plain_image
 from container_servers import PACKAGES, ContainerServer
 from patience import PATIENCE_S
 from process_signals import kill_claimant
@@ -164,6 +164,7 @@ def test_images_fetch_as_kubeflows_do_and_their_secrets_reach_nobody_else(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_function_of_a_client_finds_what_its_image_fetched(
     container_server: ContainerServer, fetcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +318,7 @@ def test_initializers_of_ours_fetch_in_the_image_of_the_job(
     (tmp_path / "packages.pth").write_text("/packages\n")
     shutil.copy(certifi.where(), tmp_path / "authorities.pem")
     copies = {
-        "packages.pth": f"{PREFIX}/lib/python{VERSION}/site-packages/",
+        "packages.pth": f"{SITE}/",
         "authorities.pem": "/etc/ssl/certs/ca-certificates.crt",  # without any, the client of the store does not start
     }
     lines = [f"FROM {server.image}", *(f"COPY {name} {place}" for name, place in copies.items())]

@@ -147,6 +147,7 @@ def test_install_outlives_the_server_and_is_made_anew_after_its_workers_death(
     assert result(server, job_id) == "1.0"
 
 
+@pytest.mark.long
 def test_two_nodes_reduce_from_one_function(server: LocalServer) -> None:
     source = """
         import json, os

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from local_servers import LocalServer, over
+from local_servers import LocalServer
 from real_server import wait_for
 from seaweed_server import SeaweedServer
 
@@ -118,6 +118,7 @@ def test_job_class_completes_with_its_checkpoints_listed(walks: Walks, server: L
     assert walks.begins(job_id) == [0]
 
 
+@pytest.mark.long
 def test_paused_walk_goes_on_to_the_same_end(walks: Walks, server: LocalServer, uninterrupted: str) -> None:
     job_id = walks.submit("paused")
     wait_for(lambda: (server.job(job_id)["progress"]["step"] or 0) >= 7, "some steps")
@@ -191,6 +192,7 @@ def test_restore_begins_from_another_walk_as_itself(walks: Walks, server: LocalS
     assert "there is no checkpoint general/default/nothing/1" in failed["error_message"]
 
 
+@pytest.mark.long
 def test_resume_from_an_older_checkpoint_begins_there(walks: Walks, server: LocalServer) -> None:
     job_id = walks.submit("older", "steps=100000")
     wait_for(lambda: len(server.job(job_id)["checkpoints"]) >= 2, "two checkpoints")
@@ -201,6 +203,7 @@ def test_resume_from_an_older_checkpoint_begins_there(walks: Walks, server: Loca
     assert walks.begins(job_id) == [0, oldest["step"]]
 
 
+@pytest.mark.long
 def test_retried_walk_is_a_child_that_goes_on_from_its_parents_checkpoint(
     walks: Walks, server: LocalServer, uninterrupted: str
 ) -> None:
@@ -215,7 +218,6 @@ def test_retried_walk_is_a_child_that_goes_on_from_its_parents_checkpoint(
     assert walks.end(child["job_id"]) == uninterrupted
 
 
-@over("files")
 def test_checkpoints_may_lie_on_an_object_store(
     walks: Walks, server: LocalServer, uninterrupted: str, seaweed: SeaweedServer
 ) -> None:

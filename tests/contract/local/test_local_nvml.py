@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from local_servers import serving
+from local_servers import LocalServer, serving
 from real_server import wait_for
 
 # Two GPUs: the first whole, the second in MIG mode with slices at places 0 and 2. A slice is known by its handle.
@@ -90,54 +91,61 @@ int nvmlDeviceGetMemoryInfo(device d, struct memory *memory) {
 """
 
 
-@pytest.fixture
-def driver(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the library is, and what it is told."""
     if shutil.which("gcc") is None:
         pytest.skip("no compiler to make a driver library with")
-    (tmp_path / "driver.c").write_text(DRIVER)
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    return tmp_path
+    place = tmp_path_factory.mktemp("driver")
+    (place / "driver.c").write_text(DRIVER)
+    library = place / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, place / "driver.c"], check=True)
+    return place
 
 
-def test_gpus_and_slices_of_the_driver_are_listed_and_handed_out(driver: Path) -> None:
-    with serving(driver / "data", "files", LD_LIBRARY_PATH=str(driver)) as server:
-        (node,) = wait_for(lambda: server.data("GET", "/v1/nodes")["nodes"], "the inventory")
-        assert [(gpu["index"], gpu["type"], gpu["memory_mb"]) for gpu in node["gpus"]] == [
-            (0, "NVIDIA H100 80GB HBM3", 81559),
-            (1, "mig-1g.5gb", 4864),
-            (2, "mig-1g.5gb", 4864),
-        ]
-        shows = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-        by_type = {
-            kind: server.submit(*shows, resource_config={"gpu_type": kind, **more})
-            for kind, more in (
-                ("H100", {"gpu_count": 1}),
-                ("mig-1g.5gb", {"gpu_count": 2}),
-            )
-        }
-        for job_id in by_type.values():
-            assert server.until(job_id)["status"] == "COMPLETED"
-        assert server.lines(by_type["H100"]) == ["0"]
-        assert server.lines(by_type["mig-1g.5gb"]) == ["MIG-10,MIG-12"]
+@pytest.fixture(scope="module")
+def shared_server(driver: Path) -> Iterator[LocalServer]:
+    with serving(driver / "data", "files", LD_LIBRARY_PATH=str(driver), DRIVER_STATE=str(driver)) as server:
+        yield server
 
 
-def test_gpu_whose_memory_is_not_free_after_a_job_leaves_the_pool_until_it_is(driver: Path) -> None:
-    state = {"LD_LIBRARY_PATH": str(driver), "DRIVER_STATE": str(driver)}
+def test_gpus_and_slices_of_the_driver_are_listed_and_handed_out(server: LocalServer) -> None:
+    (node,) = wait_for(lambda: server.data("GET", "/v1/nodes")["nodes"], "the inventory")
+    assert [(gpu["index"], gpu["type"], gpu["memory_mb"]) for gpu in node["gpus"]] == [
+        (0, "NVIDIA H100 80GB HBM3", 81559),
+        (1, "mig-1g.5gb", 4864),
+        (2, "mig-1g.5gb", 4864),
+    ]
+    shows = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    by_type = {
+        kind: server.submit(*shows, resource_config={"gpu_type": kind, **more})
+        for kind, more in (
+            ("H100", {"gpu_count": 1}),
+            ("mig-1g.5gb", {"gpu_count": 2}),
+        )
+    }
+    for job_id in by_type.values():
+        assert server.until(job_id)["status"] == "COMPLETED"
+    assert server.lines(by_type["H100"]) == ["0"]
+    assert server.lines(by_type["mig-1g.5gb"]) == ["MIG-10,MIG-12"]
+
+
+def test_gpu_whose_memory_is_not_free_after_a_job_leaves_the_pool_until_it_is(
+    server: LocalServer, driver: Path
+) -> None:
     leaves_memory = ["sh", "-c", f"echo 70000 > {driver}/used_mb"]
     wants = {"gpu_count": 1, "gpu_type": "H100"}
-    with serving(driver / "data", "files", **state) as server:
-        first = server.submit(*leaves_memory, resource_config=wants)
-        assert server.until(first)["status"] == "COMPLETED"
-        second = server.submit("true", resource_config=wants)
-        (node,) = server.data("GET", "/v1/nodes")["nodes"]
-        assert [gpu["healthy"] for gpu in node["gpus"]] == [False, True, True]
-        assert server.data("GET", f"/v1/jobs/{second}")["status"] == "QUEUED"
-        (driver / "used_mb").write_text("0")
-        assert server.until(second)["status"] == "COMPLETED"
-        told = server.data("GET", f"/v1/nodes/{node['id']}/events")["events"]
-        assert [event["type"] for event in told] == ["gpu_healthy", "gpu_unhealthy"]
-        assert "70000 MB" in told[1]["message"]
+    first = server.submit(*leaves_memory, resource_config=wants)
+    assert server.until(first)["status"] == "COMPLETED"
+    second = server.submit("true", resource_config=wants)
+    (node,) = server.data("GET", "/v1/nodes")["nodes"]
+    assert [gpu["healthy"] for gpu in node["gpus"]] == [False, True, True]
+    assert server.data("GET", f"/v1/jobs/{second}")["status"] == "QUEUED"
+    (driver / "used_mb").write_text("0")
+    assert server.until(second)["status"] == "COMPLETED"
+    told = server.data("GET", f"/v1/nodes/{node['id']}/events")["events"]
+    assert [event["type"] for event in told] == ["gpu_healthy", "gpu_unhealthy"]
+    assert "70000 MB" in told[1]["message"]
 
 
 ASKS = """
@@ -150,8 +158,8 @@ for line in sys.stdin:
 """
 
 
-def test_errors_of_a_gpu_take_it_out_of_the_pool(driver: Path) -> None:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "DRIVER_STATE": str(driver)}
+def test_errors_of_a_gpu_take_it_out_of_the_pool(driver: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "DRIVER_STATE": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as asks:
@@ -159,7 +167,7 @@ def test_errors_of_a_gpu_take_it_out_of_the_pool(driver: Path) -> None:
         assert asks.stdout is not None
 
         def report(name: str, value: int) -> tuple[bool, str]:
-            (driver / name).write_text(str(value))
+            (tmp_path / name).write_text(str(value))
             asks.stdin.write("again\n")
             asks.stdin.flush()
             healthy, problem, _ = json.loads(asks.stdout.readline())

@@ -406,7 +406,7 @@ def test_job_reaches_neither_the_server_nor_another_account(server: LocalServer,
     assert any(path.endswith("/state") for path in paths)
     given = json.dumps({"paths": sorted(paths), "pids": sorted(pids)}).encode()
 
-    stranger = Tenant(server, "stranger", 61003)
+    stranger = Tenant(server, "stranger", 61003)  # what others left is not its own
     job_id = stranger.run(PROBE, files={"given.json": given})
     stranger.until(job_id, "COMPLETED")
     (line,) = stranger.lines(job_id, stream="stdout")

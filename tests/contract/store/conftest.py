@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from postgres_server import PostgresServer
 from trainmaster.server.store.database import Database
+
+_LARGE = 1 << 20
 
 
 @pytest.fixture(scope="session")
@@ -20,25 +23,44 @@ def empty_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def empty_postgres(postgres: PostgresServer) -> str:
-    """The name of a database with all tables and nothing in them."""
+def emptied_postgres(postgres: PostgresServer) -> Callable[[], str]:
+    """Empties a database, which all tests share, to what it was when its tables had been made; its URL."""
     name = postgres.new_database()
-    Database.open(postgres.url(name)).close()
-    return name
+    url = postgres.url(name)
+    Database.open(url).close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        tables = [
+            table for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        ]
+        sequences = [row[0] for row in connection.execute("SELECT sequencename FROM pg_sequences")]
+        connection.execute("CREATE SCHEMA pristine")
+        for table in tables:
+            connection.execute(f"CREATE TABLE pristine.{table} AS TABLE public.{table}")
+
+    def emptied() -> str:
+        postgres.drop_connections(name)
+        with psycopg.connect(url, options="-c session_replication_role=replica") as connection:  # no foreign keys
+            for table in tables:
+                (size,) = connection.execute("SELECT pg_relation_size(%s)", [f"public.{table}"]).fetchone() or (0,)
+                # Nothing reclaims what was deleted, and truncating takes longer.
+                connection.execute(f"TRUNCATE {table} CASCADE" if size > _LARGE else f"DELETE FROM {table}")
+            for table in tables:
+                connection.execute(f"INSERT INTO {table} SELECT * FROM pristine.{table}")
+            for sequence in sequences:
+                connection.execute(f"ALTER SEQUENCE {sequence} RESTART")
+        return url
+
+    return emptied
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Of a fresh database that other processes can open too."""
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database that other processes can open too."""
     if request.param == "sqlite":
         path = tmp_path / "trainmaster.db"
         shutil.copy(request.getfixturevalue("empty_sqlite_file"), path)
-        yield f"sqlite:///{path}"
-    else:
-        server: PostgresServer = request.getfixturevalue("postgres")
-        name = server.new_database(template=request.getfixturevalue("empty_postgres"))
-        yield server.url(name)
-        server.drop_database(name)
+        return f"sqlite:///{path}"
+    return str(request.getfixturevalue("emptied_postgres")())
 
 
 @pytest.fixture

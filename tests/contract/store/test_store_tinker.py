@@ -283,16 +283,23 @@ def test_session_of_many_runs_goes_at_once(filled: Database) -> None:
     """PostgreSQL takes 65,535 values in one statement, and SQLite what it was built for, usually half of them."""
     count = 70_000
 
+    numbers = sa.select(sa.literal(0).label("number")).cte(recursive=True)
+    numbers = numbers.union_all(sa.select(numbers.c.number + 1).where(numbers.c.number < count - 1))
+
+    def many(table: sa.Table, row: dict[str, Any]) -> sa.Insert:
+        """Rows that differ in their first column, made by the database itself."""
+        key = next(iter(row))
+        row = {name: sa.literal(value, table.c[name].type) for name, value in row.items()}
+        row[key] = sa.literal("many-") + sa.cast(numbers.c.number, sa.String)
+        return sa.insert(table).from_select(list(row), sa.select(*row.values()).select_from(numbers))
+
     run_row = {**asdict(run("s0:train:0", state=RunState.FAILED)), "request": "{}"}
-    sampler_row = {"account_id": "acme", "session_id": "s0", "base_model": "m", "created_at": 1.0}
-    # Made before the transaction begins: PostgreSQL ends one that idles.
-    runs = [{**run_row, "model_id": f"many-{number}"} for number in range(count)]
-    samplers = [{**sampler_row, "sampler_id": f"many-{number}"} for number in range(count)]
+    sampler_row = {"sampler_id": "", "account_id": "acme", "session_id": "s0", "base_model": "m", "created_at": 1.0}
 
     def fill(connection: sa.Connection) -> None:
         records.open_run(connection, ACME, run("s0:train:0", state=RunState.FAILED))
-        connection.execute(sa.insert(schema.tinker_runs), runs)
-        connection.execute(sa.insert(schema.tinker_samplers), samplers)
+        connection.execute(many(schema.tinker_runs, run_row))
+        connection.execute(many(schema.tinker_samplers, sampler_row))
         records.finish_session(connection, ACME, "s0", at=5.0, finish={})
 
     filled.write_now(fill)
