@@ -42,6 +42,7 @@ class WarmProcess:
 
 
 _warm: WarmProcess | None = None
+_warming = threading.Lock()
 
 
 class ForkedCommand:
@@ -49,7 +50,8 @@ class ForkedCommand:
 
     def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str], stderr: IO[str]) -> None:
         global _warm
-        _warm = _warm or WarmProcess()
+        with _warming:
+            _warm = _warm or WarmProcess()
         read, write = os.pipe()
         self.stdout = os.fdopen(read)
         self.returncode: int | None = None

@@ -157,7 +157,7 @@ def healthy() -> Iterator[str]:
     """Where somebody says that a trainer is well."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Healthy) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -68,23 +68,21 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("resources", "why"), IMPOSSIBLE)
-def test_job_that_no_node_could_hold_is_refused_with_the_nearest(
-    api: Api, world: World, resources: dict[str, Any], why: str
-) -> None:
+def test_job_that_no_node_could_hold_is_refused_with_the_nearest(api: Api, world: World) -> None:
     report(world, "n1", "n2")
-    document = {**COMMAND, "resource_config": resources}
-    for path in ("/v1/jobs", "/v1/jobs/validate"):
-        error = api.call("POST", path, 400, json=document)
-        assert error["details"][0]["field"] == "resource_config"
-        assert "no node could ever hold" in error["message"]
-        assert why in error["message"]
-        assert "scheduling_config.allow_waiting_for_nodes" in error["message"]
-    waiting = {**document, "scheduling_config": {"allow_waiting_for_nodes": True}}
-    api.call("POST", "/v1/jobs/validate", json=waiting)
-    job_id = api.call("POST", "/v1/jobs", 201, json=waiting)["job_id"]
-    world.queue(job_id)
-    assert api.show(job_id)["pending"]["code"] == "IMPOSSIBLE"
+    for resources, why in IMPOSSIBLE:
+        document = {**COMMAND, "resource_config": resources}
+        for path in ("/v1/jobs", "/v1/jobs/validate"):
+            error = api.call("POST", path, 400, json=document)
+            assert error["details"][0]["field"] == "resource_config"
+            assert "no node could ever hold" in error["message"]
+            assert why in error["message"]
+            assert "scheduling_config.allow_waiting_for_nodes" in error["message"]
+        waiting = {**document, "scheduling_config": {"allow_waiting_for_nodes": True}}
+        api.call("POST", "/v1/jobs/validate", json=waiting)
+        job_id = api.call("POST", "/v1/jobs", 201, json=waiting)["job_id"]
+        world.queue(job_id)
+        assert api.show(job_id)["pending"]["code"] == "IMPOSSIBLE"
 
 
 @pytest.mark.parametrize("described", [{"gpu_type": "H100"}, {"gpu_memory_min_mb": 1}])

@@ -79,7 +79,7 @@ def door(world: World, served: Served) -> Iterator[Door]:
 def trainer() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()

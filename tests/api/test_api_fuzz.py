@@ -26,7 +26,7 @@ from trainmaster.server.app import ROOT, routers_of
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.settings.settings import Role
 
-EXAMPLES = 12
+EXAMPLES = 6
 """For each operation; more find more, and take longer."""
 EXAMPLES_OF_A_SCOPE = 3
 """For each operation, with a key of one scope."""

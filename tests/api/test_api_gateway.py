@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -308,7 +308,7 @@ def answering(answer: bytes) -> Iterator[str]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Raw) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -154,8 +154,8 @@ def test_tests_of_webhooks_at_the_same_time_are_few(world: World) -> None:
     patient = Subscriptions(world.database, SEALER, private_addresses=True, timeout_s=PATIENCE_S)
     key = world.key("tests")
     with (
-        silent_receivers() as url,
         Served.serve(world.context(subscriptions=patient)) as served,
+        silent_receivers() as url,
         contextlib.ExitStack() as stack,
     ):
         made = httpx.post(

@@ -17,7 +17,7 @@ import httpx
 from sqlalchemy import Connection, create_engine
 
 from process_signals import kill_all_marked, kill_claimant
-from real_server import COMMAND, RealServer, wait_for
+from real_server import RealServer, wait_for
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.server.store import leases
 from trainmaster.server.store.leases import Lease
@@ -25,7 +25,7 @@ from trainmaster.server.store.scope import Scope
 
 COUNTING_JOB = Path(__file__).with_name("counting_job.py")
 MARK = "CHAOS_GROUND"
-"""A variable that everything which descends from our servers inherits."""
+"""A variable that everything which our servers start inherits. They themselves are forked, and do not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Ground:
     def processes(self) -> set[int]:
         """Every living process that descends from our servers, and they themselves."""
         mark = f"{MARK}={self.mark}".encode()
-        found = set()
+        found = {server.process.pid for server in self.servers if server.process and server.process.poll() is None}
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
@@ -147,10 +147,9 @@ class Ground:
     def clean_up(self) -> None:
         """Kill what is left after a test, whatever it is."""
         while self.processes():
-            kill_all_marked(f"{MARK}={self.mark}")
             for server in self.servers:
-                if server.process is not None:
-                    server.wait()
+                server.kill()
+            kill_all_marked(f"{MARK}={self.mark}")
 
 
 @contextlib.contextmanager
@@ -173,7 +172,6 @@ def lease_in(url: str) -> Lease | None:
 class MortalServer(RealServer):
     """A server that may be killed under its client's hands: the client starts it again and repeats its request."""
 
-    command = (COMMAND,)  # a process that is started shows in /proc the variables that it was given, a fork does not
     deaths = 0
 
     def start(self, **environment: str) -> MortalServer:

@@ -174,7 +174,7 @@ ROUNDS = st.lists(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds=ROUNDS, kind=st.sampled_from(["command", "service"]), nodes=st.integers(1, 2))
 def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
     cluster: Cluster, rounds: list[list[dict[str, Any]]], kind: str, nodes: int
@@ -216,7 +216,7 @@ def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
             return
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(records=st.lists(RECORDS, max_size=4), ended=st.one_of(st.none(), EXITS), begun=st.booleans())
 def test_anything_that_is_observed_can_be_stored_and_shown(
     cluster: Cluster, records: list[dict[str, Any]], ended: dict[str, Any] | None, begun: bool

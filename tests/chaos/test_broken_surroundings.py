@@ -151,7 +151,7 @@ def test_worker_that_dies_right_after_its_claim_is_swept_and_ends_its_attempt(
     assert cluster.allocated() == 0
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.long), True])
 def test_job_that_no_worker_ever_claims_fails_after_a_few_launches(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
@@ -239,7 +239,7 @@ def test_worker_that_was_stopped_by_a_preparing_step_does_not_prepare_for_ever(
     def prepares(request: AttemptRequest, node: int) -> Iterator[Act]:
         nonlocal stopped_at
         yield {"type": "step_started", "step": "prepare", "starts_ranks": False}
-        for _ in range(300):  # longer than the job may run, as a large model takes
+        for _ in range(100):  # longer than the job may run, as a large model takes
             run_directory(cluster.roots, request.job_id, request.attempt).put_document(
                 beat_document(node), {"t": cluster.now, "seq": 1}
             )

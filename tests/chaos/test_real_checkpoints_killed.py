@@ -23,8 +23,10 @@ PROTOCOL = ("manifest.json", ".latest", ".latest.new", ".lock")
 class Saver:
     """Saves in children of a process of its own, which has no threads."""
 
-    def __init__(self, root: str, owner: Path, process: subprocess.Popen[str]) -> None:
+    def __init__(self, root: str, owner: Path, process: subprocess.Popen[str], strides: tuple[int, int]) -> None:
         self.root = root
+        self.strides = strides
+        """From one line at which a save, or a removal, is killed to the next."""
         self.owner = owner
         self._process = process
         self._attempt = 0
@@ -45,13 +47,17 @@ class Saver:
         return json.loads(self._process.stdout.readline())
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(
+    params=[("directory", (3, 3)), ("s3", (12, 4)), pytest.param(("directory", (1, 1)), marks=pytest.mark.long)],
+    ids=["directory", "s3", "every-line"],
+)
 def saver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saver]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    where = str(tmp_path / "root") if request.param == "directory" else request.getfixturevalue("s3_root")
+    kind, strides = request.param
+    where = str(tmp_path / "root") if kind == "directory" else request.getfixturevalue("s3_root")
     command = [sys.executable, killed_saver.__file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield Saver(where, tmp_path / "owner", process)
+        yield Saver(where, tmp_path / "owner", process, strides)
         assert process.stdin is not None
         process.stdin.close()
 
@@ -94,7 +100,7 @@ def test_save_killed_at_any_line_leaves_whole_checkpoints_only(saver: Saver) -> 
 
     outcomes = set()
     # Until one lives. On S3 each save takes long, so that most points are left to the test below.
-    for line in itertools.count(1, 8 if saver.root.startswith("s3://") else 1):
+    for line in itertools.count(1, saver.strides[0]):
         killed = saver(line=line)["killed"]
         before = check(root, before, f"run/{saver.step}", all_of_them=False)
         if not killed:
@@ -131,7 +137,7 @@ def test_removal_killed_at_any_line_leaves_whole_checkpoints_only(saver: Saver) 
     alone = saver()["lines"]
     together = saver(remove=1)["lines"]
     assert root.committed() == ["run/2", "run/3"]
-    for line in range(alone + 1, together + 1, 1 if not saver.root.startswith("s3://") else 2):
+    for line in range(alone + 1, together + 1, saver.strides[1]):
         (*_, oldest, _last) = root.committed()
         saver(line=line, remove=int(oldest.removeprefix("run/")))
         for rel_path in root.committed()[-3:]:

@@ -161,6 +161,7 @@ def test_leader_that_freezes_in_a_transaction_loses_the_lock_and_the_lead(
     check(ground, first, {job_id: "COMPLETED", late: "COMPLETED"}, database=cluster.database)
 
 
+@pytest.mark.long
 def test_dropped_connections_lose_and_double_nothing(cluster: PostgresCluster, ground: Ground) -> None:
     servers = [server.start() for server in cluster.servers("first", "second")]
     cluster.leader(servers)

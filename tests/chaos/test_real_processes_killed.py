@@ -81,7 +81,7 @@ def test_killed_user_process_is_told_from_a_lost_worker(ground: Ground) -> None:
     check(ground, server, {job_id: "FAILED"})
 
 
-@pytest.mark.parametrize(("max_retries", "end"), [(0, "FAILED"), (1, "COMPLETED")])
+@pytest.mark.parametrize(("max_retries", "end"), [pytest.param(0, "FAILED", marks=pytest.mark.long), (1, "COMPLETED")])
 def test_rebooted_machine_job_is_known_to_be_gone(ground: Ground, max_retries: int, end: str) -> None:
     server = ground.server().start()
     saving = ground.counting(4, save_every=2, gate="go", gate_at=3)
@@ -116,7 +116,7 @@ def test_stale_attempt_cannot_commit_a_checkpoint(ground: Ground) -> None:
     check(ground, server, {job_id: "FAILED"})
 
 
-@pytest.mark.parametrize("transport", ["files", "http"])
+@pytest.mark.parametrize("transport", [pytest.param("files", marks=pytest.mark.long), "http"])
 def test_worker_that_is_killed_right_after_its_claim_ends_its_attempt(ground: Ground, transport: str) -> None:
     server = ground.server("data", "--transport", transport).start()
     content = os.urandom(32 << 20)  # over HTTP, it is fetched between the claim and the start

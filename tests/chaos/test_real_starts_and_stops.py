@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-import subprocess
 from contextlib import closing
 
 import httpx
 from aftermath import check
 from ground import Ground, MortalServer
 
-from real_server import COMMAND, PATIENCE_S, wait_for
+from patience import PATIENCE_S
+from real_server import wait_for
 from trainmaster.protocol.processes import identity_of
+from warm_server import ForkedCommand
 
 
 def refused_start(server: MortalServer) -> str:
     """What a server says that does not start."""
-    refused = subprocess.run(
-        [COMMAND, "serve", "--port", "0", "--data-dir", server.directory],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert refused.returncode != 0
-    assert refused.stdout == ""
-    assert "Traceback" not in refused.stderr
-    return " ".join(refused.stderr.split())
+    with open(server.directory.parent / "said", "w+") as said:
+        command = ["serve", "--port", "0", "--data-dir", str(server.directory)]
+        refused = ForkedCommand(command, env=os.environ, stderr=said)
+        with refused.stdout:
+            assert refused.stdout.read() == ""
+        assert refused.wait() == 1
+        said.seek(0)
+        text = said.read()
+    assert "Traceback" not in text
+    return " ".join(text.split())
 
 
 def test_stopped_server_leaves_jobs_running_and_takes_in_later_what_they_did(ground: Ground) -> None:

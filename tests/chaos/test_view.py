@@ -113,5 +113,5 @@ class Views(RuleBasedStateMachine):
         assert self.cluster.allocated() == held
 
 
-Views.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
+Views.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
 TestViews = Views.TestCase

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
 from patience import PATIENCE_S
+from trainmaster.cli.app import app
 from trainmaster.protocol.sockets import reachable
+
+TRAINMASTER = get_command(app)
+"""Made once: that takes longer than most commands."""
 
 VARIABLES = ("TRAINMASTER_URL", "TRAINMASTER_API_KEY", "TRAINMASTER_HOME", "TRAINMASTER_DEBUG")
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import VARIABLES, Server, retire_fork_server, wait_for
-from typer.testing import CliRunner, Result
+from cli_server import TRAINMASTER, VARIABLES, Server, wait_for
+from click.testing import CliRunner, Result
 
-from patience import PATIENCE_S
-from trainmaster.cli.app import app
+from real_server import running
 from trainmaster.client import Client
 
 
@@ -31,22 +27,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for the tests of a module."""
-    directory = tmp_path_factory.mktemp("server")
-    command = [sys.executable, "-m", "trainmaster", "serve", "--port", "0", "--data-dir", str(directory)]
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    with (
-        (directory / "stderr").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            word, _, url = process.stdout.readline().strip().partition(" ")
-            assert word == "ready", (directory / "stderr").read_text()
-            yield Server(url=url, api_key=(directory / "api-key").read_text().strip(), directory=directory)
-        finally:
-            process.terminate()
-            process.wait(timeout=PATIENCE_S)
-            retire_fork_server(directory)
+    with running(tmp_path_factory.mktemp("server")) as started:
+        yield Server(url=started.url, api_key=started.key, directory=started.directory)
 
 
 @pytest.fixture
@@ -68,7 +50,7 @@ def tm() -> Callable[..., Result]:
     """Run a command in this process."""
 
     def run(*arguments: str, stdin: str | None = None) -> Result:
-        return CliRunner().invoke(app, list(arguments), input=stdin)
+        return CliRunner().invoke(TRAINMASTER, list(arguments), input=stdin)
 
     return run
 

@@ -32,18 +32,28 @@ def written(directory: Path, rows: list[dict[str, Any]], **training: Any) -> str
 
 
 def test_rows_are_shown_with_what_is_trained_on_and_wrong_ones_named(tm: Tm, tmp_path: Path) -> None:
-    rows = [{"prompt": "2+2=", "completion": "4"}, {"prompt": "long:", "completion": "12345678"}, {"prompt": "x"}]
+    rows = [
+        {"prompt": "2+2=", "completion": "4"},
+        {"prompt": "long:", "completion": "12345678"},
+        {"prompt": "x"},
+        {"prompt": "y"},
+        {"prompt": "z"},
+        {"prompt": 1, "completion": "d"},
+    ]
     result = tm("data", "check", written(tmp_path, rows), "--rows", "2")
     assert result.exit_code == 1
     shown = result.stdout
-    assert "rows.jsonl\n  format   jsonl, 1 file\n  rows     3\n" in shown
+    assert "rows.jsonl\n  format   jsonl, 1 file\n  rows     6\n" in shown
     assert "6 to 14 in a row, median 10 (of 2 rows)" in shown
     assert "cut off  1 row, at 12 tokens" in shown
     assert "What stands in ‹ › is context" in shown
     assert "Sends model (3 files, " in result.stderr, "the weights stay here"
     assert "  line 1, prompt and completion, 6 tokens, 2 trained on\n  ‹2+2=›4</s>\n" in shown
     assert "  line 2, prompt and completion, 14 tokens, 7 trained on, end cut off\n  ‹long:›1234567\n" in shown
-    assert "error: rows.jsonl, line 3: has no `messages`, no `prompt` with `completion` and no `text`" in shown
+    told_once, other = (line for line in shown.splitlines() if line.startswith("error: "))
+    assert told_once.startswith("error: rows.jsonl, line 3: has no `messages`, no `prompt` with `completion`")
+    assert told_once.endswith("(and 2 more rows alike)")
+    assert other.startswith("error: rows.jsonl, line 6")
 
 
 def test_length_above_the_positions_of_the_model_is_told(tm: Tm, tmp_path: Path) -> None:
@@ -53,16 +63,6 @@ def test_length_above_the_positions_of_the_model_is_told(tm: Tm, tmp_path: Path)
     assert result.exit_code == 1
     said = "data_config.max_seq_length is 12, but the base model has 8 positions; set it to at most 8"
     assert said in " ".join((result.stdout + result.stderr).split())
-
-
-def test_same_problem_in_many_rows_is_told_once(tm: Tm, tmp_path: Path) -> None:
-    rows = [{"question": "a"}, {"question": "b"}, {"question": "c"}, {"prompt": 1, "completion": "d"}]
-    shown = tm("data", "check", written(tmp_path, rows)).stdout
-    errors = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 2
-    assert errors[0].startswith("error: rows.jsonl, line 1: has no `messages`")
-    assert errors[0].endswith("(and 2 more rows alike)")
-    assert errors[1].startswith("error: rows.jsonl, line 4")
 
 
 def test_rows_that_are_cut_before_what_is_learned_are_not_called_fine(tm: Tm, tmp_path: Path) -> None:

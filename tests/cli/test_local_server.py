@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_server import retire_fork_server, wait_for
-from typer.testing import Result
+from cli_server import TRAINMASTER, VARIABLES, retire_fork_server, wait_for
+from click.testing import CliRunner, Result
 
 from patience import PATIENCE_S
+from real_server import running
 from trainmaster.client import Client, local
 from trainmaster.protocol.processes import send_signal
 
@@ -31,6 +31,35 @@ def home(tmp_path: Path) -> Iterator[Path]:
     """The data directory of a local server; whatever runs there is gone after the test."""
     directory = tmp_path / "home"
     yield directory
+    clean_up(directory)
+
+
+@pytest.fixture(scope="module")
+def kept_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The data directory and the URL of a local server that several tests share."""
+    place = tmp_path_factory.mktemp("kept")
+    (place / "model").mkdir()
+    (place / "model" / "config.json").write_text("{}")
+    words = ["up", "--model-alias", f"tiny={place / 'model'}", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in VARIABLES:
+            patch.delenv(name, raising=False)
+        patch.setenv("TRAINMASTER_HOME", str(place / "home"))
+        up = CliRunner().invoke(TRAINMASTER, words)
+        assert up.exit_code == 0, up.stderr
+        yield place / "home", json.loads(up.stdout)["url"]
+        clean_up(place / "home")
+
+
+@pytest.fixture
+def kept(kept_home: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of the shared server, which is found as the local one."""
+    home, url = kept_home
+    monkeypatch.setenv("TRAINMASTER_HOME", str(home))
+    return url
+
+
+def clean_up(directory: Path) -> None:
     server = local.running()
     if server is not None:
         with Client() as client:
@@ -78,18 +107,6 @@ def status_of(job_id: str) -> str:
 
 
 @pytest.mark.usefixtures("home")
-def test_command_that_needs_a_server_starts_it(tm: Callable[..., Result]) -> None:
-    first, up, second = tm("nodes"), tm("up"), tm("nodes")
-
-    assert first.exit_code == 0
-    assert "Starting the local server" in first.stderr
-    assert "runs already" in up.stdout
-    assert second.stderr == ""
-    assert "is down" in tm("down").stdout
-    assert tm("down").stdout == "No local server runs.\n"
-
-
-@pytest.mark.usefixtures("home")
 def test_server_is_started_with_data_roots_and_reads_there_alone(
     tm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +129,7 @@ def test_server_is_started_with_data_roots_and_reads_there_alone(
 
 
 @pytest.mark.usefixtures("home")
-def test_two_commands_at_once_share_one_server() -> None:
+def test_two_commands_at_once_share_one_server(tm: Callable[..., Result]) -> None:
     processes = [
         subprocess.Popen([*COMMAND, "up", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
@@ -124,21 +141,11 @@ def test_two_commands_at_once_share_one_server() -> None:
         pids.add(json.loads(out)["pid"])
 
     assert len(pids) == 1
-
-
-@pytest.mark.usefixtures("home")
-def test_job_runs_on_without_the_server_and_is_found_again(tm: Callable[..., Result], tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
-    job_id = submitted(tm, tmp_path, f"echo before; until [ -e {go_on} ]; do sleep 0.05; done; echo after")
-    wait_for(lambda: status_of(job_id) == "TRAINING")
-
-    assert "Jobs keep running" in tm("down").stdout
-    go_on.touch()
-    tm("up")
-
-    wait_for(lambda: status_of(job_id) == "COMPLETED")
-    assert tm("logs", job_id).stdout == "before\nafter\n"
-    assert json.loads(tm("show", job_id, "--json").stdout)["attempt"] == 1
+    assert "runs already" in tm("up").stdout
+    used = tm("nodes")
+    assert (used.exit_code, used.stderr) == (0, "")
+    assert "is down" in tm("down").stdout
+    assert tm("down").stdout == "No local server runs.\n"
 
 
 @pytest.mark.usefixtures("home")
@@ -156,16 +163,15 @@ def test_follower_loses_and_doubles_nothing_when_the_server_is_killed(
         send_signal(killed.process, signal.SIGKILL)
         go_on.touch()
         wait_for(lambda: local.running() is None)
-        tm("up")
+        assert "Starting the local server" in tm("ps").stderr, "after a crash nobody knows whether a job needs it"
         after = follower.communicate(timeout=PATIENCE_S)[0]
 
     assert follower.returncode == 0
     assert [int(line) for line in before] + [int(line) for line in after.split()] == list(range(1, 601))
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("kept")
 def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], tmp_path: Path) -> None:
-    tm("up")
     job = job_file(tmp_path, "echo begun; while true; do sleep 0.05; done")
     with following("submit", job, "--follow", stderr=subprocess.PIPE) as follower:
         assert follower.stdout is not None
@@ -180,7 +186,7 @@ def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], 
     assert "TRAINING" in tm("ps").stdout
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("kept")
 def test_person_who_watches_sees_colours_and_a_bar_and_a_pipe_does_not(
     tm: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -195,7 +201,6 @@ def test_person_who_watches_sees_colours_and_a_bar_and_a_pipe_does_not(
     )
     file = tmp_path / "job.yaml"
     file.write_text("name: watched\nworkload: {kind: script, path: report.py}\nresource_config: {gpu_count: 0}\n")
-    tm("up")
 
     seen = watched([*COMMAND, "submit", str(file), "--follow"])
     piped = tm("submit", str(file), "--follow")
@@ -253,18 +258,6 @@ def test_server_of_another_user_is_not_started(home: Path, tm: Callable[..., Res
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.usefixtures("home")
-def test_second_server_on_a_directory_is_refused_in_a_line(tm: Callable[..., Result]) -> None:
-    tm("up")
-    command: list[Any] = [*COMMAND, "serve", "--port", "0", "--data-dir", local.data_dir()]
-
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-    assert refused.returncode == 1
-    assert "another server" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
 @pytest.mark.parametrize(("option", "word"), [("--roles", "apu"), ("--transport", "pigeon")])
 def test_serve_with_an_unknown_choice_is_wrong_usage(tm: Callable[..., Result], option: str, word: str) -> None:
     result = tm("serve", option, word)
@@ -274,11 +267,8 @@ def test_serve_with_an_unknown_choice_is_wrong_usage(tm: Callable[..., Result], 
 
 
 def test_command_starts_no_server_where_somebody_keeps_one_running(tm: Callable[..., Result], home: Path) -> None:
-    serve = subprocess.Popen([*COMMAND, "serve", "--port", "0", "--data-dir", str(home)], stdout=subprocess.PIPE)
-    assert serve.stdout is not None
-    assert serve.stdout.readline().startswith(b"ready ")
-    serve.send_signal(signal.SIGTERM)
-    serve.communicate(timeout=PATIENCE_S)
+    with running(home) as server:
+        server.stop()
     refused = tm("nodes")
     assert refused.exit_code != 0
     assert "trainmaster serve" in refused.stderr
@@ -298,14 +288,18 @@ def test_ps_starts_no_server_unless_a_job_needs_one(tm: Callable[..., Result], t
     assert local.running() is None, "a home in which no server ever ran has no jobs"
 
     go_on = tmp_path / "go-on"
-    job_id = submitted(tm, tmp_path, f"until [ -e {go_on} ]; do sleep 0.05; done")
+    job_id = submitted(tm, tmp_path, f"echo before; until [ -e {go_on} ]; do sleep 0.05; done; echo after")
     wait_for(lambda: status_of(job_id) == "TRAINING")
-    tm("down")
-    assert job_id in tm("ps").stdout, "a job runs, so the server is started to see to it"
+    assert "Jobs keep running" in tm("down").stdout
+    started = tm("ps")
+    assert job_id in started.stdout, "a job runs, so the server is started to see to it"
+    assert "Starting the local server" in started.stderr
     assert local.running() is not None
 
     go_on.touch()
     wait_for(lambda: status_of(job_id) == "COMPLETED")
+    assert tm("logs", job_id).stdout == "before\nafter\n"
+    assert json.loads(tm("show", job_id, "--json").stdout)["attempt"] == 1
     tm("down")
     after = tm("ps")
     assert (after.exit_code, after.stderr) == (0, "")
@@ -314,25 +308,13 @@ def test_ps_starts_no_server_unless_a_job_needs_one(tm: Callable[..., Result], t
     assert local.running() is None
 
     assert job_id in tm("ps", "-a").stdout, "what has ended is in the server's database"
-    tm("up")
-    killed = local.running()
-    assert killed is not None
-    send_signal(killed.process, signal.SIGKILL)
-    wait_for(lambda: local.running() is None)
-    assert "Starting the local server" in tm("ps").stderr, "after a crash nobody knows whether a job needs it"
 
 
-@pytest.mark.usefixtures("home")
-def test_up_names_models_and_env_names_the_server(tm: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    up = tm("up", "--model-alias", f"tiny={tmp_path / 'model'}", "--json")
-    assert up.exit_code == 0, up.stderr
-
+def test_up_names_models_and_env_names_the_server(tm: Callable[..., Result], kept: str) -> None:
     variables = json.loads(tm("env", "--json").stdout)
 
     assert variables == {
-        "TINKER_BASE_URL": json.loads(up.stdout)["url"],
+        "TINKER_BASE_URL": kept,
         "TINKER_API_KEY": (local.data_dir() / "api-key").read_text().strip(),
     }
     assert tm("env").stdout == "".join(f"export {name}={value}\n" for name, value in variables.items())

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_server import Server
-from typer.testing import CliRunner, Result
-
-from trainmaster.cli.app import app
+from cli_server import TRAINMASTER, Server
+from click.testing import CliRunner, Result
 
 SMALL_MIX = """
 - className: cohort
@@ -31,7 +29,7 @@ SMALL_MIX = """
 
 
 def simulate(*options: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", *options])
+    return CliRunner().invoke(TRAINMASTER, ["simulate", *options])
 
 
 def figures(*options: str) -> dict[str, Any]:

@@ -86,16 +86,20 @@ class Foreign(http.server.BaseHTTPRequestHandler):
         """Stay quiet."""
 
 
-@pytest.fixture
-def foreign(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def foreign_url() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as service:
-        thread = threading.Thread(target=service.serve_forever)
+        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        monkeypatch.setenv("TRAINMASTER_URL", f"http://127.0.0.1:{service.server_address[1]}")
-        monkeypatch.setenv("TRAINMASTER_API_KEY", "a-key")
-        yield
+        yield f"http://127.0.0.1:{service.server_address[1]}"
         service.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def foreign(foreign_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINMASTER_URL", foreign_url)
+    monkeypatch.setenv("TRAINMASTER_API_KEY", "a-key")
 
 
 ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {

@@ -23,7 +23,7 @@ from trainmaster.server.http.envelope import failure, request_id_of
 from trainmaster.server.http.errors import InternalError, UnknownRouteError, WrongMethodError
 from trainmaster.server.http.followers import Followers
 from trainmaster.server.http.middleware import ServerApp
-from trainmaster.server.http.requests import ALIAS, PREFIX
+from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.http.router import Handler, QuickHandler, RawRoute, install_openapi
 from trainmaster.server.http.routes import (
     accounts,
@@ -108,12 +108,9 @@ def create_app(context: ApiContext) -> ServerApp:
     for router in at_root(roles):
         refuse_unguarded(router)
         app.include_router(router)
-    routers = routers_of(roles)
-    for router in routers:
+    for router in routers_of(roles):
         refuse_unguarded(router)
         app.include_router(router, prefix=PREFIX)
-    for router in routers:
-        app.include_router(router, prefix=PREFIX + ALIAS, include_in_schema=False)
     app.add_exception_handler(TrainmasterError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
@@ -123,10 +120,9 @@ def create_app(context: ApiContext) -> ServerApp:
     shortcuts: dict[tuple[str, str], Handler | QuickHandler] = {}
     if Role.API in roles:
         submit = RawRoute("/jobs", submissions.submit, methods=["POST"]).get_route_handler()
-        for prefix in (PREFIX, PREFIX + ALIAS):
-            shortcuts["POST", f"{prefix}/jobs"] = submit
-            shortcuts["GET", f"{prefix}/jobs"] = jobs.list_quickly
-            shortcuts["GET", f"{prefix}/jobs/{{job_id}}"] = jobs.show_quickly
+        shortcuts["POST", f"{PREFIX}/jobs"] = submit
+        shortcuts["GET", f"{PREFIX}/jobs"] = jobs.list_quickly
+        shortcuts["GET", f"{PREFIX}/jobs/{{job_id}}"] = jobs.show_quickly
     if Role.GATEWAY in roles:
         for door in DOORS:
             shortcuts |= door.shortcuts

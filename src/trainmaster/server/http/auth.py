@@ -18,7 +18,7 @@ from trainmaster.server.core.accounts import KeyScope, key_digest
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.http import errors
 from trainmaster.server.http.context import ApiContext
-from trainmaster.server.http.requests import ALIAS, METRICS_PATH, PREFIX
+from trainmaster.server.http.requests import METRICS_PATH, PREFIX
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
 
@@ -81,7 +81,7 @@ class ConcurrencyLimit:
 
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-TOKEN_PATHS = tuple(f"{prefix}/{part}/" for prefix in (PREFIX, PREFIX + ALIAS) for part in ("worker", "blobs"))
+TOKEN_PATHS = (f"{PREFIX}/worker/", f"{PREFIX}/blobs/")
 """Where the credential may be an attempt's token; those routes check it themselves."""
 SIGNED_PATHS = "/api/v1/downloads/"
 """Where the address itself is the credential: signed and limited in time. Those routes check the signature."""

@@ -31,7 +31,7 @@ _HEADER = REQUEST_ID.lower().encode()
 _RUN = secrets.token_hex(4)
 """Of this process. Random bytes for each request would be slow: reading them releases the interpreter lock."""
 _numbers = itertools.count(1)
-_SECOND = PREFIX + ALIAS
+_SECOND = f"{PREFIX}{ALIAS}/"
 _BELOW = f"{PREFIX}/"
 ErrorRenderer = Callable[[str, TrainmasterError, str], Response]
 """Makes the answer to a failed request from its path, the error and the request's id: doors have forms of their own."""
@@ -87,6 +87,9 @@ class ServerApp:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         request_id = _request_id(scope)
+        asked = scope["path"]
+        if asked.startswith(_SECOND):  # one set of routes serves both prefixes
+            scope["path"] = _BELOW + asked.removeprefix(_SECOND)
         # A copy: with a lifespan, the server hands every request the same state.
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "principal": None}
         telemetry.belong_to({"request_id": request_id})
@@ -129,9 +132,9 @@ class ServerApp:
                 await self._render_error(scope["path"], InternalError(), request_id)(scope, receive, answer)
         finally:
             if telemetry.ACCESS.isEnabledFor(self._access_level):
-                method, path, took_ms = scope["method"], scope["path"], round((time.perf_counter() - began) * 1000, 2)
-                fields = {"method": method, "path": path, "status": status, "ms": took_ms}
-                telemetry.ACCESS.log(self._access_level, "%s %s %d", method, path, status, extra={"fields": fields})
+                method, took_ms = scope["method"], round((time.perf_counter() - began) * 1000, 2)
+                fields = {"method": method, "path": asked, "status": status, "ms": took_ms}
+                telemetry.ACCESS.log(self._access_level, "%s %s %d", method, asked, status, extra={"fields": fields})
 
     def _shortcut(self, scope: Scope) -> tuple[Handler | QuickHandler | None, str]:
         """The shortcut of a request, if any, and the name of its route."""
@@ -163,10 +166,10 @@ def _believe_proxy(scope: Scope) -> None:
 
 
 def _counted_as(scope: Scope, route: str) -> tuple[str, str]:
-    """The method and route that an answer is counted under; both prefixes count as one."""
+    """The method and route that an answer is counted under."""
     route = route or getattr(scope.get("route"), "path", "")
     if not route:
         return "", NO_ROUTE
     # The framework names a route with its prefix or without, by its version.
-    bare = route.removeprefix(_SECOND).removeprefix(PREFIX)
+    bare = route.removeprefix(PREFIX)
     return scope["method"], PREFIX + bare if scope["path"].startswith(_BELOW) else bare

@@ -149,8 +149,7 @@ def idempotency_of(request: Request, body: bytes) -> Idempotency | None:
         return None
     if not _KEY.fullmatch(key):
         raise wrong("Idempotency-Key", "must have 1 to 255 printable ASCII characters")
-    path = str(request.scope["path"]).replace(f"{PREFIX}{ALIAS}", PREFIX, 1)
-    digest = hashlib.sha256(f"{request.method}\n{path}\n".encode("utf-8", "replace"))
+    digest = hashlib.sha256(f"{request.method}\n{request.scope['path']}\n".encode("utf-8", "replace"))
     digest.update(request.scope["query_string"] + b"\n" + body)
     # A keyed hash: from what is stored, nobody can guess the secrets in the body.
     fingerprint, *older = context_of(request).vault.sealer.fingerprints(digest.digest())
