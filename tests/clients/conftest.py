@@ -58,6 +58,12 @@ def clients(compatibility: ModuleType) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
+def latest(compatibility: ModuleType) -> dict[str, Any]:
+    """What the latest of them can ask for."""
+    return dict(compatibility.reflect(compatibility.ENVIRONMENTS[-1]))
+
+
+@pytest.fixture(scope="module")
 def client(service_server: RealServer, ground: Path) -> Callable[[str], Client]:
     """Makes the client of an environment: `client("tinker")`."""
     return lambda name: Client(name, service_server, ground / "hub")

@@ -7,6 +7,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tinker_calls import CALLS
+
+
+@pytest.fixture(scope="module")
+def fireworks(compatibility: ModuleType) -> dict[str, Any]:
+    """What `fireworks-ai` offers."""
+    return dict(compatibility.reflect_fireworks())
+
+
+def test_every_request_of_every_client_is_made_in_a_test(clients: list[dict[str, Any]]) -> None:
+    assert set(CALLS) == {request for client in clients for request in client["requests"]}
 
 
 def test_every_request_of_every_client_is_answered(compatibility: ModuleType, clients: list[dict[str, Any]]) -> None:
@@ -35,12 +46,13 @@ def test_methods_work_only_where_no_request_of_theirs_is_refused(
     assert all(why for kind, why in fates.values() if kind == "refused")
 
 
-def test_page_is_up_to_date(compatibility: ModuleType, clients: list[dict[str, Any]]) -> None:
+def test_page_is_up_to_date(
+    compatibility: ModuleType, clients: list[dict[str, Any]], fireworks: dict[str, Any]
+) -> None:
     page = compatibility.PAGE.read_text()
     versions = ", ".join(client["version"] for client in clients)
     if f"The versions of `tinker` are {versions}." not in page:
         pytest.skip(f"the page is about other versions than {versions}")
-    fireworks = compatibility.reflect_fireworks()
     if f"`fireworks.training.sdk` {fireworks['version']} " not in page:
         pytest.skip(f"the page is about another fireworks-ai than {fireworks['version']}")
     assert compatibility.page(clients, fireworks) == page
@@ -54,11 +66,10 @@ def test_refused_arguments_are_those_of_methods_that_work(
         assert compatibility.fate_of(methods[method])[0] == "works", method
 
 
-def test_every_method_of_fireworks_has_a_fate_and_a_test(compatibility: ModuleType) -> None:
+def test_every_method_of_fireworks_has_a_fate_and_a_test(compatibility: ModuleType, fireworks: dict[str, Any]) -> None:
     told = compatibility.fireworks_methods
-    client = compatibility.reflect_fireworks()
-    fates = told.fates(client)
-    assert told.stale(client) == []
+    fates = told.fates(fireworks)
+    assert told.stale(fireworks) == []
     written = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     for method, fate in fates.items():
         assert fate.test or fate.kind in (told.OWN, told.ABSENT), method

@@ -23,30 +23,14 @@ def manager(service_server: RealServer) -> Iterator[TrainerJobManager]:
         yield opened
 
 
-def test_jobs_live_from_creation_to_deletion(manager: TrainerJobManager, service_server: RealServer) -> None:
-    profile = manager.resolve_training_profile("cpu")
-    config = TrainerJobConfig(
-        base_model=FIREWORKS_NAME,
-        lora_rank=4,
-        training_shape_ref=profile.training_shape_version,
-        display_name="mine",
-        requested_job_id="own",
-    )
+@pytest.mark.long
+def test_killed_trainers_are_come_back_to(manager: TrainerJobManager, service_server: RealServer) -> None:
+    config = TrainerJobConfig(base_model=FIREWORKS_NAME, lora_rank=4, requested_job_id="own")
     endpoint = manager.create_and_wait(config, POLL_S)
-    assert manager.create(config).job_id == endpoint.job_id
-    job = manager.get("own")
-    assert (job["state"], job["displayName"]) == ("JOB_STATE_RUNNING", "mine")
-    assert manager.wait_for_existing("own", POLL_S) == endpoint
-
     kill_trainer(service_server, service_server.job("own")["job_id"])
     assert manager.reconnect_and_wait("own", POLL_S) == endpoint
-
     assert manager.list_checkpoints("own") == []
     manager.delete("own")
-    with pytest.raises(TrainerStoppedError):
-        manager.wait_for_existing("own", POLL_S)
-    with pytest.raises(TrainerStoppedError, match="was deleted"):
-        manager.create(config)
 
 
 def test_refusals_say_why(manager: TrainerJobManager) -> None:
@@ -63,18 +47,53 @@ def test_refusals_say_why(manager: TrainerJobManager) -> None:
 # -- training on what it starts, and promoting what that saves --
 
 
+def config_of(said: dict[str, Any], shape: str) -> TrainerJobConfig:
+    return TrainerJobConfig(
+        base_model=said["base_model"],
+        lora_rank=said["lora_rank"],
+        training_shape_ref=shape,
+        display_name="mine",
+        requested_job_id=said["job"],
+    )
+
+
 @pytest.fixture(scope="module")
-def results(manager: TrainerJobManager, service_server: RealServer, client: Callable[[str], Client]) -> dict[str, Any]:
+def shape(manager: TrainerJobManager) -> str:
+    return manager.resolve_training_profile("cpu").training_shape_version
+
+
+@pytest.fixture(scope="module")
+def lives() -> dict[str, Any]:
+    """What our manager saw of the jobs that it started: where they were, and what they are while they run."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def results(
+    manager: TrainerJobManager,
+    service_server: RealServer,
+    client: Callable[[str], Client],
+    shape: str,
+    lives: dict[str, Any],
+) -> dict[str, Any]:
     """What a program of the public client has to say, whose trainers our manager starts and stops."""
 
     def start(said: dict[str, Any]) -> str:
-        config = TrainerJobConfig(
-            base_model=said["base_model"], lora_rank=said["lora_rank"], requested_job_id=said["job"]
-        )
-        return manager.create_and_wait(config, POLL_S).base_url
+        config = config_of(said, shape)
+        endpoint = manager.create_and_wait(config, POLL_S)
+        lives[said["job"]] = {
+            "endpoints": [endpoint, manager.wait_for_existing(said["job"], POLL_S)],
+            "ids": [endpoint.job_id, manager.create(config).job_id],
+            "checkpoints": manager.list_checkpoints(said["job"]),
+            "seen": manager.get(said["job"]),
+            "config": config,
+        }
+        return endpoint.base_url
 
     def resume(said: dict[str, Any]) -> str:
-        return manager.resume_and_wait(said["job"], POLL_S).base_url
+        endpoint = manager.reconnect_and_wait(said["job"], POLL_S)
+        lives[said["job"]]["endpoints"].append(endpoint)
+        return endpoint.base_url
 
     def stopper(command: str, state: str) -> Callable[[dict[str, Any]], str]:
         def stop(said: dict[str, Any]) -> str:
@@ -101,6 +120,22 @@ def results(manager: TrainerJobManager, service_server: RealServer, client: Call
         "promote": promote,
     }
     return client("fireworks").scenarios("own_trainer_jobs.py", asked=asked, timeout_s=PATIENCE_S)
+
+
+def test_jobs_live_from_creation_to_deletion(
+    results: dict[str, Any], lives: dict[str, Any], manager: TrainerJobManager
+) -> None:
+    assert facts(results, "adapter")["deleted"] == "JOB_STATE_DELETED"
+    life = lives["adapter"]
+    created, existing, reconnected = life["endpoints"]
+    assert created == existing == reconnected
+    assert life["ids"] == [created.job_id] * 2
+    assert (life["seen"]["state"], life["seen"]["displayName"]) == ("JOB_STATE_RUNNING", "mine")
+    assert life["checkpoints"] == []
+    with pytest.raises(TrainerStoppedError):
+        manager.wait_for_existing("adapter", POLL_S)
+    with pytest.raises(TrainerStoppedError, match="was deleted"):
+        manager.create(life["config"])
 
 
 @pytest.mark.parametrize(
@@ -136,6 +171,12 @@ def test_promoted_weights_are_a_base_model(results: dict[str, Any]) -> None:
     for row, trained in zip(found["next"], found["trained"], strict=True):
         assert row == pytest.approx(trained, abs=1e-5)
     assert found["losses"][-1] > found["next_losses"][0] > found["next_losses"][1]
+
+
+def test_all_parameters_are_trained_and_saved_as_differences(results: dict[str, Any]) -> None:
+    found = facts(results, "whole_weights")
+    assert len(set(found["paths"])) == 2
+    assert len(found["types"]) == 2
 
 
 def test_promoted_adapter_is_no_base_model(results: dict[str, Any], manager: TrainerJobManager) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ BLOCKS = [
     for language, text in BLOCK.findall(page.read_text())
     if language != "console"  # shows what a terminal printed
 ]
+LOOPS = ROOT / "examples" / "loops"
+OTHER_LOOPS = "".join(
+    f"echo '== {name}'\npython examples/loops/{name}_loop.py --steps 12\n" for name in ("grpo", "dpo")
+)
+"""What a comment of README.md names beside the loop that it runs."""
 TIMEOUT_S = 900.0
 
 
@@ -70,7 +76,7 @@ def clone(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path, clone: Path) -> Iterator[dict[str, str]]:
     """That of a new user: a home of their own, and nothing of Trainmaster's or of a hub's."""
-    ours = ("TRAINMASTER_", "TINKER_", "HF_", "PYTEST_", "VIRTUAL_ENV", "PYTHONPATH")
+    ours = ("TRAINMASTER_", "TINKER_", "HF_", "PYTEST_", "VIRTUAL_ENV", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     home = tmp_path / "home"
     home.mkdir()
@@ -80,8 +86,9 @@ def environment(tmp_path: Path, clone: Path) -> Iterator[dict[str, str]]:
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "TRAINMASTER_HOME": str(home / "state"),
         "HF_HUB_OFFLINE": "1",
-        # Whatever a block installs has to be there already.
+        # Whatever a block installs has to be there already, with all that it needs.
         "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
     }
     command = [clone / ".venv" / "bin" / "trainmaster", "down"]
     subprocess.run(command, env={**kept, "TRAINMASTER_HOME": str(home / "state")}, check=False)
@@ -108,6 +115,16 @@ def as_shell(language: str, text: str) -> str:
     return f"cat > block.py <<'END-OF-BLOCK'\n{text}END-OF-BLOCK\npython block.py\n" if language == "python" else text
 
 
+def numbers_of(said: str, word: str) -> list[float]:
+    """What a loop prints after `word` in every step."""
+    return [float(number) for number in re.findall(rf"^step \d+ {word} (\S+)", said, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", sorted(LOOPS.glob("*.py")), ids=lambda path: path.stem)
+def test_loops_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 100
+
+
 def test_every_block_is_one_that_a_reader_can_run() -> None:
     assert set(PAGES[1:]) == set(TUTORIALS.glob("*.md"))
     assert {language for _, language, _ in BLOCKS} == {"sh", "python"}
@@ -116,7 +133,11 @@ def test_every_block_is_one_that_a_reader_can_run() -> None:
 
 def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str, str]) -> None:
     # One shell for all of them, as a reader has it: what a block exports is there in the next.
-    steps = [f"echo '== {page}'\n{as_shell(language, text)}" for page, language, text in BLOCKS]
+    steps = []
+    for page, language, text in BLOCKS:
+        steps.append(f"echo '== {page}'\n{as_shell(language, text)}")
+        if "sft_loop.py" in text:
+            steps.append(OTHER_LOOPS)
     script = clone.parent / "readme.sh"
     script.write_text("set -eu\n" + "\n".join(steps))
 
@@ -133,7 +154,7 @@ def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str,
     )
 
     assert ran.returncode == 0, ran.stdout[-8000:]
-    said: dict[str, str] = dict.fromkeys((page.stem for page in PAGES), "")
+    said: dict[str, str] = defaultdict(str)
     for part in re.split(r"^== ", ran.stdout, flags=re.MULTILINE)[1:]:
         page, _, text = part.partition("\n")
         said[page] += text
@@ -141,7 +162,14 @@ def test_blocks_run_in_order_in_a_fresh_home(clone: Path, environment: dict[str,
     assert right is not None, said["README"]
     assert int(right[1]) < int(right[2])
     assert (clone / "answers" / "model" / "config.json").exists()
-    assert "step 19 loss" in said["README"]
+    losses = numbers_of(said["README"], "loss")
+    assert len(losses) == 20
+    assert losses[-1] < 0.6 * losses[0]
+    rewards = numbers_of(said["grpo"], "reward")
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.6, rewards
+    preferences = numbers_of(said["dpo"], "loss")
+    assert preferences[0] == pytest.approx(0.6931, abs=1e-3)
+    assert preferences[-1] < 0.5
     assert "Nothing is wrong with what was read." in said["fine-tune"]
     assert re.search(r"^loss +0\.025 +0\.05$", said["own-code"], re.MULTILINE), said["own-code"]
     assert "{'loss': 0.01}" in said["notebook"]

@@ -1,16 +1,19 @@
-"""The `tinker` package, latest version, against a real server: everything that its users do."""
+"""The `tinker` package against a real server: everything that its users do, and what older versions do.
+
+0.24.1 speaks JSON both ways, 0.25.0 is the first that speaks protobuf.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from client_model import CONTEXT, FIREWORKS_NAME, HUB_NAME
-from client_programs import Client, facts, kill_trainer
+from client_programs import Asked, Client, facts, kill_trainer
 from lossy_proxy import LossyProxy
 from tinker_calls import ADAM, PASS, Plain
 
@@ -19,11 +22,24 @@ from real_server import RealServer
 
 WITH_TORCH = ("custom_loss",)
 """These need the environment of tinker-cookbook, where the same client has torch beside it."""
+SAME = ("train", "pipelined", "chunked", "sample", "prompt_logprobs")
+"""What older versions see the same numbers of."""
 
 
 @pytest.fixture(scope="module")
-def results(client: Callable[[str], Client]) -> dict[str, Any]:
-    """What every scenario has to say that leaves the server alone."""
+def proxy(service_server: RealServer) -> Iterator[LossyProxy]:
+    with LossyProxy(service_server.url).serving() as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def results(client: Callable[[str], Client], service_server: RealServer, proxy: LossyProxy) -> dict[str, Any]:
+    """What every scenario has to say; those that do not leave the server alone come last."""
+
+    def kill(_: dict[str, Any]) -> None:
+        [job] = [one for one in service_server.data("GET", "/v1/jobs")["jobs"] if one["status"] == "TRAINING"]
+        kill_trainer(service_server, job["job_id"])
+
     names = (
         "capabilities",
         "train",
@@ -43,8 +59,23 @@ def results(client: Callable[[str], Client]) -> dict[str, Any]:
         "saved_sampler",
         "rest",
         "mistakes",
+        "lost_answers",
+        "restarted",
+        "trainer_killed",
     )
-    return client("tinker").scenarios("tinker_client.py", *names)
+    asked: dict[str, Asked] = {
+        "the way that loses answers": lambda _: proxy.url,
+        "restart the server": lambda _: restart(service_server),
+        "kill the trainer": kill,
+    }
+    return client("tinker").scenarios("tinker_client.py", *names, asked=asked, timeout_s=2 * PATIENCE_S)
+
+
+@pytest.fixture(scope="module", params=["tinker-0.24.1", pytest.param("tinker-0.25.0", marks=pytest.mark.long)])
+def older(request: pytest.FixtureRequest, client: Callable[[str], Client], results: dict[str, Any]) -> dict[str, Any]:
+    """What the scenarios of an older version have to say."""
+    names = (*SAME, "save_and_resume", "saved_sampler", "mistakes")
+    return client(request.param).scenarios("tinker_client.py", *names)
 
 
 def test_capabilities_name_the_models(results: dict[str, Any]) -> None:
@@ -273,13 +304,10 @@ def test_wrong_keys_are_refused(results: dict[str, Any]) -> None:
     assert facts(results, "mistakes")["mistakes"]["wrong_key"]["type"] == "AuthenticationError"
 
 
-def test_lost_answers_change_nothing(results: dict[str, Any], client: Callable[[str], Client]) -> None:
+def test_lost_answers_change_nothing(results: dict[str, Any], proxy: LossyProxy) -> None:
     """What was done and not acknowledged is asked for again, and done once."""
-    through = client("tinker")
-    with LossyProxy(through.url).serving() as proxy:
-        through.url = proxy.url
-        found = facts(through.scenarios("tinker_client.py", "save_and_resume"), "save_and_resume")
     assert {"forward_backward", "optim_step", "retrieve_future"} <= set(proxy.lost)
+    found = facts(results, "lost_answers")
     assert {**found, "path": ""} == {**facts(results, "save_and_resume"), "path": ""}
 
 
@@ -291,10 +319,9 @@ def restart(server: RealServer) -> None:
     server.start()
 
 
-def test_restart_of_the_server_loses_nothing(client: Callable[[str], Client], service_server: RealServer) -> None:
+def test_restart_of_the_server_loses_nothing(results: dict[str, Any]) -> None:
     """Between the acknowledgement of requests and the first look at their results."""
-    asked = {"restart the server": lambda _: restart(service_server)}
-    found = facts(client("tinker").scenarios("tinker_client.py", "restarted", asked=asked), "restarted")
+    found = facts(results, "restarted")
     # The three passes see the same weights, as the step comes after them.
     assert len(set(found["during"])) == 1
     assert found["before"][-1] > found["during"][0] > found["after"][-1]
@@ -320,16 +347,32 @@ def test_acknowledgement_outlives_a_kill_of_the_server(service_server: RealServe
         assert now["metrics"]["loss:sum"] == first[2]["metrics"]["loss:sum"]
 
 
-def test_killed_trainer_goes_on_from_what_was_saved(
-    client: Callable[[str], Client], service_server: RealServer
-) -> None:
-    def kill(_: dict[str, Any]) -> None:
-        [job] = [one for one in service_server.data("GET", "/v1/jobs")["jobs"] if one["status"] == "TRAINING"]
-        kill_trainer(service_server, job["job_id"])
-
-    program = client("tinker").scenarios("tinker_client.py", "trainer_killed", asked={"kill the trainer": kill})
-    found = facts(program, "trainer_killed")
+def test_killed_trainer_goes_on_from_what_was_saved(results: dict[str, Any]) -> None:
+    found = facts(results, "trainer_killed")
     assert found["later"]["type"] == "RequestFailedError"
     assert found["later"]["category"].lower().endswith("server")
     assert found["path"] in found["later"]["message"]
     assert found["resumed"] == found["went_on"]
+
+
+# -- older versions --
+
+
+@pytest.mark.parametrize("scenario", SAME)
+def test_older_clients_see_the_same_numbers(older: dict[str, Any], results: dict[str, Any], scenario: str) -> None:
+    assert facts(older, scenario) == facts(results, scenario)
+
+
+def test_older_clients_save_and_resume(older: dict[str, Any]) -> None:
+    found = facts(older, "save_and_resume")
+    assert found["resumed"] == found["went_on"]
+    saved = facts(older, "saved_sampler")
+    assert all(one["other"] == saved["own"] for one in saved["others"])
+
+
+def test_older_clients_are_told_of_mistakes(older: dict[str, Any], results: dict[str, Any]) -> None:
+    found, expected = facts(older, "mistakes"), facts(results, "mistakes")
+    assert {name: error["type"] for name, error in found["mistakes"].items()} == {
+        name: error["type"] for name, error in expected["mistakes"].items()
+    }
+    assert found["losses"] == expected["losses"]

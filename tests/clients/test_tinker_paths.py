@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +28,8 @@ from process_signals import kill_marked
 from real_server import RealServer, running, wait_for
 
 SILENT_S = 20
+WEEK_S = 7 * 86400
+SLEEPER = str(PROGRAMS / "tinker_silence.py")
 BEAT_S = 3.0
 RETRIED = (408, 409, 429)
 """Statuses, beside those from 500 on, that clients take for a fault of the moment."""
@@ -120,6 +125,12 @@ def plain(left_behind: str, service_server: RealServer) -> Iterator[Plain]:
             thread.join()
 
 
+@pytest.fixture(scope="module")
+def refusals(client: Callable[[str], Client], plain: Plain) -> dict[str, Any]:
+    """What the latest client has to say of what is refused."""
+    return client("tinker").scenarios("tinker_refused.py", "refused", "arguments")
+
+
 def outcome(plain: Plain, request: str, answer: httpx.Response) -> Any:
     """What an answer says in the end, which is what its future says where it is the id of one."""
     document = answer.json()
@@ -135,10 +146,6 @@ def complaint(document: Any) -> str:
 
 
 # -- what there is --
-
-
-def test_every_request_of_every_client_is_made_here(clients: list[dict[str, Any]]) -> None:
-    assert set(CALLS) == {request for client in clients for request in client["requests"]}
 
 
 @pytest.mark.parametrize("request_name", CALLS)
@@ -158,13 +165,13 @@ def test_request_is_answered_as_the_page_says(plain: Plain, compatibility: Modul
 
 
 def test_refused_methods_tell_the_reason_at_once(
-    client: Callable[[str], Client], compatibility: ModuleType, clients: list[dict[str, Any]], plain: Plain
+    refusals: dict[str, Any], compatibility: ModuleType, latest: dict[str, Any], plain: Plain
 ) -> None:
-    methods = clients[-1]["methods"]
+    methods = latest["methods"]
     expected = {
         name: why for name in methods for kind, why in [compatibility.fate_of(methods[name])] if kind == "refused"
     }
-    found = facts(client("tinker").scenarios("tinker_refused.py", "refused"), "refused")
+    found = facts(refusals, "refused")
     assert set(found["errors"]) == set(expected)
     for name, error in found["errors"].items():
         # That there are no tokens is found out by the client itself.
@@ -173,15 +180,13 @@ def test_refused_methods_tell_the_reason_at_once(
     assert found["next"].endswith("/weights/after")
 
 
-def test_refused_arguments_are_told_by_their_names_at_once(
-    client: Callable[[str], Client], compatibility: ModuleType
-) -> None:
+def test_refused_arguments_are_told_by_their_names_at_once(refusals: dict[str, Any], compatibility: ModuleType) -> None:
     expected = {
         f"{method} {argument}": name
         for method, arguments in compatibility.REFUSED_ARGUMENTS.items()
         for argument, name in arguments.items()
     }
-    found = facts(client("tinker").scenarios("tinker_refused.py", "arguments"), "arguments")
+    found = facts(refusals, "arguments")
     assert set(found) == set(expected)
     for name, error in found.items():
         assert expected[name] in error["message"], error
@@ -236,7 +241,7 @@ def wrong(body: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             yield field, [], "[" * depth + "]" * depth
 
 
-# -- who is gone --
+# -- who is gone, or sleeps longer than the server waits --
 
 
 def test_models_of_a_client_that_died_are_let_go(plain: Plain, left_behind: str) -> None:
@@ -257,3 +262,31 @@ def test_models_of_a_client_that_died_are_let_go(plain: Plain, left_behind: str)
     assert "has gone with its session" in wait_for(gone)
     # Who is there keeps what it has.
     assert plain.done("forward_backward", plain.work(forward_backward_input=PASS))["metrics"]
+
+
+def test_client_that_slept_goes_on_to_the_bit(client: Callable[[str], Client], service_server: RealServer) -> None:
+    """Its unsaved model is saved for it, and goes on from there."""
+
+    def sleep(said: dict[str, Any]) -> Any:
+        """Until what it has not saved is on record."""
+        stem = said["model_id"].replace(":", "-")
+        kill_marked(said["pid"], SLEEPER, signal.SIGSTOP)
+        try:
+            return wait_for(lambda: saved(stem), f"a checkpoint of {said['model_id']}")
+        finally:
+            kill_marked(said["pid"], SLEEPER, signal.SIGCONT)
+
+    def saved(stem: str) -> Any:
+        [job] = service_server.data("GET", "/v1/jobs")["jobs"]
+        listed = service_server.data("GET", f"/v1/jobs/{job['job_id']}/checkpoints?page_size=1000")["checkpoints"]
+        return next((each for each in listed if each["name"].startswith(stem)), None)
+
+    results = client("tinker").scenarios("tinker_silence.py", asked={"put me to sleep until it is saved": sleep})
+    found = facts(results, "slept")
+    assert found["saved"]["name"].endswith("-step-2")
+    assert found["saved"]["name"] in found["woken"]["message"]
+    assert found["woken"]["category"].lower().endswith("server")
+    expires_at = datetime.fromisoformat(found["saved"]["expires_at"]).timestamp()
+    assert expires_at == pytest.approx(time.time() + WEEK_S, abs=300)
+    assert found["interrupted"] == found["uninterrupted"]
+    assert len(set(found["uninterrupted"])) == 5

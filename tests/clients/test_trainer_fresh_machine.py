@@ -88,10 +88,21 @@ def greet() -> str:
     return "hello"
 
 
+def test_server_that_a_client_starts_uses_the_engine_that_the_client_names(machine: Path) -> None:
+    """Though another one is there: DOCKER_HOST still says where."""
+    local.stop()  # none runs, but where this is done again
+    nowhere = f"unix://{machine}/nowhere.sock"
+    with pytest.raises(RuntimeError, match=rf"no container engine answers; tried {nowhere} \(No such file") as caught:
+        TrainerClient(ContainerBackendConfig(container_host=nowhere))
+    assert "docker.sock" not in str(caught.value)
+    assert local.running() is None, "a server that nobody can use stays"
+
+
 def test_first_client_starts_a_server_and_its_job_outlives_it_for_others_to_see(machine: Path) -> None:
     local.stop()  # none runs, but where this is done again
     (name,) = run(TRAIN_AND_LEAVE.format(gate=str(machine / "gate")), machine)
     with TrainerClient() as second:
+        assert second.backend.this_machine
         assert second.backend.why == "as nothing else was named, and there is no Kubernetes cluster"
         wait_for(lambda: second.get_job(name).status == "Running", "the job to run")
         assert name in [job.name for job in second.list_jobs()]
@@ -138,20 +149,6 @@ def test_server_that_runs_has_to_use_the_engine_that_a_client_names(machine: Pat
         TrainerClient(ContainerBackendConfig(container_host="unix:///other.sock"))
     with pytest.raises(ValueError, match="container_runtime is docker, and the server uses podman"):
         TrainerClient(ContainerBackendConfig(container_runtime="docker"))
-
-
-def test_server_that_a_client_starts_uses_the_engine_that_the_client_names(machine: Path) -> None:
-    """Though another one is there: DOCKER_HOST still says where."""
-    assert local.stop()
-    nowhere = f"unix://{machine}/nowhere.sock"
-    with pytest.raises(RuntimeError, match=rf"no container engine answers; tried {nowhere} \(No such file") as caught:
-        TrainerClient(ContainerBackendConfig(container_host=nowhere))
-    assert "docker.sock" not in str(caught.value)
-    assert local.running() is None, "a server that nobody can use stays"
-    with TrainerClient() as client:
-        assert client.backend.this_machine
-        name = client.train(trainer=CustomTrainer(func=greet))
-        assert client.wait_for_job_status(name, polling_interval=0.1).status == "Complete"
 
 
 def test_image_of_a_runtime_counts_where_the_servers_own_choice_is_a_backend_of_images(

@@ -158,6 +158,7 @@ def test_store_is_read_in_a_role_and_refuses_whoever_has_not_that_one(
         assert steps(client.get_job(names[case])) == {"dataset-initializer": "Failed", "node-0": "Created"}
 
 
+@pytest.mark.long
 def test_table_is_read_in_a_role(client: TrainerClient, seaweed: SeaweedServer, tmp_path: Path) -> None:
     import pyarrow as pa
     from pyiceberg.catalog.sql import SqlCatalog

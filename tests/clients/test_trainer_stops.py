@@ -142,6 +142,7 @@ def test_preempted_trainer_of_two_ranks_goes_on_when_it_is_resumed(
     assert "grace_missed" not in {event["type"] for event in service_server.events(two_ranks)}
 
 
+@pytest.mark.long
 def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]) -> None:
     errors = paused["errors"]
     assert 0 < len(errors) < paused["passes"]
@@ -150,9 +151,11 @@ def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]
         assert paused["path"] in error["message"]
 
 
+@pytest.mark.long
 def test_paused_trainer_is_resumed_by_hand_alone(paused: dict[str, Any]) -> None:
     assert "trainmaster resume" in paused["waiting"]["message"]
 
 
+@pytest.mark.long
 def test_paused_trainer_goes_on_to_the_bit(paused: dict[str, Any]) -> None:
     assert paused["interrupted"] == paused["uninterrupted"]

@@ -6,17 +6,20 @@ from typing import Any
 
 import fireworks.training.sdk as fireworks
 from batches import batch, logprobs, losses
-from fireworks_session import ADAM, KEY, MODEL, URL, manager, service_at, started, trainer_at
+from fireworks_faults import failed_start, lost_answers, mistakes, names, reordered_chunks, restarted, taken_name
+from fireworks_session import ADAM, JOB, KEY, MODEL, URL, base_url, manager, service_at, started, trainer_at
 from scenarios import ask, main, raised
+
+CONFIG = {"lora_rank": 8, "display_name": "a trainer", "inactivity_timeout": timedelta(minutes=30)}
 
 
 def shapes() -> Any:
-    """A training shape, resolved and launched."""
+    """A training shape, resolved; and the trainer that most scenarios use, launched on it."""
     profile = manager.resolve_training_profile("accounts/fireworks/trainingShapes/cpu")
     again = manager.resolve_training_profile(profile.training_shape_version)
-    endpoint = started("on-a-shape", lora_rank=8, training_shape_ref=profile.training_shape_version)
+    CONFIG["training_shape_ref"] = profile.training_shape_version
+    endpoint = started(JOB, **CONFIG)
     passed = trainer_at(endpoint.base_url).forward(batch(fireworks), "cross_entropy").result()
-    manager.delete(endpoint.job_id)
     return {
         "version": profile.training_shape_version,
         "again": vars(again) == vars(profile),
@@ -30,14 +33,11 @@ def shapes() -> Any:
 
 
 def lifecycle() -> Any:
-    """Created once, however often it is asked for; seen; deleted; and then its id is spent."""
-    config = {"lora_rank": 8, "display_name": "a trainer", "inactivity_timeout": timedelta(minutes=30)}
-    endpoint = started("lifecycle", **config)
-    again = manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id="lifecycle", **config))
-    job = manager.get("lifecycle")
-    existing = manager.wait_for_existing("lifecycle", poll_interval_s=0.2, timeout_s=300)
-    manager.delete("lifecycle")
-    gone = manager.try_get("lifecycle")
+    """Created once, however often it is asked for, and seen."""
+    endpoint = started(JOB, **CONFIG)
+    again = manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id=JOB, **CONFIG))
+    job = manager.get(JOB)
+    existing = manager.wait_for_existing(JOB, poll_interval_s=0.2, timeout_s=300)
     return {
         "account": manager.account_id,
         "endpoint": endpoint.base_url,
@@ -45,10 +45,6 @@ def lifecycle() -> Any:
         "same": (again.job_id, existing.base_url) == (endpoint.job_id, endpoint.base_url),
         "state": job["state"],
         "display_name": job.get("displayName"),
-        "after": gone and gone.get("state"),
-        "recreated": raised(
-            lambda: manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id="lifecycle"))
-        ),
         "missing": raised(lambda: manager.get("nobodys")),
     }
 
@@ -71,18 +67,18 @@ def refused() -> Any:
 
 def train() -> Any:
     """Training, waited for and not; a reference; a loss of one's own; what is saved; what is left to promote."""
-    endpoint = started("trained", lora_rank=8)
+    url = base_url()
     data = batch(fireworks)
-    trainer = trainer_at(endpoint.base_url)
+    trainer = trainer_at(url)
     waited = losses(trainer, ADAM, data, 6)
 
-    other = trainer_at(endpoint.base_url)
+    other = trainer_at(url)
     pairs = [(other.forward_backward(data, "cross_entropy"), other.optim_step(ADAM)) for _ in range(6)]
     sent = [passed.result().metrics["loss:sum"] for passed, _ in pairs]
     for _, stepped in pairs:
         stepped.result()
 
-    service = service_at(endpoint.base_url)
+    service = service_at(url)
     policy = service.create_training_client(base_model=MODEL, lora_rank=8, seed=2)
     untrained = logprobs(policy.forward(data, "cross_entropy").result())
     losses(policy, ADAM, data, 2)
@@ -93,13 +89,13 @@ def train() -> Any:
         rows = zip(data, said, strict=True)
         return sum(-(lp * one.loss_fn_inputs["weights"].to_torch()).sum() for one, lp in rows), {"mine": 1.0}
 
-    custom = trainer_at(endpoint.base_url)
+    custom = trainer_at(url)
     own = []
     for _ in range(3):
         own.append(custom.forward_backward_custom(data, cross_entropy).result().metrics["loss:sum"])
         custom.optim_step(ADAM).result()
 
-    normalized = trainer_at(endpoint.base_url)
+    normalized = trainer_at(url)
     normalized.forward_backward(data, "cross_entropy").result()
     metrics = (
         normalized.optim_step(ADAM, grad_accumulation_normalization="num_loss_tokens", emit_grad_norm_metrics="basic")
@@ -140,22 +136,30 @@ def train() -> Any:
         "rewound": rewound,
         "sampler": {"path": saved.path, "snapshot_name": saved.snapshot_name},
         "on_the_trainer": trainer.list_checkpoints(),
-        "checkpoints": manager.list_checkpoints("trained"),
-        "job": manager.get("trained")["state"],
+        "job": manager.get(JOB)["state"],
         "mistake": raised(lambda: trainer.load_state("no-such-state").result()),
     }
 
 
 def promote() -> Any:
-    """After `train`: its job is deleted, and what it left becomes a model."""
-    manager.delete("trained")
-    left = manager.list_checkpoints("trained")
-    [promotable] = [one for one in left if one["promotable"]]
+    """After `train`: its job is deleted, and then its id is spent; what it left becomes a model."""
+    before = manager.list_checkpoints(JOB)
+    manager.delete(JOB)
+    gone = manager.try_get(JOB)
+    left = manager.list_checkpoints(JOB)
+    [promotable] = [one for one in left if one["promotable"] and "/step-9-" in one["name"]]
     model = manager.promote_checkpoint(name=promotable["name"], output_model_id="my-model", base_model=MODEL)
     again = raised(
         lambda: manager.promote_checkpoint(name=promotable["name"] + "-x", output_model_id="other", base_model=MODEL)
     )
-    return {"left": left, "model": model, "again": again}
+    return {
+        "before": before,
+        "left": left,
+        "model": model,
+        "again": again,
+        "after": gone and gone.get("state"),
+        "recreated": raised(lambda: manager.create(fireworks.TrainerJobConfig(base_model=MODEL, requested_job_id=JOB))),
+    }
 
 
 def managed() -> Any:
@@ -226,56 +230,47 @@ def _other_methods(service: Any, job_id: str, path: str) -> Any:
     }
 
 
-def full_parameters() -> Any:
-    """All weights trained, and a second job beside it that only looks."""
-    endpoint = started("full", lora_rank=0)
-    data = batch(fireworks)
-    trainer = trainer_at(endpoint.base_url, lora_rank=0)
-    found = losses(trainer, fireworks.AdamParams(learning_rate=0.005), data, 4)
-    paths = [trainer.save_weights_for_sampler_ext(f"s{index}").path for index in range(2)]
-    manager.delete("full")
-    types = [one["checkpointType"] for one in manager.list_checkpoints("full")]
-    return {"losses": found, "paths": paths, "types": types}
-
-
-def forward_only() -> Any:
-    """A frozen model."""
-    endpoint = started("reference", forward_only=True)
-    client = trainer_at(endpoint.base_url, lora_rank=0)
-    found = logprobs(client.forward(batch(fireworks), "cross_entropy").result())
-    refused = raised(lambda: client.forward_backward(batch(fireworks), "cross_entropy").result())
-    manager.delete("reference")
-    return {"rows": len(found), "refused": refused}
-
-
 def killed() -> Any:
     """The trainer is killed under a client, twice; the job is resumed, and goes on from what was saved."""
-    endpoint = started("killed", lora_rank=8)
     data = batch(fireworks)
-    trainer = trainer_at(endpoint.base_url)
+    trainer = trainer_at(base_url())
     losses(trainer, ADAM, data, 2)
     trainer.save_state("step-2").result()
     found: dict[str, Any] = {"went_on": losses(trainer, ADAM, data, 3)}
 
-    ask("kill the trainer", job="killed")
+    ask("kill the trainer", job=JOB)
     # At once, when nobody may have noticed yet.
-    endpoint = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=300)
+    endpoint = manager.reconnect_and_wait(JOB, poll_interval_s=0.2, timeout_s=300)
     found["of_a_dead_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
     trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
     found["reconnected"] = losses(trainer, ADAM, data, 3)
 
-    ask("kill the trainer", job="killed")
+    ask("kill the trainer", job=JOB)
     found["of_a_stopped_trainer"] = raised(lambda: trainer.forward_backward(data, "cross_entropy").result())
-    found["state"] = manager.get("killed")["state"]
-    endpoint = manager.resume_and_wait("killed", poll_interval_s=0.2, timeout_s=300)
+    found["state"] = manager.get(JOB)["state"]
+    endpoint = manager.resume_and_wait(JOB, poll_interval_s=0.2, timeout_s=300)
     trainer = trainer_at(endpoint.base_url, seed=9)
     trainer.load_state_with_optimizer("step-2").result()
     found["resumed"] = losses(trainer, ADAM, data, 3)
-    found["running"] = manager.reconnect_and_wait("killed", poll_interval_s=0.2, timeout_s=300).base_url
-    manager.delete("killed")
+    found["running"] = manager.reconnect_and_wait(JOB, poll_interval_s=0.2, timeout_s=300).base_url
     return found
 
 
 if __name__ == "__main__":
-    main(shapes, lifecycle, refused, train, promote, managed, full_parameters, forward_only, killed)
+    main(
+        shapes,
+        lifecycle,
+        refused,
+        train,
+        lost_answers,
+        reordered_chunks,
+        mistakes,
+        taken_name,
+        names,
+        restarted,
+        killed,
+        promote,
+        managed,
+        failed_start,
+    )

@@ -1,5 +1,5 @@
 """What goes wrong between a user of `fireworks-ai` and a trainer: answers get lost, chunks overtake each other, a batch
-makes no sense, a trainer does not start. All but the last on one trainer, which is left running."""
+makes no sense, a trainer does not start. All but the last on one trainer, which is there already."""
 
 import time
 from typing import Any
@@ -7,10 +7,9 @@ from typing import Any
 import fireworks.training.sdk as fireworks
 from batches import batch, datum, logprobs, losses, sequence
 from fireworks.training.sdk.decision import DecisionCalibration, SamplerCheckpointMetadata
-from fireworks_session import ADAM, MODEL, URL, manager, started, trainer_at
-from scenarios import ask, main, raised
+from fireworks_session import ADAM, JOB, MODEL, URL, base_url, manager, started, trainer_at
+from scenarios import ask, raised
 
-JOB = "faults"
 CHUNK = 1024
 """How many rows the client sends in one request."""
 
@@ -28,7 +27,7 @@ def steps(trainer: Any, data: list[Any], count: int) -> list[list[float]]:
 
 def lost_answers() -> Any:
     """The same work on a good way and on one where every third answer gets lost."""
-    direct = started(JOB, lora_rank=8).base_url
+    direct = base_url()
     found: dict[str, Any] = {}
     for name, url in (("good", direct), ("bad", direct.replace(URL, ask("the way that loses answers")))):
         trainer = trainer_at(url)
@@ -43,7 +42,7 @@ def lost_answers() -> Any:
 
 def reordered_chunks() -> Any:
     """A batch of three chunks, which reach the trainer in their order and in the opposite one."""
-    direct = started(JOB, lora_rank=8).base_url
+    direct = base_url()
     # Rows that differ from chunk to chunk, so that none can stand in the place of another.
     data = [datum(fireworks, sequence(index % 7 + index // CHUNK, 4)) for index in range(2 * CHUNK + 52)]
     found = {}
@@ -70,7 +69,7 @@ def reordered_chunks() -> Any:
 
 def mistakes() -> Any:
     """Batches that make no sense, each before good work, among it, and sent before that is answered."""
-    url = started(JOB, lora_rank=8).base_url
+    url = base_url()
     good = batch(fireworks)
 
     def wrong(tokens: list[int], targets: list[int]) -> Any:
@@ -111,19 +110,26 @@ def mistakes() -> Any:
 
 
 def failed_start() -> Any:
-    """A trainer that cannot load its model; then somebody mends that, and it is resumed."""
+    """A frozen model whose trainer cannot load it; then somebody mends that, and it is resumed."""
     broken = "accounts/fireworks/models/broken"
-    error = raised(lambda: started("broken", base_model=broken, lora_rank=8))
+    error = raised(lambda: started("broken", base_model=broken, forward_only=True))
     job = manager.get("broken")
     ask("mend the weights")
     endpoint = manager.resume_and_wait("broken", poll_interval_s=0.2, timeout_s=300)
-    mended = steps(trainer_at(endpoint.base_url, base_model=broken), batch(fireworks), 1)
-    return {"error": error, "job": job, "mended": mended}
+    frozen = trainer_at(endpoint.base_url, base_model=broken, lora_rank=0)
+    mended = logprobs(frozen.forward(batch(fireworks), "cross_entropy").result())
+    refused = raised(lambda: frozen.forward_backward(batch(fireworks), "cross_entropy").result())
+    return {"error": error, "job": job, "mended": mended, "refused": refused}
+
+
+def restarted() -> Any:
+    """The server is killed and started again between two requests of somebody else."""
+    ask("restart the server")
 
 
 def taken_name() -> Any:
     """A second checkpoint is promoted to the name of the first one's model."""
-    trainer = trainer_at(started(JOB, lora_rank=8).base_url)
+    trainer = trainer_at(base_url())
     first, second = (trainer.save_weights_for_sampler_ext(name).snapshot_name for name in ("first", "second"))
 
     def promote(checkpoint: str) -> Any:
@@ -137,7 +143,7 @@ def taken_name() -> Any:
 
 def names() -> Any:
     """States by names that can be loaded and by others, and states and models that are not there."""
-    trainer = trainer_at(started(JOB, lora_rank=8).base_url)
+    trainer = trainer_at(base_url())
     losses(trainer, ADAM, batch(fireworks), 1)
     refused = raised(lambda: trainer.save_state("Step_1").result())
     saved = trainer.save_state("step-1").result().path
@@ -164,7 +170,3 @@ def names() -> Any:
             metadata=SamplerCheckpointMetadata(decision_calibration=DecisionCalibration(temperature={"choice": 1.5})),
         ).path,
     }
-
-
-if __name__ == "__main__":
-    main(lost_answers, reordered_chunks, mistakes, failed_start, taken_name, names)

@@ -8,6 +8,8 @@ import fireworks.training.sdk as fireworks
 URL = os.environ["FIREWORKS_BASE_URL"]
 KEY = os.environ["FIREWORKS_API_KEY"]
 MODEL = "accounts/fireworks/models/qwen3-8b"
+JOB = "trained"
+"""The trainer that most scenarios use."""
 ADAM = fireworks.AdamParams(learning_rate=0.02)
 
 manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
@@ -16,6 +18,11 @@ manager = fireworks.TrainerJobManager(api_key=KEY, base_url=URL)
 def started(job_id: str, **fields: Any) -> Any:
     config = fireworks.TrainerJobConfig(**{"base_model": MODEL, "requested_job_id": job_id, **fields})
     return manager.create_and_wait(config, poll_interval_s=0.2, timeout_s=300)
+
+
+def base_url() -> str:
+    """Where that trainer is."""
+    return str(manager.wait_for_existing(JOB, poll_interval_s=0.2, timeout_s=300).base_url)
 
 
 def service_at(base_url: str) -> Any:

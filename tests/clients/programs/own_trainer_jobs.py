@@ -4,7 +4,7 @@ from typing import Any
 
 import fireworks.training.sdk as fireworks
 from batches import batch, logprobs, losses
-from fireworks_session import ADAM, MODEL, trainer_at
+from fireworks_session import ADAM, MODEL, manager, trainer_at
 from scenarios import ask, main
 
 DATA = batch(fireworks)
@@ -38,11 +38,12 @@ def whole_weights() -> Any:
     trainer = trainer_at(ask("start", job="whole", base_model=MODEL, lora_rank=0), lora_rank=0)
     found: dict[str, Any] = {"losses": losses(trainer, fireworks.AdamParams(learning_rate=0.005), DATA, 3)}
     found["trained"] = said_by(trainer)
-    trainer.save_weights_for_sampler_ext("to-promote")
+    found["paths"] = [trainer.save_weights_for_sampler_ext(name).path for name in ("to-promote", "difference")]
 
     found["cancelled"] = ask("cancel", job="whole")
     found["promoted"] = ask("promote", job="whole", model="while-cancelled")
     found["deleted"] = ask("delete", job="whole")
+    found["types"] = [one["checkpointType"] for one in manager.list_checkpoints("whole")]
     found["promoted_again"] = ask("promote", job="whole", model="weights-of-a-deleted-job")
 
     name = found["promoted_again"]["name"]

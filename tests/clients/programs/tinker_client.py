@@ -1,5 +1,6 @@
 """What a user of `tinker` does, from the first step to the last, in the words of every version that is tested."""
 
+import os
 from typing import Any
 
 import tinker
@@ -181,6 +182,16 @@ def save_and_resume() -> Any:
     }
 
 
+def lost_answers() -> Any:
+    """The same, by a way on which answers get lost."""
+    direct = os.environ["TINKER_BASE_URL"]
+    os.environ["TINKER_BASE_URL"] = ask("the way that loses answers")
+    try:
+        return save_and_resume()
+    finally:
+        os.environ["TINKER_BASE_URL"] = direct
+
+
 def saved_sampler() -> Any:
     """Weights for sampling under a name, opened by another session; each at once when it is saved."""
     trainer = new_trainer()
@@ -317,6 +328,7 @@ if __name__ == "__main__":
         copies,
         short_after_long,
         save_and_resume,
+        lost_answers,
         saved_sampler,
         rest,
         mistakes,
