@@ -201,7 +201,8 @@ def _archive(archive: Path, *, with_python: bool) -> None:
                 import pip
 
                 tar.add(interpreter, str(interpreter).lstrip("/"))
-                tar.add(Path(pip.__file__).parent, f"{SITE}/pip".lstrip("/"))
+                for each in Path(pip.__file__).parents[1].glob("pip*"):  # with its metadata
+                    tar.add(each, f"{SITE}/{each.name}".lstrip("/"))
             linked += [path for path in HOME.rglob("*.so*") if path.is_file() and "site-packages" not in path.parts]
             linked.append(interpreter)
         for library in sorted(_libraries(linked)):
