@@ -1,6 +1,6 @@
 """Job classes in the form of theseus: made of their spec alone, configured by an ambient, nested configuration.
 
-Run by test_job_classes_jax.py, with four simulated devices.
+Run by test_jax.py, with four simulated devices.
 """
 
 from __future__ import annotations

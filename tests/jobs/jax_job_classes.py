@@ -1,4 +1,4 @@
-"""Job classes with JAX: a tree that is sharded over four simulated devices. Run by test_job_classes_jax.py."""
+"""Job classes with JAX: a tree that is sharded over four simulated devices. Run by test_jax.py."""
 
 from __future__ import annotations
 

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from trainings import Make, Zygote, refusal
+from trainings import Job, Make, Zygote, refusal
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import StopCause
 
 
-def test_resume_without_the_file_of_the_optimizer_refuses(make_job: Make) -> None:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "checkpoints"
+
+
+@pytest.fixture
+def paused(make_job: Make, kept: Path) -> Job:
+    """A job that was paused at step 4; it trained for the first who asked, and others have copies."""
     job = make_job()
-    job.interrupt(StopCause.PAUSE, 4)
+    if kept.exists():
+        shutil.copytree(kept, job.checkpoints)
+    else:
+        job.interrupt(StopCause.PAUSE, 4)
+        shutil.copytree(job.checkpoints, kept)
+    return job
+
+
+def test_resume_without_the_file_of_the_optimizer_refuses(paused: Job) -> None:
+    job = paused
     arrays = next(job.latest().glob("arrays-*.safetensors"))
     arrays.unlink()
     message = refusal(job, resume_from=job.latest())
@@ -24,18 +41,16 @@ def test_resume_without_the_file_of_the_optimizer_refuses(make_job: Make) -> Non
 
 
 @pytest.mark.parametrize("part", ["optimizer", "scheduler", "model"])
-def test_resume_from_a_checkpoint_that_lacks_a_part_refuses(make_job: Make, part: str) -> None:
-    job = make_job()
-    job.interrupt(StopCause.PAUSE, 4)
+def test_resume_from_a_checkpoint_that_lacks_a_part_refuses(paused: Job, part: str) -> None:
+    job = paused
     document = json.loads((job.latest() / "tree.json").read_text())
     document["tree"]["dict"] = [entry for entry in document["tree"]["dict"] if entry[0] != part]
     rewrite(job.latest(), "tree.json", json.dumps(document))
     assert f"lacks {part}" in refusal(job, resume_from=job.latest())
 
 
-def test_resume_without_the_random_numbers_of_a_rank_refuses(make_job: Make) -> None:
-    job = make_job()
-    job.interrupt(StopCause.PAUSE, 4)
+def test_resume_without_the_random_numbers_of_a_rank_refuses(paused: Job) -> None:
+    job = paused
     manifest = json.loads((job.latest() / "manifest.json").read_text())
     manifest["files"] = [file for file in manifest["files"] if not file["path"].startswith("rng-")]
     (job.latest() / "manifest.json").write_text(json.dumps(manifest))
@@ -164,13 +179,11 @@ def test_fewer_ranks_go_on_at_the_same_place_with_a_note(make_job: Make) -> None
     assert child.series("learning_rate")[-1] < child.series("learning_rate")[0]
 
 
-def test_another_job_goes_on_from_a_checkpoint_with_options_of_its_own(make_job: Make) -> None:
-    first = make_job()
-    first.interrupt(StopCause.PAUSE, 6)
-    step = int(first.latest().name.split("-")[1])
+def test_another_job_goes_on_from_a_checkpoint_with_options_of_its_own(make_job: Make, paused: Job) -> None:
+    step = int(paused.latest().name.split("-")[1])
     options = {"learning_rate": 0.5, "num_train_epochs": 2.0, "lr_scheduler_type": "constant"}
     second = make_job(hyperparameters=options)
-    second.train(resume_from=first.latest())
+    second.train(resume_from=paused.latest())
     assert second.series("learning_rate") == [0.5] * (24 - step)
     assert second.metrics()[-1]["total_steps"] == 24
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -16,6 +17,18 @@ PARTS: dict[str, dict[str, Any]] = {
     "LORA": {"hyperparameters": {"lora_r": 4, "lora_dropout": 0.1, "num_train_epochs": 2.0, "learning_rate": 1e-2}},
     "CONTINUED_PRETRAIN": {"data": {"batch_size": 1}},
 }
+COVERING = (
+    ("SFT", "killed", 2),
+    ("SFT", "paused", 2),
+    ("LORA", "killed", 1),
+    ("LORA", "preempted", 2),
+    ("CONTINUED_PRETRAIN", "paused", 1),
+)
+"""Every type, interruption and number of ranks; the others combine what these prove."""
+COMBINATIONS = [
+    pytest.param(*each, marks=() if each in COVERING else pytest.mark.long)
+    for each in itertools.product(PARTS, INTERRUPTIONS, (1, 2))
+]
 
 
 def two_epochs(make_job: Make, training_type: str, ranks: int) -> Job:
@@ -29,9 +42,7 @@ def references() -> dict[tuple[str, int], tuple[str, str]]:
     return {}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("how", INTERRUPTIONS)
-@pytest.mark.parametrize("training_type", PARTS)
+@pytest.mark.parametrize(("training_type", "how", "ranks"), COMBINATIONS)
 def test_interrupted_training_ends_with_the_bits_of_an_uninterrupted_one(
     make_job: Make, training_type: str, how: str, ranks: int, references: dict[tuple[str, int], tuple[str, str]]
 ) -> None:

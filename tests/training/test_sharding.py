@@ -11,7 +11,7 @@ OPTIONS = {"learning_rate": 1e-2, "gradient_checkpointing": True}
 FSDP = {"type": "FSDP", "distributed": {"backend": "nccl", "config": {"reshard_after_forward": "true"}}}
 
 
-@pytest.mark.parametrize("training_type", ["SFT", "LORA"])
+@pytest.mark.parametrize("training_type", ["SFT", pytest.param("LORA", marks=pytest.mark.long)])
 def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: Make, training_type: str) -> None:
     parts = {"ranks": 2, "framework": FSDP, "data": {"batch_size": 4}, "hyperparameters": OPTIONS}
     whole, job = make_job(training_type, **parts), make_job(training_type, **parts)
@@ -26,7 +26,7 @@ def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: M
     assert job.result() == whole.result()
 
 
-@pytest.mark.parametrize("training_type", ["FULL_FINETUNE", "LORA"])
+@pytest.mark.parametrize("training_type", [pytest.param("FULL_FINETUNE", marks=pytest.mark.long), "LORA"])
 def test_sharded_training_saved_right_after_an_evaluation_goes_on_from_there_exactly(
     make_job: Make, training_type: str
 ) -> None:

@@ -24,9 +24,19 @@ def spec(location: str, count: int = 2, **options: Any) -> dict[str, Any]:
     return {"storage_uri": "cache://made/rows", "metadata_loc": location, "num_data_nodes": count, **SIZES, **options}
 
 
-def test_table_is_sharded_once_and_each_rank_has_its_share(tmp_path: Path) -> None:
-    location = table_at(f"file://{tmp_path}/warehouse", tmp_path)
-    access = Access(cache=tmp_path / "cache", working_directory=tmp_path / "work", data_roots=(tmp_path,))
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a table in it."""
+    return tmp_path_factory.mktemp("tables")
+
+
+@pytest.fixture(scope="module")
+def location(home: Path) -> str:
+    return table_at(f"file://{home}/warehouse", home)
+
+
+def test_table_is_sharded_once_and_each_rank_has_its_share(home: Path, location: str, tmp_path: Path) -> None:
+    access = Access(cache=tmp_path / "cache", working_directory=tmp_path / "work", data_roots=(home,))
     told: list[float] = []
     directory = sharded(spec(location), access, told.append)
     assert told == [0.5, 1.0]
@@ -55,8 +65,14 @@ def test_table_is_sharded_once_and_each_rank_has_its_share(tmp_path: Path) -> No
     draft.mkdir(parents=True)
     (draft / "shard-00000-of-00002.arrow").write_bytes((directory / "shard-00000-of-00002.arrow").read_bytes())
     told.clear()
-    sharded(spec(location), Access(cache=other, working_directory=tmp_path, data_roots=(tmp_path,)), told.append)
+    sharded(spec(location), Access(cache=other, working_directory=tmp_path, data_roots=(home,)), told.append)
     assert told == [1.0]
+    # Those who may not read the table have no shards of it either.
+    roots = make(tmp_path / "roots")
+    copied = roots / "copied.metadata.json"
+    copied.write_bytes(Path(location.removeprefix("file://")).read_bytes())
+    with pytest.raises(InputError, match="below its data roots alone"):
+        sharded(spec(str(copied)), replace(access, working_directory=roots, data_roots=(roots,)), told.append)
 
 
 def test_copy_with_the_same_ids_and_other_files_has_shards_of_its_own(tmp_path: Path) -> None:
@@ -69,30 +85,18 @@ def test_copy_with_the_same_ids_and_other_files_has_shards_of_its_own(tmp_path: 
     text = second.read_text().replace(copied["table-uuid"], mine["table-uuid"])
     second.write_text(re.sub(r'(?<=snapshot-id":)\d+', lambda found: ids[found[0]], text))
     assert json.loads(second.read_text())["current-snapshot-id"] == mine["current-snapshot-id"]
-    shards = sharded(spec(str(first)), access, lambda _: None)
+    shards = sharded(spec(str(first), 1), access, lambda _: None)
     # The same files by another metadata, as after a change of the table's properties, are not written again.
     mine["properties"]["comment"] = "another"
     again = first.with_name("again.metadata.json")
     again.write_text(json.dumps(mine))
-    assert sharded(spec(str(again)), access, lambda _: None) == shards
+    assert sharded(spec(str(again), 1), access, lambda _: None) == shards
     # Other columns of them are.
     mine["schemas"][0]["fields"].pop()
     again.write_text(json.dumps(mine))
-    narrow = sharded(spec(str(again)), access, lambda _: None)
+    narrow = sharded(spec(str(again), 1), access, lambda _: None)
     assert data_cache.schema(narrow).names == ["id"]
-    assert sharded(spec(str(second)), access, lambda _: None) not in (shards, narrow)
-
-
-def test_shards_that_are_there_are_for_those_who_may_read_the_table(tmp_path: Path) -> None:
-    location = table_at(f"file://{tmp_path}/warehouse", tmp_path)
-    roots = tmp_path / "roots"
-    roots.mkdir()
-    copied = roots / "copied.metadata.json"
-    copied.write_bytes(Path(location.removeprefix("file://")).read_bytes())
-    access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=(tmp_path,))
-    sharded(spec(location), access, lambda _: None)
-    with pytest.raises(InputError, match="below its data roots alone"):
-        sharded(spec(str(copied)), replace(access, working_directory=roots, data_roots=(roots,)), lambda _: None)
+    assert sharded(spec(str(second), 1), access, lambda _: None) not in (shards, narrow)
 
 
 def make(directory: Path) -> Path:
@@ -115,11 +119,8 @@ def test_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             sharded(spec(str(path)), access, lambda _: None)
 
 
-def test_files_that_metadata_names_must_be_allowed_too(tmp_path: Path) -> None:
-    elsewhere, roots = tmp_path / "elsewhere", tmp_path / "roots"
-    elsewhere.mkdir()
-    roots.mkdir()
-    location = table_at(f"file://{elsewhere}", tmp_path)
+def test_files_that_metadata_names_must_be_allowed_too(location: str, tmp_path: Path) -> None:
+    roots = make(tmp_path / "roots")
     copied = roots / "copied.metadata.json"
     copied.write_bytes(Path(location.removeprefix("file://")).read_bytes())
     access = Access(cache=tmp_path / "cache", working_directory=roots, data_roots=(roots,))
@@ -134,13 +135,13 @@ def test_table_on_an_object_store_wants_keys(
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     access = Access(cache=tmp_path / "cache", working_directory=tmp_path, data_roots=())
-    directory = sharded(spec(location), access, lambda _: None)
+    directory = sharded(spec(location, 1), access, lambda _: None)
     assert sum(shard.rows for shard in data_cache.shards(directory)) == 990
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(CredentialsError, match="give AWS_ACCESS_KEY_ID"):
-        sharded(spec(location), access, lambda _: None)
+        sharded(spec(location, 1), access, lambda _: None)
     role = {"access_key_id": KEY, "secret_access_key": SECRET, "token": None}
-    assert sharded(spec(location), replace(access, s3_credentials=lambda: role), lambda _: None) == directory
+    assert sharded(spec(location, 1), replace(access, s3_credentials=lambda: role), lambda _: None) == directory
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with pytest.raises(InputError, match="there is no such table"):
         sharded(spec(f"{seaweed.new_prefix()}/none.metadata.json"), access, lambda _: None)

@@ -6,6 +6,8 @@ with its exit status. It stays single-threaded, so that a fork is a clean copy.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import signal
@@ -17,17 +19,32 @@ from typing import Any
 
 from trainmaster.jobs.attempt import LOOK_EVERY_S
 
+WARM = (
+    "trl",
+    "peft.utils.transformers_weight_conversion",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "trainmaster.jobs.trees.numpy_arrays",
+    "trainmaster.jobs.trees.torch_tensors",
+    "trainmaster.training.__main__",
+    "trainmaster.training.run",
+    "trainmaster.training.sft",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""What every training, or many, would import."""
+
 
 def main() -> None:
+    gc.disable()
     import datasets
-    import peft  # noqa: F401
-    import torch
-    import torch.distributed.checkpoint  # noqa: F401
-    import transformers  # noqa: F401
-    from trl import SFTTrainer  # noqa: F401
+    import transformers.conversion_mapping
 
-    import trainmaster.training.run  # noqa: F401
-
+    for name in WARM:
+        importlib.import_module(name)
+    transformers.conversion_mapping.get_checkpoint_conversion_mapping("qwen3")  # hundreds of patterns are compiled once
+    gc.enable()
+    gc.freeze()  # what a child's collector does not look at is not copied
     datasets.disable_progress_bars()
     assert threads() <= {"jemalloc_bg_thd"}, "such a thread would not survive the fork"
     print("ready", flush=True)
@@ -72,8 +89,6 @@ def start(request: dict) -> int:
 
 
 def run(request: dict) -> int:
-    import importlib
-
     import torch
 
     torch.set_num_threads(1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import os
 from pathlib import Path
 
 from trainmaster.jobs import report
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import Reason
+from trainmaster.server.core.training.types import TRAINERS
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.steps import PreparingError
 
@@ -34,7 +37,9 @@ def main() -> None:
         prepared = Prepared.read(prepared_dir / "prepared.json")
     except (DocumentError, OSError) as error:
         report.fail(Reason.BAD_INPUT, str(error))
-    # Only now: a mistake in the documents is reported before seconds of imports.
+    # Only now: a mistake in the documents is reported before seconds of imports. A tenth of these would go to
+    # collections; later ones need not look at what was imported either.
+    gc.disable()
     from trainmaster.jobs.attempt import NotOwnerError
     from trainmaster.jobs.checkpoint import CorruptCheckpointError
     from trainmaster.jobs.checkpoint_reader import InexactResumeError
@@ -44,6 +49,10 @@ def main() -> None:
     from trainmaster.training.run import train
     from trainmaster.training.session import Stopped
 
+    if (trainer := TRAINERS.get(document.training.training_type)) is not None:
+        importlib.import_module(trainer)
+    gc.freeze()
+    gc.enable()
     try:
         train(document, prepared, scratch=prepared_dir / f"rank-{report.rank()}")
     except Stopped:

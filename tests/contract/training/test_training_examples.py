@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit
+from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit, weights_digest
 
 from local_servers import LocalServer
 from patience import PATIENCE_S
+from real_server import wait_for
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
+TWO_RANKS = (
+    "training_config.framework.distributed.world_size=2",
+    "training_config.framework.distributed.backend=gloo",
+    "data_config.batch_size=8",
+)
 
 
-def submit_example(server: LocalServer, name: str, model: Path, *settings: str) -> str:
+def submit_example(server: LocalServer, name: str, model: Path | str, *settings: str) -> str:
     arguments = ["submit", str(EXAMPLES / name), "--set", f"training_config.base_model.model_id={model}"]
     for setting in settings:
         arguments += ["--set", setting]
@@ -34,28 +41,51 @@ def short(epochs: int) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def pretrained(shared_server: LocalServer, tiny_model: Path) -> str:
     """The job that taught the model of random weights what the others build upon."""
-    return submit_example(shared_server, "pretrain.yaml", tiny_model, *short(5))
-
-
-@pytest.fixture(scope="module")
-def model(shared_server: LocalServer, pretrained: str) -> Path:
-    finish(shared_server, pretrained)
-    return output(shared_server, pretrained) / "model"
+    job_id = submit_example(shared_server, "pretrain.yaml", tiny_model, *short(10))
+    assert finish(shared_server, job_id)["output"]["model_uri"] == f"artifacts:{job_id}/output/model"
+    return job_id
 
 
 def test_pretraining_learns_and_leaves_a_model_that_loads(server: LocalServer, pretrained: str) -> None:
-    finish(server, pretrained)
     check_course(server, pretrained, "EVALUATING")
 
 
-# The README's test trains by SFT, and test_training_again by full fine-tuning.
+# The README's test trains by SFT.
 @pytest.mark.parametrize(
     "name", ["lora.yaml", *(pytest.param(name, marks=pytest.mark.long) for name in ("sft.yaml", "full_finetune.yaml"))]
 )
-def test_fine_tuning_learns_and_leaves_a_model_that_loads(server: LocalServer, model: Path, name: str) -> None:
-    job_id = submit_example(server, name, model, *short(8))
+def test_fine_tuning_learns_from_what_another_job_left_and_leaves_a_model_that_loads(
+    server: LocalServer, pretrained: str, name: str
+) -> None:
+    directory = output(server, pretrained) / "model"
+    before = weights_digest(directory)
+    ranks = TWO_RANKS if name == "lora.yaml" else ()
+    job_id = submit_example(server, name, server.job(pretrained)["output"]["model_uri"], *short(8), *ranks)
     finish(server, job_id)
     check_course(server, job_id, *([] if name == "full_finetune.yaml" else ["EVALUATING"]))
+    assert server.job(job_id)["training_config"]["base_model"]["model_id"] == f"artifacts:{pretrained}/output/model"
+    prepared = server.directory / "runs" / job_id / "1" / "nodes" / "0" / "prepared" / "prepared.json"
+    assert json.loads(prepared.read_text())["model_path"] == str(directory)
+    assert weights_digest(directory) == before
+    losses = [[value for _, value in series(server, each, "loss")] for each in (pretrained, job_id)]
+    assert losses[1][0] < sum(losses[0][:3]) / 3, "it does not begin where the first one ended"
+
+
+def test_training_that_is_paused_ends_with_the_same_weights(
+    server: LocalServer, tiny_model: Path, pretrained: str
+) -> None:
+    told_soon = "training_config.hyperparameters.logging_steps=1"
+    job_id = submit_example(server, "pretrain.yaml", tiny_model, *short(10), told_soon)
+    wait_for(lambda: server.job(job_id)["progress"]["step"], f"the first steps of {job_id}")
+    server.control(job_id, "pause")
+    paused = server.until(job_id, "PAUSED", timeout_s=PATIENCE_S)
+    assert paused["progress"]["step"] < server.job(pretrained)["progress"]["step"]
+    server.control(job_id, "resume")
+    job = finish(server, job_id)
+    assert [attempt["reason"] for attempt in job["attempts"]] == ["PAUSED", "SUCCEEDED"]
+    (resumed,) = server.events_of(job_id, "resumed")
+    assert "from checkpoint" in resumed["message"]
+    assert weights_digest(output(server, job_id)) == weights_digest(output(server, pretrained))
 
 
 def check_course(server: LocalServer, job_id: str, *phases: str) -> None:

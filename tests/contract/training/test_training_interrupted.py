@@ -12,6 +12,9 @@ from local_servers import LocalServer
 from real_server import wait_for
 
 DATA = EXAMPLES / "data" / "questions.jsonl"
+# The server's part is proven with scripts (contract/backends), the trainer's in tests/training, and that they work
+# together with the pause in test_training_examples.
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

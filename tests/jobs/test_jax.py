@@ -1,4 +1,4 @@
-"""Job classes with JAX, in a process of its own: who has used JAX cannot fork any more, and other tests do."""
+"""Trees and job classes with JAX, in a process of their own: who has used JAX cannot fork, and other tests do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from patience import PATIENCE_S
 
+INNER = ("jax_trees.py", "jax_job_classes.py", "jax_ambient_jobs.py")
 
-@pytest.mark.parametrize("inner", ["jax_job_classes.py", "jax_ambient_jobs.py"])
-def test_job_classes_with_jax_keep_every_promise(tmp_path: Path, inner: str) -> None:
+
+def test_trees_and_job_classes_with_jax_keep_every_promise(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -28,7 +27,7 @@ def test_job_classes_with_jax_keep_every_promise(tmp_path: Path, inner: str) -> 
             "no:cacheprovider",
             "--basetemp",
             tmp_path / "inner",
-            Path(__file__).with_name(inner),
+            *(Path(__file__).with_name(name) for name in INNER),
         ],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
@@ -45,14 +44,14 @@ def test_job_classes_with_jax_keep_every_promise(tmp_path: Path, inner: str) -> 
 
 
 def test_checkpoint_is_sharded_anew_over_another_number_of_processes(tmp_path: Path) -> None:
-    ranks(2, tmp_path, 1)
-    (alone,) = ranks(1, tmp_path, 2)
+    ranks(1, tmp_path, 1)
+    pair = ranks(2, tmp_path, 2)
+    assert all(said["refused"] and (said["step"], said["scale"], said["hosts"]) == (1, 10.0, 2) for said in pair)
+    assert [said["rows"] for said in pair] == [[[10.0, 11.0], [12.0, 13.0]], [[14.0, 15.0], [16.0, 17.0]]]
+    (alone,) = ranks(1, tmp_path, 3)
     assert alone["refused"]
-    assert (alone["step"], alone["scale"], alone["devices"], alone["hosts"]) == (1, 10.0, 2, 1)
-    assert alone["rows"] == [[10.0, 11.0, 12.0, 13.0], [14.0, 15.0, 16.0, 17.0]]
-    pair = ranks(2, tmp_path, 3)
-    assert all(said["refused"] and (said["step"], said["scale"], said["hosts"]) == (2, 20.0, 2) for said in pair)
-    assert [said["rows"] for said in pair] == [[[20.0, 21.0], [22.0, 23.0]], [[24.0, 25.0], [26.0, 27.0]]]
+    assert (alone["step"], alone["scale"], alone["devices"], alone["hosts"]) == (2, 20.0, 2, 1)
+    assert alone["rows"] == [[20.0, 21.0, 22.0, 23.0], [24.0, 25.0, 26.0, 27.0]]
 
 
 def ranks(count: int, root: Path, step: int) -> list[dict[str, Any]]:
