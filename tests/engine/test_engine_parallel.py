@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_models import make_checkpoint
 
-from forked_ranks import ForkedRank
+from forked_services import ForkedRank
 from trainmaster.engine.parallel import joined, parted
 from trainmaster.jobs import trees
 

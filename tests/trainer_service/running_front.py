@@ -14,7 +14,7 @@ from types import TracebackType
 import httpx
 from stub_engine import StubEngine
 
-from forked_ranks import ForkedRank
+from forked_services import ForkedRank
 from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.trainer_service import channel

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from forked_ranks import ForkedRank
+from forked_services import ForkedRank
 from patience import PATIENCE_S
 from process_signals import kill_all_marked
 from trainmaster.protocol import environment

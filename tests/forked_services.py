@@ -5,14 +5,17 @@ That is what takes longest of their start.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import resource
 import runpy
+import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -69,16 +72,21 @@ class ForkedRank:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already
+            self._pidfd = os.pidfd_open(self.pid)
+            weakref.finalize(self, os.close, self._pidfd)
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        self._process.kill()
+        self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        self._process.terminate()
+        self.send_signal(signal.SIGTERM)
 
     def poll(self) -> int | None:
         return self._process.exitcode
