@@ -102,6 +102,7 @@ def trainmaster(world: World) -> Iterator[dict[str, str]]:
         yield run.outcomes()
 
 
+@pytest.mark.long  # as processes in test_blackbox.py; what is of containers alone in tests/contract
 @pytest.mark.parametrize("case", CASES)
 def test_ours_comes_to_what_the_table_says_in_containers(trainmaster: dict[str, str], case: str) -> None:
     row = outcomes.ROWS[case]

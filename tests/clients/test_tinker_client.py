@@ -71,7 +71,11 @@ def results(client: Callable[[str], Client], service_server: RealServer, proxy: 
     return client("tinker").scenarios("tinker_client.py", *names, asked=asked, timeout_s=2 * PATIENCE_S)
 
 
-@pytest.fixture(scope="module", params=["tinker-0.24.1", pytest.param("tinker-0.25.0", marks=pytest.mark.long)])
+# tests/trainer_service/test_service_clients.py has them, too.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f"tinker-{version}", marks=pytest.mark.long) for version in ("0.24.1", "0.25.0")],
+)
 def older(request: pytest.FixtureRequest, client: Callable[[str], Client], results: dict[str, Any]) -> dict[str, Any]:
     """What the scenarios of an older version have to say."""
     names = (*SAME, "save_and_resume", "saved_sampler", "mistakes")

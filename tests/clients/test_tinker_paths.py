@@ -264,6 +264,7 @@ def test_models_of_a_client_that_died_are_let_go(plain: Plain, left_behind: str)
     assert plain.done("forward_backward", plain.work(forward_backward_input=PASS))["metrics"]
 
 
+@pytest.mark.long  # tests/trainer_service/test_service_silence.py
 def test_client_that_slept_goes_on_to_the_bit(client: Callable[[str], Client], service_server: RealServer) -> None:
     """Its unsaved model is saved for it, and goes on from there."""
 

@@ -43,6 +43,7 @@ def test_merged_lora_says_what_base_and_adapter_say(make_job: Make, tiny: Path, 
     check("checkpoint_holds", adapter.latest(), "lora_")
 
 
+@pytest.mark.long
 def test_merged_lora_of_a_sharded_training_says_what_base_and_adapter_say(
     make_job: Make, tiny: Path, check: Any
 ) -> None:

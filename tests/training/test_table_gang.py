@@ -141,6 +141,7 @@ def test_gang_makes_shards_once_and_each_member_takes_on_the_role(
     assert (second.rows(), second.shards()) == (list(ROWS), written)
 
 
+@pytest.mark.long
 def test_gang_of_which_one_was_killed_goes_on_with_what_is_missing(tmp_path: Path, meetings: list[Meeting]) -> None:
     table = spec(table_at(f"file://{tmp_path}/warehouse", tmp_path))
     first = Meeting(tmp_path, "first", table)

@@ -54,6 +54,7 @@ def test_memory_is_held(whose: str) -> None:
     assert "MemoryError" in exceeding.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_memory_below_the_limit_is_given() -> None:
     # And what one process was held to is not what the next one is.
     fitting = said(TAKES, "768Mi", "512", "arrow")

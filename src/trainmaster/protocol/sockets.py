@@ -19,7 +19,7 @@ _SPECIAL = tuple(
     for network in (
         "192.0.0.0/24",  # for protocols; some Pythons take parts of it for global
         "192.88.99.0/24",  # relays of 6to4
-        "2001::/32",  # Teredo: leads to an IPv4 address and port
+        "2001::/23",  # for protocols, as Teredo, which leads to IPv4 addresses; some Pythons take parts for global
         "2002::/16",  # 6to4: leads to an IPv4 address
         "3fff::/20",  # for documentation; older Pythons do not know it
     )

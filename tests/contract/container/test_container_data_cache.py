@@ -91,6 +91,7 @@ def test_gang_of_containers_makes_shards_that_ranks_read(container_server: Conta
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_gang_whose_job_is_cancelled(container_server: ContainerServer, location: str) -> None:
     server = container_server
     with others_make_it(server, location):

@@ -255,6 +255,7 @@ def test_cancelled_initializer_is_ended_with_its_container(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_initializer_goes_on_without_a_server_and_so_does_what_comes_after(
     container_server: ContainerServer, fetcher: str, gate: Path
 ) -> None:

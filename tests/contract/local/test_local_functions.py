@@ -122,6 +122,7 @@ def test_packages_are_installed_once_and_layered_over_the_workers_own(server: Lo
     assert "No module named 'gamma'" in without["error_message"]
 
 
+@pytest.mark.long
 def test_install_outlives_the_server_and_is_made_anew_after_its_workers_death(
     server: LocalServer, index: ServedIndex
 ) -> None:

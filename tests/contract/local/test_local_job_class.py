@@ -132,6 +132,7 @@ def test_paused_walk_goes_on_to_the_same_end(walks: Walks, server: LocalServer, 
     assert walks.end(job_id) == uninterrupted
 
 
+@pytest.mark.long
 def test_killed_walk_is_tried_again_from_its_latest_checkpoint(
     walks: Walks, server: LocalServer, uninterrupted: str
 ) -> None:
