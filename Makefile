@@ -1,6 +1,6 @@
 # `make demo` shows Trainmaster at work; `make test` is what CI runs.
 PY := .venv/bin/python
-JOBS ?= 4
+JOBS ?= 3
 PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
 # Where this is set, every process that a test starts would compile all of Trainmaster anew.
 unexport PYTHONDONTWRITEBYTECODE
