@@ -16,7 +16,7 @@ from trainer_examples import GPUS, LARGE_MACHINE, SIMULATED_GPUS, SLICE, run_exa
 
 from container_engine import missing, plain_image, python_image, running_engine
 from container_servers import PACKAGES, ContainerServer
-from real_server import PATIENCE_S
+from real_server import PATIENCE_S, wait_for
 from training.data_servers import FileServer, serving
 from trainmaster import TrainerClient
 from trainmaster.client import Client
@@ -222,8 +222,12 @@ def test_job_and_what_waits_for_it_outlive_the_server_and_a_kept_container_its_j
         finished(keeping, kept)
     lines = client.get_job_logs(waiting, follow=True)
     assert next(lines) == "before the gate"
-    reasons = [event.reason for event in client.get_job_events(waiting)]
-    assert (reasons[0], reasons[-1]) == ("PENDING", "TRAINING")
+
+    def reasons() -> list[str]:
+        return [event.reason for event in client.get_job_events(waiting)]
+
+    wait_for(lambda: reasons()[-1] == "TRAINING", "the server to see that it trains")
+    assert reasons()[0] == "PENDING"
     ended: list[str] = []
     waits = threading.Thread(target=lambda: ended.append(finished(client, waiting).status))
     waits.start()

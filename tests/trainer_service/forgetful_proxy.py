@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -32,6 +33,8 @@ class ForgetfulProxy:
         self.lost = 0
         self.asked: Counter[str] = Counter()
         self.encodings: Counter[str] = Counter()
+        self.sent_away = threading.Event()
+        """Set when a request was refused for want of room."""
         self.try_again = 0
         """How many polls were told that there is nothing yet."""
         upstream = httpx.Client(
@@ -82,6 +85,8 @@ class ForgetfulProxy:
         name = path.rpartition("/")[2]
         with self._lock:
             self.asked[name] += 1
+            if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+                self.sent_away.set()
             self.try_again += answer.content.startswith(b'{"type":"try_again"')
             self.encodings[headers.get("content-encoding", "")] += 1
             if self._lose[name] > 0:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from patience import PATIENCE_S
 from trainmaster.engine.types import EngineError, PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
@@ -45,6 +46,8 @@ class StubEngine:
     pass_s: float = 0.0
     step_s: float = 0.0
     sample_s: float = 0.0
+    may_pass: threading.Event | None = None
+    """If given, no pass is done before it is set."""
     decodes: bool = True
     """False: a pass is answered without a look at its body."""
     result_tokens: int = 4
@@ -160,6 +163,8 @@ class StubEngine:
 
     def _do_forward_backward(self, request: Request) -> Reply:
         model = self._model(request)
+        if self.may_pass is not None:
+            self.may_pass.wait(PATIENCE_S)
         time.sleep(self.pass_s)
         if not self.decodes:
             logprobs = np.zeros(self.result_tokens, np.float32)
