@@ -32,7 +32,7 @@ quick: check  ## lint, types, unit and API tests, for the inner loop
 test: check  ## everything that CI runs
 	$(PYTEST)
 
-test-long: setup-dev  ## soaks and thousand-job runs, too long for CI
+test-long: setup-dev  ## soaks, thousand-job runs and full matrices, too long for CI
 	$(PY) -m pytest -q -m long
 
 bench: setup-dev  ## measure, against what a user would use instead
