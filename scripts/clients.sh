@@ -17,8 +17,7 @@ prepare() {
     echo "installing $* into .venvs/$name" >&2
     rm -rf ".venvs/$name"
     .venv/bin/python -m venv --without-pip ".venvs/$name"
-    # Compiling every module of torch takes longer than unpacking it; those that are imported are compiled then.
-    .venv/bin/pip --python ".venvs/$name/bin/python" install -qq --disable-pip-version-check --no-compile "$@"
+    sh scripts/install.sh ".venvs/$name/bin/python" -q "$@"
     echo "$*" >"$stamp"
 }
 

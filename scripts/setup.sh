@@ -50,6 +50,9 @@ if ! [ -x .venv/bin/pip ]; then
         fi
     fi
 fi
+if ! [ -x .venv/bin/uv ]; then
+    .venv/bin/pip install -qq --disable-pip-version-check "uv>=0.8" || true
+fi
 if [ "$extra" = dev ]; then
     sh scripts/clients.sh &
     clients=$!
@@ -57,21 +60,21 @@ if [ "$extra" = dev ]; then
 fi
 if ! ready; then
     echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2
-    # Not quiet: each package is named as it comes, on a terminal with a bar. Compiling all modules takes as long as
-    # installing them; tests import few of them.
-    compile=--compile
-    if [ "$extra" = dev ]; then
-        compile=--no-compile
+    # Not quiet: a terminal shows a bar. Users get bytecode too, or their first job would wait for it; the tests import
+    # few of the modules.
+    if [ "$extra" != dev ]; then
+        export UV_COMPILE_BYTECODE=1
     fi
-    .venv/bin/pip install --disable-pip-version-check "$compile" -e ".[$extra]" >&2
+    sh scripts/install.sh .venv/bin/python -e ".[$extra]" >&2
     touch "$stamp"
 fi
 if [ "$extra" = dev ]; then
     # While the clients are installed: the first check of types, which takes a minute and leaves a cache for
     # `make check`, and the bytecode that every process of the tests would otherwise compile for itself.
     if ! [ -d .mypy_cache ]; then
+        .venv/bin/python -c 'import schemathesis, trainmaster.server.app, trainmaster.training.sft, trainmaster.engine.engine' &
         .venv/bin/mypy >/dev/null 2>&1 || true
-        .venv/bin/python -c 'import schemathesis, trainmaster.server.app, trainmaster.training.sft, trainmaster.engine.engine' || true
+        wait $! || true
     fi
     wait "$clients"
 fi

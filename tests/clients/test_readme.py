@@ -187,16 +187,20 @@ def test_demo_teaches_a_model(clone: Path, environment: dict[str, str]) -> None:
     assert int(right[2]) > int(right[1]) + 10
 
 
-def test_setup_shows_what_it_installs(clone: Path, environment: dict[str, str]) -> None:
-    """An installation takes minutes: pip says what it is doing, and is not told to be quiet."""
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_setup_shows_what_it_installs(clone: Path, environment: dict[str, str], installer: str) -> None:
+    """An installation takes minutes: it says what it is doing. Where uv fails, pip installs."""
     (clone / ".venv" / ".trainmaster-train").unlink()
-    pip = clone / ".venv" / "bin" / "pip"
-    pip.write_text('#!/bin/sh\necho "Collecting $*"\n')
+    for name in ("uv", "pip"):
+        program = clone / ".venv" / "bin" / name
+        program.write_text(f'#!/bin/sh\n[ {name} = {installer} ] && echo "{name} $*"\n')
+        program.chmod(0o755)
 
     ran = subprocess.run(
         ["make", "setup"], cwd=clone, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
-    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("Collecting")]
+    (line,) = [line for line in ran.stderr.splitlines() if " install " in line]
+    assert line.startswith(f"{installer} ")
     assert line.endswith("-e .[train]")
     assert "-q" not in line
