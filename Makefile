@@ -1,7 +1,7 @@
 # `make demo` shows Trainmaster at work; `make test` is what CI runs.
 PY := .venv/bin/python
 JOBS ?= 3
-PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long"
+PYTEST := $(PY) -m pytest -q -n $(JOBS) -m "not long"
 # Where this is set, every process that a test starts would compile all of Trainmaster anew.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -11,22 +11,19 @@ from typing import Any
 import hypothesis
 import pytest
 
+from distribution import SuiteScheduling, place_of
 from postgres_server import PostgresServer, running_postgres
 from real_server import RealServer, running
 from seaweed_server import SeaweedServer, running_seaweed
 
-_QUICK = ("unit", "api", "fields")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the files that take longest: one that starts last would be waited for by idle workers."""
+    items.sort(key=lambda item: place_of(item.path.relative_to(Path(__file__).parent).as_posix()))
 
-    def place(item: pytest.Item) -> int:
-        below = item.path.relative_to(Path(__file__).parent)
-        long = below.parts[:2] == ("contract", "training") or below.name == "test_readme.py"
-        return 0 if long else 2 if below.parts[0] in _QUICK else 1
 
-    items.sort(key=place)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SuiteScheduling:
+    return SuiteScheduling(config, log)
 
 
 @pytest.fixture
