@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_models import make_checkpoint
 
 from trainmaster.engine.trained_model import AdamW, check_step, scale_gradients
 from trainmaster.engine.types import AdamOptions, EngineError, Normalization
@@ -186,3 +190,25 @@ def test_step_that_makes_no_sense_is_refused(change: dict[str, Any], message: st
     check_step(STEPS[0])
     with pytest.raises(EngineError, match=message):
         check_step(replace(STEPS[0], **change))
+
+
+ONE_STEP = """
+import sys
+import numpy as np
+from trainmaster.engine.engine import Engine
+from trainmaster.engine.types import AdamOptions, Datum, LoraOptions, Pass, Trained
+
+engine = Engine(sys.argv[1])
+engine.create_model("lora", Trained.ADAPTER, LoraOptions(rank=2, seed=1))
+inputs = {"target_tokens": np.array([2, 3, 4]), "weights": np.ones(3, np.float32)}
+datum = Datum(tokens=np.array([1, 2, 3]), inputs=inputs)
+[result] = engine.run([Pass(model_id="lora", data=(datum,), loss="cross_entropy")])
+assert not isinstance(result, Exception), result
+engine.optim_step("lora", AdamOptions(learning_rate=0.1))
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_training_does_not_load_the_compiler_of_torch(tmp_path: Path) -> None:
+    """Two seconds of every start of a trainer service."""
+    subprocess.run([sys.executable, "-c", ONE_STEP, make_checkpoint(tmp_path)], check=True)

@@ -189,7 +189,9 @@ class DecoderBody(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # With a weight: making a random one on the device `meta` imports torch's compiler, which takes two seconds.
+        weight = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=weight)
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config)
 

@@ -242,28 +242,41 @@ def scale_gradients(
 
 
 class AdamW:
-    """The optimizer of one model. Below 32 bits, parameters are copies of float32 originals, which keep small steps."""
+    """The optimizer of one model. Below 32 bits, parameters are copies of float32 originals, which keep small steps.
+
+    It calls the kernel of `torch.optim.AdamW(fused=True)` itself: the class imports torch's compiler first, which takes
+    two seconds of every start of a trainer service.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
         self._originals: dict[str, Tensor] = {}
-        self._adam: torch.optim.AdamW | None = None
+        self._first_moments: dict[str, Tensor] = {}
+        self._second_moments: dict[str, Tensor] = {}
         self.steps = 0
 
     def step(self, gradients: Mapping[str, Tensor], options: AdamOptions) -> None:
-        adam = self._adam or self._begin()
-        adam.param_groups[0].update(
-            lr=options.learning_rate,
-            betas=(options.beta1, options.beta2),
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-        )
+        if not self.steps:
+            self._begin()
+        originals, count = list(self._originals.values()), self.steps + 1
+        with torch.no_grad():
+            torch._fused_adamw_(
+                originals,
+                [gradients[name] for name in self._originals],
+                list(self._first_moments.values()),
+                list(self._second_moments.values()),
+                [],
+                [torch.tensor(float(count), device=originals[0].device)] * len(originals),
+                lr=options.learning_rate,
+                beta1=options.beta1,
+                beta2=options.beta2,
+                weight_decay=options.weight_decay,
+                eps=options.eps,
+                amsgrad=False,
+                maximize=False,
+            )
+        self.steps = count
         for name, original in self._originals.items():
-            original.grad = gradients[name]
-        adam.step()
-        self.steps += 1
-        for name, original in self._originals.items():
-            original.grad = None
             self._follow(name, original)
 
     def weights(self) -> dict[str, Tensor]:
@@ -280,30 +293,27 @@ class AdamW:
                 self._follow(name, self._originals.get(name, parameter))
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"steps": self.steps, "first_moments": {}, "second_moments": {}}
-        if self._adam is not None and self.steps:
-            for name, original in self._originals.items():
-                found["first_moments"][name] = self._adam.state[original]["exp_avg"]
-                found["second_moments"][name] = self._adam.state[original]["exp_avg_sq"]
-        return found
+        if not self.steps:
+            return {"steps": 0, "first_moments": {}, "second_moments": {}}
+        moments = {"first_moments": dict(self._first_moments), "second_moments": dict(self._second_moments)}
+        return {"steps": self.steps, **moments}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._adam, self.steps = None, 0
+        self.steps = 0
         if not state["steps"]:
             return
-        adam, self.steps = self._begin(), int(state["steps"])
-        for name, original in self._originals.items():
-            adam.state[original] = {
-                "step": torch.tensor(float(self.steps), device=original.device),
-                "exp_avg": torch.empty_like(original).copy_(state["first_moments"][name]),
-                "exp_avg_sq": torch.empty_like(original).copy_(state["second_moments"][name]),
-            }
+        self._begin()
+        for name in self._originals:
+            self._first_moments[name].copy_(state["first_moments"][name])
+            self._second_moments[name].copy_(state["second_moments"][name])
+        self.steps = int(state["steps"])
 
-    def _begin(self) -> torch.optim.AdamW:
+    def _begin(self) -> None:
+        """Make the originals, and moments of zero in the same order."""
         for name, parameter in self._parameters.items():
             self._originals.setdefault(name, _original(parameter))
-        self._adam = torch.optim.AdamW(list(self._originals.values()), fused=True)
-        return self._adam
+        self._first_moments = {name: torch.zeros_like(each) for name, each in self._originals.items()}
+        self._second_moments = {name: torch.zeros_like(each) for name, each in self._originals.items()}
 
     def _follow(self, name: str, original: Tensor) -> None:
         parameter = self._parameters[name]
