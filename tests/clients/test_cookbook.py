@@ -140,6 +140,7 @@ def test_cookbook_downloads_decrypts_and_merges(results: dict[str, Any], ground:
     into the embedding."""
     found = facts(results, "downloads")
     assert found["config"]["r"] == 8
+    assert found["tokenizers"] == ["User :", "User :"]
     training, external = (load_file(output / kind / "adapter_model.safetensors") for kind in ("training", "external"))
     assert set(training) == set(external)
     for name, each in training.items():

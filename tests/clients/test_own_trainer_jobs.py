@@ -109,7 +109,9 @@ def results(
 
     def promote(said: dict[str, Any]) -> dict[str, Any]:
         [saved] = [one for one in manager.list_checkpoints(said["job"]) if one["promotable"]]
-        return manager.promote_checkpoint(name=saved["name"], output_model_id=said["model"], base_model=FIREWORKS_NAME)
+        return manager.promote_checkpoint(
+            name=saved["name"], output_model_id=said["model"], base_model=said["base_model"]
+        )
 
     asked = {
         "start": start,
@@ -167,10 +169,10 @@ def test_promoted_adapter_is_loaded_into_a_new_model(results: dict[str, Any]) ->
 
 
 def test_promoted_weights_are_a_base_model(results: dict[str, Any]) -> None:
-    found = facts(results, "whole_weights")
-    for row, trained in zip(found["next"], found["trained"], strict=True):
+    whole, adapter = facts(results, "whole_weights"), facts(results, "adapter")
+    for row, trained in zip(adapter["base"], whole["trained"], strict=True):
         assert row == pytest.approx(trained, abs=1e-5)
-    assert found["losses"][-1] > found["next_losses"][0] > found["next_losses"][1]
+    assert whole["losses"][-1] > adapter["losses"][0] > adapter["losses"][1]
 
 
 def test_all_parameters_are_trained_and_saved_as_differences(results: dict[str, Any]) -> None:
@@ -186,9 +188,10 @@ def test_promoted_adapter_is_no_base_model(results: dict[str, Any], manager: Tra
 
 
 def test_promotion_to_a_name_that_is_taken_is_refused_by_its_name(
-    results: dict[str, Any], manager: TrainerJobManager
+    results: dict[str, Any], lives: dict[str, Any], manager: TrainerJobManager
 ) -> None:
     [adapter] = [one for one in manager.list_checkpoints("adapter") if one["promotable"]]
+    base = lives["adapter"]["config"].base_model
     with pytest.raises(TrainingAPIError, match="'while-cancelled'") as refused:
-        manager.promote_checkpoint(name=adapter["name"], output_model_id="while-cancelled", base_model=FIREWORKS_NAME)
+        manager.promote_checkpoint(name=adapter["name"], output_model_id="while-cancelled", base_model=base)
     assert refused.value.status_code == 409

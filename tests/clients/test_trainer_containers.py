@@ -174,6 +174,9 @@ def finished(client: TrainerClient, name: str) -> TrainJob:
     return client.wait_for_job_status(name, timeout=2 * PATIENCE_S, polling_interval=0.2)
 
 
+# Containers of a job meet in tests/contract/container/test_container_survival.py, and two nodes of a function reduce in
+# tests/contract/local/test_local_functions.py.
+@pytest.mark.long
 def test_two_nodes_learn_in_containers_what_one_learns_alone(client: TrainerClient, at_server: ContainerServer) -> None:
     trainer = CustomTrainer(
         func=fit_together,

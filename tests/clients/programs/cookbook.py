@@ -55,7 +55,14 @@ def downloads() -> Any:
         base_model=str(BASE), adapter_path=str(OUTPUT / "external"), output_path=str(OUTPUT / "merged"), dtype="float32"
     )
     listed = tinker.RestClient().list_user_checkpoints().result().checkpoints
-    return {"paths": paths, "left": [each.tinker_path for each in listed], "config": _config("training")}
+    return {
+        "paths": paths,
+        "left": [each.tinker_path for each in listed],
+        "config": _config("training"),
+        "tokenizers": [
+            each.get_tokenizer().decode([4, 5]) for each in (trainer, trainer.save_weights_and_get_sampling_client())
+        ],
+    }
 
 
 def _config(kind: str) -> Any:
