@@ -81,6 +81,14 @@ def test_rl_basic_trains_on_what_it_sampled(recipe: Recipe, tmp_path: Path) -> N
     assert rows[-1]["optim/entropy"] > 0
 
 
+def test_custom_losses_are_computed_in_the_client(results: dict[str, Any]) -> None:
+    """With `tinker` alone: in the environment of the cookbook it has torch beside it."""
+    found = facts(results, "custom_loss")
+    assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
+    assert found["by_handle"] == pytest.approx(found["plain"][0], rel=1e-5)
+    assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
+
+
 # -- downloads --
 
 

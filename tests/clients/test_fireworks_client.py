@@ -229,7 +229,7 @@ def test_killed_trainers_are_resumed(results: dict[str, Any]) -> None:
     assert found["running"].endswith(f"/{JOB}")
 
 
-@pytest.mark.long  # test_trainer_stops.py comes back to a trainer that was preempted
+@pytest.mark.long  # test_fireworks_control.py comes back to one that was paused
 def test_killed_trainers_are_come_back_to_at_once(client: Callable[[str], Client], service_server: RealServer) -> None:
     asked = {"kill the trainer": killer(service_server)}
     found = facts(client("fireworks").scenarios("fireworks_client.py", "reconnected", asked=asked), "reconnected")

@@ -20,8 +20,6 @@ from tinker_calls import ADAM, PASS, Plain
 from patience import PATIENCE_S
 from real_server import RealServer
 
-WITH_TORCH = ("custom_loss",)
-"""These need the environment of tinker-cookbook, where the same client has torch beside it."""
 SAME = ("train", "pipelined", "chunked", "sample", "prompt_logprobs")
 """What older versions see the same numbers of."""
 
@@ -129,13 +127,6 @@ def test_importance_sampling_of_the_own_samples_has_ratio_one(results: dict[str,
 def test_adapters_do_not_see_each_other(results: dict[str, Any]) -> None:
     found = facts(results, "two_clients")
     assert found["together"] == found["alone"]
-
-
-def test_custom_losses_are_computed_in_the_client(client: Callable[[str], Client]) -> None:
-    found = facts(client("cookbook").scenarios("tinker_client.py", *WITH_TORCH), "custom_loss")
-    assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
-    assert found["by_handle"] == pytest.approx(found["plain"][0], rel=1e-5)
-    assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
 
 
 def test_samples_repeat_with_their_seed(results: dict[str, Any]) -> None:

@@ -17,6 +17,11 @@ from client_programs import Client, facts
 from patience import PATIENCE_S
 from real_server import RealServer, running, wait_for
 
+# In tests/contract, services that are used stay, others are parked, and jobs are preempted and go on; in
+# tests/trainer_service/test_service_resuming.py trainers that stop save all that they have and go on to the bit. In
+# test_fireworks_control.py one is paused, and in test_fireworks_client.py and test_tinker_client.py one is killed.
+pytestmark = pytest.mark.long
+
 TWO_GPUS = """
 versions:
   - version: 1
@@ -102,16 +107,10 @@ def paused(client: Callable[[str], Client], service_server: RealServer) -> dict[
     return facts(client("tinker").scenarios("tinker_pause.py", asked=asked), "paused")
 
 
-# In tests/contract, services that are used stay and others are parked; tests/trainer_service/test_service_resuming.py
-# stops trainers for want of use and goes on from there, to the bit.
-
-
-@pytest.mark.long
 def test_trainer_that_is_used_stays(unused: dict[str, Any]) -> None:
     assert unused["in_use"] == "JOB_STATE_RUNNING"
 
 
-@pytest.mark.long
 def test_unused_trainer_is_parked_with_everything_saved(unused: dict[str, Any]) -> None:
     assert (unused["parked"]["status_reason"], unused["parked"]["attempt"]) == ("INACTIVE", 1)
     assert unused["state"] == "JOB_STATE_PAUSED"
@@ -120,7 +119,6 @@ def test_unused_trainer_is_parked_with_everything_saved(unused: dict[str, Any]) 
         assert saved in error["message"]
 
 
-@pytest.mark.long
 def test_resumed_trainer_goes_on_to_the_bit(unused: dict[str, Any]) -> None:
     assert unused["interrupted"] == unused["uninterrupted"]
     assert unused["other_interrupted"] == unused["other_uninterrupted"]
@@ -154,7 +152,6 @@ def test_preempted_trainer_of_two_ranks_goes_on_when_it_is_resumed(
     assert "grace_missed" not in {event["type"] for event in service_server.events(two_ranks)}
 
 
-@pytest.mark.long
 def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]) -> None:
     errors = paused["errors"]
     assert 0 < len(errors) < paused["passes"]
@@ -163,11 +160,9 @@ def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]
         assert paused["path"] in error["message"]
 
 
-@pytest.mark.long
 def test_paused_trainer_is_resumed_by_hand_alone(paused: dict[str, Any]) -> None:
     assert "trainmaster resume" in paused["waiting"]["message"]
 
 
-@pytest.mark.long
 def test_paused_trainer_goes_on_to_the_bit(paused: dict[str, Any]) -> None:
     assert paused["interrupted"] == paused["uninterrupted"]

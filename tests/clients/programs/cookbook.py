@@ -10,6 +10,7 @@ from typing import Any
 import tinker
 from batches import batch
 from scenarios import main
+from tinker_client import custom_loss
 from tinker_cookbook import weights
 from tinker_session import ADAM, new_trainer
 
@@ -69,4 +70,4 @@ def _config(kind: str) -> Any:
     return json.loads((OUTPUT / kind / "adapter_config.json").read_text())
 
 
-main(sl_loop, downloads)
+main(sl_loop, custom_loss, downloads)

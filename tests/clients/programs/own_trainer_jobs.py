@@ -5,7 +5,7 @@ from typing import Any
 import fireworks.training.sdk as fireworks
 from batches import batch, logprobs, losses
 from fireworks_session import ADAM, MODEL, manager, trainer_at
-from scenarios import ask, main
+from scenarios import ask
 
 DATA = batch(fireworks)
 
@@ -49,7 +49,3 @@ def adapter() -> Any:
     found["deleted"] = ask("delete", job="adapter")
     found["promoted_again"] = ask("promote", job="adapter", model="adapter-of-a-deleted-job", base_model=base)
     return found
-
-
-if __name__ == "__main__":
-    main(whole_weights, adapter)

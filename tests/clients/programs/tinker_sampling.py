@@ -98,10 +98,10 @@ def nucleus() -> Any:
     trainer = new_trainer()
     losses(trainer, ADAM, batch(tinker), 2)
     sampler = trainer.save_weights_and_get_sampling_client()
-    whole = [
-        float(sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt().to_ints(), token])).result()[-1])
-        for token in range(WORDS)
+    asked = [
+        sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt().to_ints(), token])) for token in range(WORDS)
     ]
+    whole = [float(one.result()[-1]) for one in asked]
     rules: dict[str, dict[str, Any]] = {
         "open": {},
         "top_p": {"top_p": 0.6},
