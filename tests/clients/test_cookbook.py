@@ -116,7 +116,8 @@ def downloaded(client: Client, path: str, output: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("place", ["weights/kept", "external_weights/out"])
+# The cookbook downloads external weights, too.
+@pytest.mark.parametrize("place", ["weights/kept", pytest.param("external_weights/out", marks=pytest.mark.long)])
 def test_command_of_the_latest_client_downloads_an_adapter(
     client: Callable[[str], Client], plain: Plain, tmp_path: Path, place: str
 ) -> None:
