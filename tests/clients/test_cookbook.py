@@ -81,6 +81,14 @@ def test_rl_basic_trains_on_what_it_sampled(recipe: Recipe, tmp_path: Path) -> N
     assert rows[-1]["optim/entropy"] > 0
 
 
+def test_custom_losses_are_computed_in_the_client(results: dict[str, Any]) -> None:
+    """With `tinker` alone: in the environment of the cookbook it has torch beside it."""
+    found = facts(results, "custom_loss")
+    assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
+    assert found["by_handle"] == pytest.approx(found["plain"][0], rel=1e-5)
+    assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
+
+
 # -- downloads --
 
 
@@ -108,7 +116,8 @@ def downloaded(client: Client, path: str, output: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("place", ["weights/kept", "external_weights/out"])
+# The cookbook downloads external weights, too.
+@pytest.mark.parametrize("place", ["weights/kept", pytest.param("external_weights/out", marks=pytest.mark.long)])
 def test_command_of_the_latest_client_downloads_an_adapter(
     client: Callable[[str], Client], plain: Plain, tmp_path: Path, place: str
 ) -> None:
@@ -140,6 +149,7 @@ def test_cookbook_downloads_decrypts_and_merges(results: dict[str, Any], ground:
     into the embedding."""
     found = facts(results, "downloads")
     assert found["config"]["r"] == 8
+    assert found["tokenizers"] == ["User :", "User :"]
     training, external = (load_file(output / kind / "adapter_model.safetensors") for kind in ("training", "external"))
     assert set(training) == set(external)
     for name, each in training.items():

@@ -20,8 +20,6 @@ from tinker_calls import ADAM, PASS, Plain
 from patience import PATIENCE_S
 from real_server import RealServer
 
-WITH_TORCH = ("custom_loss",)
-"""These need the environment of tinker-cookbook, where the same client has torch beside it."""
 SAME = ("train", "pipelined", "chunked", "sample", "prompt_logprobs")
 """What older versions see the same numbers of."""
 
@@ -33,7 +31,7 @@ def proxy(service_server: RealServer) -> Iterator[LossyProxy]:
 
 
 @pytest.fixture(scope="module")
-def results(client: Callable[[str], Client], service_server: RealServer, proxy: LossyProxy) -> dict[str, Any]:
+def results(client: Callable[[str], Client], service_server: RealServer) -> dict[str, Any]:
     """What every scenario has to say; those that do not leave the server alone come last."""
 
     def kill(_: dict[str, Any]) -> None:
@@ -59,12 +57,10 @@ def results(client: Callable[[str], Client], service_server: RealServer, proxy: 
         "saved_sampler",
         "rest",
         "mistakes",
-        "lost_answers",
         "restarted",
         "trainer_killed",
     )
     asked: dict[str, Asked] = {
-        "the way that loses answers": lambda _: proxy.url,
         "restart the server": lambda _: restart(service_server),
         "kill the trainer": kill,
     }
@@ -131,13 +127,6 @@ def test_importance_sampling_of_the_own_samples_has_ratio_one(results: dict[str,
 def test_adapters_do_not_see_each_other(results: dict[str, Any]) -> None:
     found = facts(results, "two_clients")
     assert found["together"] == found["alone"]
-
-
-def test_custom_losses_are_computed_in_the_client(client: Callable[[str], Client]) -> None:
-    found = facts(client("cookbook").scenarios("tinker_client.py", *WITH_TORCH), "custom_loss")
-    assert found["custom"] == pytest.approx(found["plain"], rel=1e-5)
-    assert found["by_handle"] == pytest.approx(found["plain"][0], rel=1e-5)
-    assert {"mine", "loss:sum", "surrogate_loss:sum"} <= set(found["metrics"])
 
 
 def test_samples_repeat_with_their_seed(results: dict[str, Any]) -> None:
@@ -243,7 +232,7 @@ def test_copies_of_a_sampling_client_sample_the_same(results: dict[str, Any]) ->
 
 
 def test_short_requests_do_not_wait_for_long_ones(results: dict[str, Any]) -> None:
-    assert facts(results, "short_after_long") == {"ended": ["short", "long"], "lengths": [512, 4]}
+    assert facts(results, "short_after_long") == {"ended": ["short", "long"], "lengths": [256, 4]}
 
 
 def test_resumed_training_goes_on_as_if_uninterrupted(results: dict[str, Any]) -> None:
@@ -308,10 +297,15 @@ def test_wrong_keys_are_refused(results: dict[str, Any]) -> None:
     assert facts(results, "mistakes")["mistakes"]["wrong_key"]["type"] == "AuthenticationError"
 
 
-def test_lost_answers_change_nothing(results: dict[str, Any], proxy: LossyProxy) -> None:
+# tests/trainer_service/test_service_clients.py loses them, too, and test_fireworks_client.py those of a whole server.
+@pytest.mark.long
+def test_lost_answers_change_nothing(
+    results: dict[str, Any], client: Callable[[str], Client], proxy: LossyProxy
+) -> None:
     """What was done and not acknowledged is asked for again, and done once."""
+    asked: dict[str, Asked] = {"the way that loses answers": lambda _: proxy.url}
+    found = facts(client("tinker").scenarios("tinker_client.py", "lost_answers", asked=asked), "lost_answers")
     assert {"forward_backward", "optim_step", "retrieve_future"} <= set(proxy.lost)
-    found = facts(results, "lost_answers")
     assert {**found, "path": ""} == {**facts(results, "save_and_resume"), "path": ""}
 
 

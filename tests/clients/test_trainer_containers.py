@@ -174,6 +174,9 @@ def finished(client: TrainerClient, name: str) -> TrainJob:
     return client.wait_for_job_status(name, timeout=2 * PATIENCE_S, polling_interval=0.2)
 
 
+# Containers of a job meet in tests/contract/container/test_container_survival.py, two nodes of a function in
+# test_notebook.py.
+@pytest.mark.long
 def test_two_nodes_learn_in_containers_what_one_learns_alone(client: TrainerClient, at_server: ContainerServer) -> None:
     trainer = CustomTrainer(
         func=fit_together,
@@ -250,7 +253,9 @@ def test_job_and_what_waits_for_it_outlive_the_server_and_a_kept_container_its_j
     server.wait_until_cleared(kept_id)
 
 
-@pytest.mark.parametrize(("text", "device"), [(GPUS, ("gpu", "4")), (SLICE, ("mig-1g.5gb", "1"))])
+@pytest.mark.parametrize(
+    ("text", "device"), [(GPUS, ("gpu", "4")), pytest.param(SLICE, ("mig-1g.5gb", "1"), marks=pytest.mark.long)]
+)
 def test_image_has_the_resources_of_the_examples(
     client: TrainerClient, at_server: ContainerServer, text: str, device: tuple[str, str]
 ) -> None:

@@ -151,6 +151,7 @@ def test_server_that_runs_has_to_use_the_engine_that_a_client_names(machine: Pat
         TrainerClient(ContainerBackendConfig(container_runtime="docker"))
 
 
+@pytest.mark.long  # it needs a second server; in test_trainer_containers.py runtimes bring their image, too
 def test_image_of_a_runtime_counts_where_the_servers_own_choice_is_a_backend_of_images(
     machine: Path, engine: Engine, tmp_path: Path
 ) -> None:

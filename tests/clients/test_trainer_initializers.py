@@ -197,6 +197,8 @@ def test_table_is_read_in_a_role(client: TrainerClient, seaweed: SeaweedServer, 
     assert any("becomes 2 shards" in line for line in client.get_job_logs(name, step="dataset-initializer"))
 
 
+# tests/unit/trainer/test_compiling.py has the job that is made of it; tests/contract/training runs such jobs.
+@pytest.mark.long
 def test_built_in_trainer_fine_tunes_what_the_initializer_names(
     client: TrainerClient, server: RealServer, hub: Hub
 ) -> None:

@@ -17,6 +17,11 @@ from client_programs import Client, facts
 from patience import PATIENCE_S
 from real_server import RealServer, running, wait_for
 
+# In tests/contract, services that are used stay, others are parked, and jobs are preempted and go on; in
+# tests/trainer_service/test_service_resuming.py trainers that stop save all that they have and go on to the bit. In
+# test_fireworks_control.py one is paused, and in test_fireworks_client.py and test_tinker_client.py one is killed.
+pytestmark = pytest.mark.long
+
 TWO_GPUS = """
 versions:
   - version: 1
@@ -59,11 +64,20 @@ def two_ranks(service_server: RealServer) -> str:
 
 
 @pytest.fixture(scope="module")
-def results(client: Callable[[str], Client], service_server: RealServer, two_ranks: str) -> dict[str, Any]:
-    """What the scenarios of `fireworks-ai` have to say."""
+def unused(client: Callable[[str], Client], service_server: RealServer) -> dict[str, Any]:
+    """What `fireworks-ai` has to say of a trainer that nobody uses."""
 
     def parked(said: dict[str, Any]) -> Any:
         return service_server.until(said["job"], "PAUSED")
+
+    asked = {"wait until it is parked": parked}
+    program = client("fireworks")
+    return facts(program.scenarios("trainer_stops.py", "unused", asked=asked, timeout_s=PATIENCE_S), "unused")
+
+
+@pytest.fixture(scope="module")
+def preempted(client: Callable[[str], Client], service_server: RealServer, two_ranks: str) -> dict[str, Any]:
+    """What it has to say of one whose GPUs another job takes."""
 
     def take_gpus(said: dict[str, Any]) -> None:
         more = {"resource_config": {"gpu_count": 2}, "scheduling_config": {"priority": 9}}
@@ -71,8 +85,9 @@ def results(client: Callable[[str], Client], service_server: RealServer, two_ran
         service_server.until(said["job"], "PREEMPTED")
         wait_for(lambda: service_server.job(other)["attempt"] == 1, "the other job to have the GPUs")
 
-    asked = {"wait until it is parked": parked, "take its GPUs": take_gpus}
-    return client("fireworks").scenarios("trainer_stops.py", asked=asked, timeout_s=PATIENCE_S)
+    asked = {"take its GPUs": take_gpus}
+    program = client("fireworks")
+    return facts(program.scenarios("trainer_stops.py", "preempted", asked=asked, timeout_s=PATIENCE_S), "preempted")
 
 
 @pytest.fixture(scope="module")
@@ -92,57 +107,51 @@ def paused(client: Callable[[str], Client], service_server: RealServer) -> dict[
     return facts(client("tinker").scenarios("tinker_pause.py", asked=asked), "paused")
 
 
-def test_trainer_that_is_used_stays(results: dict[str, Any]) -> None:
-    assert facts(results, "unused")["in_use"] == "JOB_STATE_RUNNING"
+def test_trainer_that_is_used_stays(unused: dict[str, Any]) -> None:
+    assert unused["in_use"] == "JOB_STATE_RUNNING"
 
 
-def test_unused_trainer_is_parked_with_everything_saved(results: dict[str, Any]) -> None:
-    found = facts(results, "unused")
-    assert (found["parked"]["status_reason"], found["parked"]["attempt"]) == ("INACTIVE", 1)
-    assert found["state"] == "JOB_STATE_PAUSED"
-    for error, saved in zip(found["errors"], found["saved"], strict=True):
+def test_unused_trainer_is_parked_with_everything_saved(unused: dict[str, Any]) -> None:
+    assert (unused["parked"]["status_reason"], unused["parked"]["attempt"]) == ("INACTIVE", 1)
+    assert unused["state"] == "JOB_STATE_PAUSED"
+    for error, saved in zip(unused["errors"], unused["saved"], strict=True):
         assert error["category"].lower().endswith("server")
         assert saved in error["message"]
 
 
-def test_resumed_trainer_goes_on_to_the_bit(results: dict[str, Any]) -> None:
-    found = facts(results, "unused")
-    assert found["interrupted"] == found["uninterrupted"]
-    assert found["other_interrupted"] == found["other_uninterrupted"]
-    assert len(set(found["uninterrupted"])) > 3
+def test_resumed_trainer_goes_on_to_the_bit(unused: dict[str, Any]) -> None:
+    assert unused["interrupted"] == unused["uninterrupted"]
+    assert unused["other_interrupted"] == unused["other_uninterrupted"]
+    assert len(set(unused["uninterrupted"])) > 3
 
 
 def test_trainer_without_cleanup_is_not_parked(
-    results: dict[str, Any], service_server: RealServer, two_ranks: str
+    preempted: dict[str, Any], service_server: RealServer, two_ranks: str
 ) -> None:
-    facts(results, "preempted")
     kinds = {event["type"] for event in service_server.events(two_ranks)}
     assert "inactive" not in kinds, kinds
 
 
-def test_preempted_trainer_saves_and_says_what_to_do(results: dict[str, Any]) -> None:
-    found = facts(results, "preempted")
-    assert found["job"]["state"] == "JOB_STATE_FAILED"
-    assert "resume" in found["job"]["status"]["message"]
-    assert "retry" not in found["job"]["status"]["message"]
-    assert found["saved"] in found["error"]["message"]
-    assert found["error"]["category"].lower().endswith("server")
+def test_preempted_trainer_saves_and_says_what_to_do(preempted: dict[str, Any]) -> None:
+    assert preempted["job"]["state"] == "JOB_STATE_FAILED"
+    assert "resume" in preempted["job"]["status"]["message"]
+    assert "retry" not in preempted["job"]["status"]["message"]
+    assert preempted["saved"] in preempted["error"]["message"]
+    assert preempted["error"]["category"].lower().endswith("server")
 
 
 def test_preempted_trainer_of_two_ranks_goes_on_when_it_is_resumed(
-    results: dict[str, Any], service_server: RealServer, two_ranks: str
+    preempted: dict[str, Any], service_server: RealServer, two_ranks: str
 ) -> None:
-    found = facts(results, "preempted")
     # What waited was summed over the ranks when it was saved, earlier than without a stop: the last bits differ.
-    assert found["interrupted"] == pytest.approx(found["uninterrupted"], rel=2e-6)
-    assert len(set(found["uninterrupted"])) == 6
+    assert preempted["interrupted"] == pytest.approx(preempted["uninterrupted"], rel=2e-6)
+    assert len(set(preempted["uninterrupted"])) == 6
     attempts = service_server.job(two_ranks)["attempts"]
     assert [attempt["reason"] for attempt in attempts] == ["PREEMPTED", None]
     # Within its grace: nobody killed it.
     assert "grace_missed" not in {event["type"] for event in service_server.events(two_ranks)}
 
 
-@pytest.mark.long
 def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]) -> None:
     errors = paused["errors"]
     assert 0 < len(errors) < paused["passes"]
@@ -151,11 +160,9 @@ def test_pass_is_done_or_fails_when_its_trainer_is_paused(paused: dict[str, Any]
         assert paused["path"] in error["message"]
 
 
-@pytest.mark.long
 def test_paused_trainer_is_resumed_by_hand_alone(paused: dict[str, Any]) -> None:
     assert "trainmaster resume" in paused["waiting"]["message"]
 
 
-@pytest.mark.long
 def test_paused_trainer_goes_on_to_the_bit(paused: dict[str, Any]) -> None:
     assert paused["interrupted"] == paused["uninterrupted"]

@@ -10,6 +10,7 @@ from typing import Any
 import tinker
 from batches import batch
 from scenarios import main
+from tinker_client import custom_loss
 from tinker_cookbook import weights
 from tinker_session import ADAM, new_trainer
 
@@ -55,11 +56,18 @@ def downloads() -> Any:
         base_model=str(BASE), adapter_path=str(OUTPUT / "external"), output_path=str(OUTPUT / "merged"), dtype="float32"
     )
     listed = tinker.RestClient().list_user_checkpoints().result().checkpoints
-    return {"paths": paths, "left": [each.tinker_path for each in listed], "config": _config("training")}
+    return {
+        "paths": paths,
+        "left": [each.tinker_path for each in listed],
+        "config": _config("training"),
+        "tokenizers": [
+            each.get_tokenizer().decode([4, 5]) for each in (trainer, trainer.save_weights_and_get_sampling_client())
+        ],
+    }
 
 
 def _config(kind: str) -> Any:
     return json.loads((OUTPUT / kind / "adapter_config.json").read_text())
 
 
-main(sl_loop, downloads)
+main(sl_loop, custom_loss, downloads)

@@ -1,6 +1,6 @@
 """The control plane through `fireworks-ai`: every field of a trainer, and the generated REST client.
 
-The trainers wait for a region in which there is no node, so that nothing runs.
+The trainers wait for a region in which there is no node, so that nothing runs but what `own_trainer_jobs` starts.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any
 
 import fireworks.training.sdk as fireworks
 from fireworks import Fireworks
+from own_trainer_jobs import adapter, whole_weights
 from scenarios import main, raised
 
 URL = os.environ["FIREWORKS_BASE_URL"]
@@ -199,4 +200,4 @@ def managed() -> Any:
     return {"error": error, "state": state, "warnings": "".join(warnings)}
 
 
-main(fields, waiting, lists, models, absent, managed)
+main(fields, waiting, lists, models, absent, managed, whole_weights, adapter)

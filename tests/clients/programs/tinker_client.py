@@ -112,7 +112,7 @@ def policy_losses() -> Any:
 
 
 def custom_loss() -> Any:
-    """A loss of one's own: the same as cross-entropy gives the same as cross-entropy."""
+    """A loss of one's own, which needs torch: the same as cross-entropy gives the same as cross-entropy."""
     data = batch(tinker)
 
     def cross_entropy(data: list[Any], said: list[Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import tinker
 from batches import WORDS, batch, datum, logprobs, losses, sequence
 from tinker_session import ADAM, MODEL, new_trainer, prompt, sampled
+from tokenizers import Tokenizer
 
 
 def sample() -> Any:
@@ -50,12 +51,16 @@ def stop_strings() -> Any:
     """Where the text of what was sampled says so."""
     trainer = new_trainer()
     sampler = trainer.save_weights_and_get_sampling_client()
+    # What `sampler.get_tokenizer()` reads, too, with transformers, which takes long to import.
+    tokenizer = Tokenizer.from_file(f"{MODEL}/tokenizer.json")
     plain = sampled(sampler, 1, temperature=0.0, max_tokens=16)[0]["tokens"]
     return {
         "plain": plain,
-        "tokenizer": [sampler.get_tokenizer().decode([token]) for token in plain],
+        "tokenizer": [tokenizer.decode([token], skip_special_tokens=False) for token in plain],
         "stopped": [
-            sampled(sampler, 1, temperature=0.0, max_tokens=16, stop=[sampler.get_tokenizer().decode([token])])[0]
+            sampled(
+                sampler, 1, temperature=0.0, max_tokens=16, stop=[tokenizer.decode([token], skip_special_tokens=False)]
+            )[0]
             for token in plain[:3]
         ],
         "across_tokens": sampled(
@@ -63,7 +68,7 @@ def stop_strings() -> Any:
             1,
             temperature=0.0,
             max_tokens=16,
-            stop=["no such text", sampler.get_tokenizer().decode(plain[2:4])],
+            stop=["no such text", tokenizer.decode(plain[2:4], skip_special_tokens=False)],
         )[0],
     }
 
@@ -93,10 +98,10 @@ def nucleus() -> Any:
     trainer = new_trainer()
     losses(trainer, ADAM, batch(tinker), 2)
     sampler = trainer.save_weights_and_get_sampling_client()
-    whole = [
-        float(sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt().to_ints(), token])).result()[-1])
-        for token in range(WORDS)
+    asked = [
+        sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt().to_ints(), token])) for token in range(WORDS)
     ]
+    whole = [float(one.result()[-1]) for one in asked]
     rules: dict[str, dict[str, Any]] = {
         "open": {},
         "top_p": {"top_p": 0.6},
@@ -165,7 +170,7 @@ def short_after_long() -> Any:
     sampler = new_trainer().save_weights_and_get_sampling_client()
     ended: list[str] = []
     futures = []
-    for name, count in (("long", 512), ("short", 4)):
+    for name, count in (("long", 256), ("short", 4)):
         params = tinker.SamplingParams(max_tokens=count, temperature=1.0, seed=1, stop=[])
         future = sampler.sample(prompt(), num_samples=1, sampling_params=params)
         future.add_done_callback(lambda _, name=name: ended.append(name))
