@@ -59,6 +59,7 @@ def cluster(ground: Ground) -> Cluster:
     return Cluster(ground)
 
 
+@pytest.mark.long  # test_real_postgres.py has this with three servers
 def test_killed_leader_is_succeeded_and_its_jobs_run_on(cluster: Cluster, ground: Ground) -> None:
     first, second = (cluster.server(name, "--slots", "1") for name in ("first", "second"))
     first.start()

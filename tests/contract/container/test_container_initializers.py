@@ -199,6 +199,7 @@ def test_function_of_a_client_finds_what_its_image_fetched(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long  # each half of it is proven by others
 def test_nodes_without_python_fetch_each_for_itself(container_server: ContainerServer, fetcher: str) -> None:
     server = container_server
     script = 'cat "$DATASET_PATH/rows"; echo "node $NODE_RANK of $WORLD_SIZE"'

@@ -71,6 +71,7 @@ def test_fine_tuning_learns_from_what_another_job_left_and_leaves_a_model_that_l
     assert losses[1][0] < sum(losses[0][:3]) / 3, "it does not begin where the first one ended"
 
 
+@pytest.mark.long  # tests/training/test_resuming.py compares the bits, tests/contract/backends pauses
 def test_training_that_is_paused_ends_with_the_same_weights(
     server: LocalServer, tiny_model: Path, pretrained: str
 ) -> None:
