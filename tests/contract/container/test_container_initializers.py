@@ -242,6 +242,7 @@ def test_initializer_that_fails_says_how_and_nothing_is_left(container_server: C
     assert written["evidence"]["last_lines"] == ["fetching hf://org/none", "there is no such repository"]
 
 
+@pytest.mark.long  # the killed worker below leaves none, either
 def test_cancelled_initializer_is_ended_with_its_container(
     container_server: ContainerServer, fetcher: str, gate: Path
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_container_is_kept_for_whoever_wants_to_look_into_it(container_server:
     server.engine.podman("rm", name)
 
 
+@pytest.mark.long
 def test_labels_of_an_image_are_not_taken_for_ours(container_server: ContainerServer) -> None:
     server = container_server
     recipe = server.home / "labelled"
