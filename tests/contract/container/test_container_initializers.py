@@ -280,6 +280,7 @@ def test_initializer_goes_on_without_a_server_and_so_does_what_comes_after(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_node_whose_container_cannot_be_made_after_its_initializers_says_why(
     container_server: ContainerServer, fetcher: str, gate: Path
 ) -> None:

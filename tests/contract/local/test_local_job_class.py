@@ -241,6 +241,7 @@ def test_checkpoints_may_lie_on_an_object_store(
     assert walks.begins(again) == []
 
 
+@pytest.mark.long  # tests/jobs/test_job_classes_torch.py joins ranks
 def test_two_ranks_are_joined_and_save_together(walks: Walks, server: LocalServer) -> None:
     job_id = walks.submit("ranks", "steps=5", workload={"ranks_per_node": 2})
     job = server.until(job_id, "COMPLETED")
