@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from memory_disk import directory_in_memory
 from postgres_server import PostgresServer
 from trainmaster.server.store.database import Database
 
@@ -56,6 +57,13 @@ def emptied_postgres(postgres: PostgresServer) -> Callable[[], str]:
         return url
 
     return emptied
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory, as PostgreSQL does not wait for the disk, either."""
+    with directory_in_memory() as directory:
+        yield directory
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
