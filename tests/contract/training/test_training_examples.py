@@ -16,7 +16,7 @@ from local_servers import LocalServer
 from patience import PATIENCE_S
 from real_server import wait_for
 
-PRETRAINED_EPOCHS = 7
+PRETRAINED_EPOCHS = 10
 COMMAND = Path(sys.executable).with_name("trainmaster")
 TWO_RANKS = (
     "training_config.framework.distributed.world_size=2",
