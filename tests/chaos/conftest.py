@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 from ground import Ground
 
+from memory_disk import directory_in_memory
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: hundreds of servers commit there."""
+    with directory_in_memory() as directory:
+        yield directory
+
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Iterator[Ground]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from harness import ACCOUNT, EVERYTHING, Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memory_disk import directory_in_memory
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.reasons import Phase, Reason, StopCause
 from trainmaster.protocol.run_directory import (
@@ -113,9 +112,9 @@ NODE = Node(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "c").mkdir()
-        cluster = Cluster(Path(directory, "c"))
+    with directory_in_memory() as directory:
+        (directory / "c").mkdir()
+        cluster = Cluster(directory / "c")
         cluster.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, [NODE]))
         yield cluster
         cluster.database.close()

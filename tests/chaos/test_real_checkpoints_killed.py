@@ -48,8 +48,13 @@ class Saver:
 
 
 @pytest.fixture(
-    params=[("directory", (3, 3)), ("s3", (12, 4)), pytest.param(("directory", (1, 1)), marks=pytest.mark.long)],
-    ids=["directory", "s3", "every-line"],
+    params=[
+        ("directory", (3, 3)),
+        ("s3", (36, 12)),
+        pytest.param(("directory", (1, 1)), marks=pytest.mark.long),
+        pytest.param(("s3", (12, 4)), marks=pytest.mark.long),
+    ],
+    ids=["directory", "s3", "every-line", "s3-more-lines"],
 )
 def saver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saver]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

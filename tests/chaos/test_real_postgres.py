@@ -140,6 +140,7 @@ def test_killed_leader_is_succeeded_and_no_job_is_lost_or_doubled(cluster: Postg
     check(ground, followers[1], expected, database=cluster.database)
 
 
+@pytest.mark.long  # test_real_several_servers.py freezes leaders, too
 def test_leader_that_freezes_in_a_transaction_loses_the_lock_and_the_lead(
     cluster: PostgresCluster, ground: Ground
 ) -> None:

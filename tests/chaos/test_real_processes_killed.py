@@ -36,6 +36,7 @@ def test_killed_worker_job_goes_on_from_its_checkpoint(ground: Ground, transport
     check(ground, server, {job_id: "COMPLETED"})
 
 
+@pytest.mark.long  # the gang below ends so, too
 def test_killed_worker_job_without_retries_fails(ground: Ground) -> None:
     server = ground.server().start()
     job_id = server.submit(*ground.counting(2, gate="never", stray=True))

@@ -59,6 +59,7 @@ def cluster(ground: Ground) -> Cluster:
     return Cluster(ground)
 
 
+@pytest.mark.long  # test_real_postgres.py has this with three servers
 def test_killed_leader_is_succeeded_and_its_jobs_run_on(cluster: Cluster, ground: Ground) -> None:
     first, second = (cluster.server(name, "--slots", "1") for name in ("first", "second"))
     first.start()
@@ -116,6 +117,7 @@ def test_frozen_leader_that_thaws_starts_nothing_twice(cluster: Cluster, ground:
     check(ground, first, expected, database=cluster.database)
 
 
+@pytest.mark.long  # test_real_broken_storage.py holds the database of a running one
 def test_server_that_starts_while_a_frozen_one_holds_the_database_waits(cluster: Cluster, ground: Ground) -> None:
     first, second = (cluster.server(name) for name in ("first", "second"))
     first.start(TRAINMASTER_FAILPOINT="store.before_commit:20:SIGSTOP")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from ground import Ground
 
 from real_server import wait_for
@@ -35,6 +36,7 @@ def test_server_killed_after_a_delivery_loses_none(ground: Ground) -> None:
     ground.leave()
 
 
+@pytest.mark.long  # the next server of one database goes on alike
 def test_webhooks_go_on_with_the_server_that_takes_over(ground: Ground) -> None:
     shared = [
         *("--database", f"sqlite:///{ground.path / 'shared.db'}"),

@@ -63,7 +63,7 @@ def test_missed_grace_is_an_event_and_the_last_checkpoint_stays(server: JobServe
     assert latest_checkpoint(job)["step"] % 20 == 0
 
 
-@long_on("local-files")
+@long_on("local-files", "container")  # that a lost container ends its attempt is seen with gangs
 def test_what_crashed_is_tried_again_from_its_checkpoint_as_often_as_is_allowed(
     backend: BackendUnderTest, server: JobServer
 ) -> None:

@@ -47,7 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer((os.environ["TRAINMASTER_SERVICE_HOST"], int(os.environ["PORT"])), Handler).serve_forever()
 """
 
-pytestmark = long_on("local-files")
+pytestmark = long_on("local-files", "local-http")  # tests/chaos kills servers of local jobs over both
 FOR_EVER, SHORT = 1_000_000, 100
 PATH = ["PENDING", "QUEUED", "SCHEDULING", "PREPARING", "TRAINING"]
 

@@ -123,7 +123,7 @@ def messages(events: list[dict[str, str]], stream: str) -> list[str]:
     return [line["message"] for line in lines if line["stream"] == stream]
 
 
-@long_on("local-http")
+@long_on("local-http", "container")  # tests/contract/container/test_container_jobs.py has failures of containers
 def test_failure_says_what_it_was_whose_it_was_and_what_to_do(server: JobServer) -> None:
     jobs = [server.submit(*argv) for argv, _, _, _ in FAILURES]
     for job_id, (_, error_type, fault, told) in zip(jobs, FAILURES, strict=True):

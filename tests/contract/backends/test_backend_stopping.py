@@ -127,7 +127,7 @@ def test_waiting_job_is_cancelled_at_once(server: JobServer) -> None:
     assert server.ask("POST", f"/v1/jobs/{job_id}/cancel").status_code == 409
 
 
-@long_on("local-files")
+@long_on("local-files", "container")
 def test_deleted_job_is_stopped_and_hidden_and_its_files_stay(
     backend: BackendUnderTest, server: JobServer, mark: str
 ) -> None:

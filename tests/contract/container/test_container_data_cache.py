@@ -75,6 +75,7 @@ def wait_for_gang(server: ContainerServer, job_id: str) -> list[str]:
     return names
 
 
+@pytest.mark.long  # tests/training/test_table_gang.py makes the same shards
 def test_gang_of_containers_makes_shards_that_ranks_read(container_server: ContainerServer, location: str) -> None:
     server = container_server
     with others_make_it(server, location):

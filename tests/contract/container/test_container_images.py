@@ -65,6 +65,7 @@ def test_an_image_that_will_never_be_had_ends_the_job_and_says_what_to_do(
     assert not registry.asked("unasked")
 
 
+@pytest.mark.long  # tests/unit/backends/test_container_pulling.py breaks pulls off
 def test_a_pull_that_breaks_off_is_tried_again_at_no_cost_to_the_job(
     container_server: ContainerServer, registry: Registry
 ) -> None:

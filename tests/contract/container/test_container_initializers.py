@@ -199,6 +199,7 @@ def test_function_of_a_client_finds_what_its_image_fetched(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long  # each half of it is proven by others
 def test_nodes_without_python_fetch_each_for_itself(container_server: ContainerServer, fetcher: str) -> None:
     server = container_server
     script = 'cat "$DATASET_PATH/rows"; echo "node $NODE_RANK of $WORLD_SIZE"'
@@ -241,6 +242,7 @@ def test_initializer_that_fails_says_how_and_nothing_is_left(container_server: C
     assert written["evidence"]["last_lines"] == ["fetching hf://org/none", "there is no such repository"]
 
 
+@pytest.mark.long  # the killed worker below leaves none, either
 def test_cancelled_initializer_is_ended_with_its_container(
     container_server: ContainerServer, fetcher: str, gate: Path
 ) -> None:
@@ -278,6 +280,7 @@ def test_initializer_goes_on_without_a_server_and_so_does_what_comes_after(
     server.wait_until_cleared(job_id)
 
 
+@pytest.mark.long
 def test_node_whose_container_cannot_be_made_after_its_initializers_says_why(
     container_server: ContainerServer, fetcher: str, gate: Path
 ) -> None:

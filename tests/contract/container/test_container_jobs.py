@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+import pytest
+
 from container_engine import plain_image
 from container_servers import ContainerServer
 from real_server import wait_for
@@ -111,6 +113,7 @@ def test_the_images_own_command_runs_where_none_is_named(container_server: Conta
     assert server.lines(job_id) == ["hello from the image"]
 
 
+@pytest.mark.long  # test_container_images.py has more of them
 def test_an_image_that_cannot_be_had_is_named_in_the_failure(container_server: ContainerServer) -> None:
     server = container_server
     never = server.until(server.run("true", workload={"image": "localhost/there-is-none:1"}))
@@ -189,6 +192,7 @@ def test_a_container_is_kept_for_whoever_wants_to_look_into_it(container_server:
     server.engine.podman("rm", name)
 
 
+@pytest.mark.long
 def test_labels_of_an_image_are_not_taken_for_ours(container_server: ContainerServer) -> None:
     server = container_server
     recipe = server.home / "labelled"

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from container_engine import Engine, plain_image
 from container_servers import ContainerServer
 from real_server import wait_for
@@ -41,6 +43,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long  # tests/contract/backends has gangs that meet
 def test_nodes_of_a_gang_meet_by_name_on_a_network_of_their_own(container_server: ContainerServer) -> None:
     server = container_server
     job_id = server.run("python3", "-c", MEETING, resources={"node_count": 2})

@@ -82,6 +82,7 @@ def test_function_that_cannot_take_its_arguments_says_so(server: LocalServer) ->
     assert said in failed["error_message"]
 
 
+@pytest.mark.long  # test_backend_functions.py and the blackbox tests install, too
 def test_packages_are_installed_once_and_layered_over_the_workers_own(server: LocalServer, index: ServedIndex) -> None:
     index.add("gamma", "1.0", requires=["delta>=2"])
     index.add("delta", "2.5")

@@ -164,6 +164,7 @@ def test_walk_that_is_submitted_again_finds_its_predecessors_checkpoints(
     assert walks.begins(third) == []
 
 
+@pytest.mark.long  # tests/jobs/test_job_runner.py has this, too
 def test_another_configuration_is_refused_unless_it_is_overlaid(walks: Walks, server: LocalServer) -> None:
     server.until(walks.submit("changed", "steps=5"), "COMPLETED")
     refused = server.until(walks.submit("changed", "steps=10"), "FAILED")
@@ -174,6 +175,7 @@ def test_another_configuration_is_refused_unless_it_is_overlaid(walks: Walks, se
     assert walks.begins(overlaid) == [5]
 
 
+@pytest.mark.long  # tests/jobs/test_job_runner.py has this, too
 def test_two_jobs_cannot_be_the_same_walk_at_the_same_time(walks: Walks, server: LocalServer) -> None:
     first = walks.submit("twin", "steps=100000")
     wait_for(lambda: server.job(first)["checkpoints"], "a checkpoint")
@@ -183,6 +185,7 @@ def test_two_jobs_cannot_be_the_same_walk_at_the_same_time(walks: Walks, server:
     server.control(first, "cancel")
 
 
+@pytest.mark.long  # tests/jobs/test_job_runner.py has this, too
 def test_restore_begins_from_another_walk_as_itself(walks: Walks, server: LocalServer) -> None:
     server.until(walks.submit("source", "steps=5"), "COMPLETED")
     branch = walks.submit("branch", "steps=5", workload={"restore": f"general/{walks.group}/source/steps/5"})
@@ -238,6 +241,7 @@ def test_checkpoints_may_lie_on_an_object_store(
     assert walks.begins(again) == []
 
 
+@pytest.mark.long  # tests/jobs/test_job_classes_torch.py joins ranks
 def test_two_ranks_are_joined_and_save_together(walks: Walks, server: LocalServer) -> None:
     job_id = walks.submit("ranks", "steps=5", workload={"ranks_per_node": 2})
     job = server.until(job_id, "COMPLETED")

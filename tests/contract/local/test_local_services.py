@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from local_servers import LocalServer, over
 
 SERVES = b"""
@@ -14,6 +16,7 @@ http.server.HTTPServer(place, http.server.SimpleHTTPRequestHandler).serve_foreve
 
 
 @over("files")
+@pytest.mark.long  # tests/unit/core/test_decisions.py decides who is parked
 def test_used_service_stays(server: LocalServer) -> None:
     files = [{"path": "serves.py", "sha256": server.ship(SERVES)}]
     workload = {"argv": ["serves.py"], "python": True, "files": files, "inactivity_timeout_s": 5.0}

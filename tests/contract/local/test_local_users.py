@@ -20,12 +20,12 @@ import pytest
 import trainmaster
 from job_server import NO_GPU, processes_marked
 from local_servers import LocalServer, is_alive, over, serving
-from patience import PATIENCE_S
 from process_signals import kill_claimant
-from real_server import COMMAND, ENDED, wait_for
+from real_server import ENDED, wait_for
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.worker.cgroups import own_group
+from warm_server import ForkedCommand
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")
 
@@ -505,15 +505,13 @@ def test_directory_that_the_user_cannot_pass_through_is_named(vision: Tenant, gr
 
 def test_account_that_would_run_as_root_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[accounts.vision]\nuid = 0\n")
-    started = subprocess.run(
-        [COMMAND, "serve", "--port", "0", "--data-dir", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert started.returncode != 0
-    assert "would run as root" in started.stderr
+    with open(tmp_path / "said", "w+") as said:
+        started = ForkedCommand(["serve", "--port", "0", "--data-dir", str(tmp_path)], env=os.environ, stderr=said)
+        with started.stdout:
+            assert started.stdout.read() == ""
+        assert started.wait() != 0
+        said.seek(0)
+        assert "would run as root" in said.read()
 
 
 SERVES_LATER = """

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from memory_disk import directory_in_memory
 from postgres_server import PostgresServer
 from trainmaster.server.store.database import Database
 
@@ -36,21 +37,33 @@ def emptied_postgres(postgres: PostgresServer) -> Callable[[], str]:
         connection.execute("CREATE SCHEMA pristine")
         for table in tables:
             connection.execute(f"CREATE TABLE pristine.{table} AS TABLE public.{table}")
+        filled = [table for table in tables if connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()]
 
     def emptied() -> str:
-        postgres.drop_connections(name)
         with psycopg.connect(url, options="-c session_replication_role=replica") as connection:  # no foreign keys
-            for table in tables:
-                (size,) = connection.execute("SELECT pg_relation_size(%s)", [f"public.{table}"]).fetchone() or (0,)
-                # Nothing reclaims what was deleted, and truncating takes longer.
-                connection.execute(f"TRUNCATE {table} CASCADE" if size > _LARGE else f"DELETE FROM {table}")
-            for table in tables:
-                connection.execute(f"INSERT INTO {table} SELECT * FROM pristine.{table}")
-            for sequence in sequences:
-                connection.execute(f"ALTER SEQUENCE {sequence} RESTART")
+            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            connection.execute(f"SELECT pg_terminate_backend(pid) {others}")
+            sizes = ", ".join(f"pg_relation_size('public.{table}')" for table in tables)
+            found = connection.execute(f"SELECT {sizes}").fetchone() or ()
+            # Nothing reclaims what was deleted, and truncating takes longer.
+            statements = [
+                f"TRUNCATE {table} CASCADE" if size > _LARGE else f"DELETE FROM {table}"
+                for table, size in zip(tables, found, strict=True)
+                if size
+            ]
+            statements += [f"INSERT INTO {table} SELECT * FROM pristine.{table}" for table in filled]
+            statements += [f"ALTER SEQUENCE {sequence} RESTART" for sequence in sequences]
+            connection.execute("; ".join(statements))
         return url
 
     return emptied
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory, as PostgreSQL does not wait for the disk, either."""
+    with directory_in_memory() as directory:
+        yield directory
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -137,18 +137,23 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
-def test_read_shows_the_account_its_own_and_nothing_of_another(database: Database, job: Job, name: str) -> None:
-    with database.read() as connection:
-        assert READS[name](connection, ACME, job)
-        assert READS[name](connection, EVERYTHING, job)
-        assert not READS[name](connection, OTHER, job)
+def test_read_shows_the_account_its_own_and_nothing_of_another(database: Database, job: Job) -> None:
+    for name, read in READS.items():
+        with database.read() as connection:
+            assert read(connection, ACME, job), name
+            assert read(connection, EVERYTHING, job), name
+            assert not read(connection, OTHER, job), name
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_belongs_to_another_account_or_to_none_is_refused(database: Database, job: Job, name: str) -> None:
-    with pytest.raises(NotFoundError):
-        database.write_now(lambda connection: REFUSALS[name](connection, OTHER, job))
+def test_what_belongs_to_another_account_or_to_none_is_refused(database: Database, job: Job) -> None:
+    accepted = []
+    for name, ask in REFUSALS.items():
+        try:
+            database.write_now(lambda connection, ask=ask: ask(connection, OTHER, job))
+        except NotFoundError:
+            continue
+        accepted.append(name)
+    assert not accepted
 
 
 def test_error_of_the_database_holds_no_value(database: Database) -> None:

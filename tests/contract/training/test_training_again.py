@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from training_jobs import EXAMPLES, document, finish, submit
 
+from data_tokenizer import make_tokenizer
 from local_servers import LocalServer
 from patience import PATIENCE_S
 
@@ -21,9 +22,12 @@ mv adapter/config.json adapter/adapter_config.json
 
 
 @pytest.fixture(scope="module")
-def first(shared_server: LocalServer, tiny_model: Path) -> str:
-    """A job that left a model and what looks like an adapter."""
-    job_id = shared_server.submit("sh", "-ec", LEAVES, str(tiny_model))
+def first(shared_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job that left what is looked at of a model, and what looks like an adapter."""
+    model = tmp_path_factory.mktemp("model")
+    make_tokenizer().save_pretrained(model)
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    job_id = shared_server.submit("sh", "-ec", LEAVES, str(model))
     finish(shared_server, job_id)
     return job_id
 

@@ -16,6 +16,7 @@ from local_servers import LocalServer
 from patience import PATIENCE_S
 from real_server import wait_for
 
+PRETRAINED_EPOCHS = 10
 COMMAND = Path(sys.executable).with_name("trainmaster")
 TWO_RANKS = (
     "training_config.framework.distributed.world_size=2",
@@ -41,7 +42,7 @@ def short(epochs: int) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def pretrained(shared_server: LocalServer, tiny_model: Path) -> str:
     """The job that taught the model of random weights what the others build upon."""
-    job_id = submit_example(shared_server, "pretrain.yaml", tiny_model, *short(10))
+    job_id = submit_example(shared_server, "pretrain.yaml", tiny_model, *short(PRETRAINED_EPOCHS))
     assert finish(shared_server, job_id)["output"]["model_uri"] == f"artifacts:{job_id}/output/model"
     return job_id
 
@@ -71,11 +72,12 @@ def test_fine_tuning_learns_from_what_another_job_left_and_leaves_a_model_that_l
     assert losses[1][0] < sum(losses[0][:3]) / 3, "it does not begin where the first one ended"
 
 
+@pytest.mark.long  # tests/training/test_resuming.py compares the bits, tests/contract/backends pauses
 def test_training_that_is_paused_ends_with_the_same_weights(
     server: LocalServer, tiny_model: Path, pretrained: str
 ) -> None:
     told_soon = "training_config.hyperparameters.logging_steps=1"
-    job_id = submit_example(server, "pretrain.yaml", tiny_model, *short(10), told_soon)
+    job_id = submit_example(server, "pretrain.yaml", tiny_model, *short(PRETRAINED_EPOCHS), told_soon)
     wait_for(lambda: server.job(job_id)["progress"]["step"], f"the first steps of {job_id}")
     server.control(job_id, "pause")
     paused = server.until(job_id, "PAUSED", timeout_s=PATIENCE_S)

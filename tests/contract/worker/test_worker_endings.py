@@ -130,7 +130,7 @@ def test_worker_command_beyond_the_systems_limits_is_bad_input(attempts: Attempt
     assert ended["reason"] == Reason.BAD_INPUT
 
 
-@pytest.mark.parametrize("exit_code", [0, 3])
+@pytest.mark.parametrize("exit_code", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_worker_processes_that_outlive_their_rank_are_ended(attempts: Attempts, exit_code: int) -> None:
     # One in the background, one in a session of its own, one that was daemonised and ignores SIGTERM.
     script = (
