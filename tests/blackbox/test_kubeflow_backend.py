@@ -8,6 +8,8 @@ from pathlib import Path
 
 from case_programs import ROOT, kubeflow_python
 
+from patience import PATIENCE_S
+
 THERE_AND_BACK = """
 from kubeflow import trainer as theirs
 from kubeflow.trainer import options as their_options
@@ -57,6 +59,6 @@ assert kubeflow._converted(queue, options) is queue and kubeflow._converted(prin
 def test_types_and_options_of_kubeflow_are_ours_there_and_theirs_again(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [kubeflow_python(), "-c", THERE_AND_BACK], env=environment, capture_output=True, text=True, timeout=60
+        [kubeflow_python(), "-c", THERE_AND_BACK], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from process_signals import kill_marked
 from real_server import RealServer, wait_for
 
@@ -46,7 +47,7 @@ class Client:
             "OMP_NUM_THREADS": "1",
         }
 
-    def run(self, *command: str | Path, timeout_s: float = 240) -> str:
+    def run(self, *command: str | Path, timeout_s: float = 2 * PATIENCE_S) -> str:
         """Run Python with these arguments; returns what it printed."""
         done = subprocess.run(
             [self.python, *command],
@@ -63,7 +64,7 @@ class Client:
         return done.stdout
 
     def scenarios(
-        self, program: str, *names: str, asked: Mapping[str, Asked] | None = None, timeout_s: float = 240
+        self, program: str, *names: str, asked: Mapping[str, Asked] | None = None, timeout_s: float = 2 * PATIENCE_S
     ) -> dict[str, Any]:
         """Run scenarios of a program; returns what each has to say, or how it failed."""
         process = subprocess.Popen(

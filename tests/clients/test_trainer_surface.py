@@ -65,7 +65,7 @@ def test_configuration_of_the_real_kubernetes_client_is_taken() -> None:
 def _surface(python: Path, package: str) -> Any:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DEFAULT_")}
     done = subprocess.run(
-        [python, PROGRAMS / "trainer_surface.py", package], env=kept, capture_output=True, text=True, timeout=60
+        [python, PROGRAMS / "trainer_surface.py", package], env=kept, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

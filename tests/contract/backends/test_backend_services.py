@@ -65,7 +65,7 @@ def services(backend: BackendUnderTest) -> None:
         pytest.skip("the backend runs no services")
 
 
-def serve(server: JobServer, *, ready_at_probe: int = 1, timeout_s: float = 60.0, **fields: Any) -> str:
+def serve(server: JobServer, *, ready_at_probe: int = 1, timeout_s: float = PATIENCE_S, **fields: Any) -> str:
     """Submit the service; its id."""
     workload = {
         "argv": ["serves.py", str(ready_at_probe)],

@@ -189,7 +189,6 @@ print(sum(batch.num_rows for batch in data_cache.record_batches()), flush=True)
 """
 
 
-@pytest.mark.long
 def test_table_is_parted_for_ranks(server: LocalServer, tmp_path: Path) -> None:
     import pyarrow as pa
     from pyiceberg.catalog.sql import SqlCatalog

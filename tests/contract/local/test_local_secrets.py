@@ -175,7 +175,6 @@ def assert_routes_tell_nothing(server: LocalServer, known: dict[str, str]) -> No
         assert not told, f"GET {filled} told {told}"
 
 
-@pytest.mark.long  # tests/chaos/test_secrets_of_launches.py has this, too
 def test_job_that_was_submitted_before_a_restart_gets_its_secrets(
     server: LocalServer, scripts: Path, search: Search
 ) -> None:

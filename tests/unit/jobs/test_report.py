@@ -21,7 +21,7 @@ from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
 from trainmaster.protocol.request import Control
 
 
-def eventually(found: Callable[[], Any], timeout_s: float = 60) -> Any:
+def eventually(found: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := found()):
         assert time.monotonic() < deadline, "it never came"

@@ -103,7 +103,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         site.close()
 
 
-def eventually(found: Callable[[], Any], timeout_s: float = 60) -> Any:
+def eventually(found: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := found()):
         assert time.monotonic() < deadline, "it never came"
