@@ -98,6 +98,7 @@ def test_rows_are_shown_as_the_model_will_see_them_and_wrong_ones_named(api: Api
     assert "data roots alone" in refused["problems"][0]["message"]
 
 
+@pytest.mark.long  # the next one has this without a tokenizer
 def test_sources_and_preprocess_may_be_given_without_the_rest_of_a_data_config(api: Api, root: Path) -> None:
     body = {
         "sources": [{"path": str(root / "good.jsonl")}],
@@ -105,6 +106,21 @@ def test_sources_and_preprocess_may_be_given_without_the_rest_of_a_data_config(a
     }
     (source,) = api.call("POST", "/v1/data/validate", json=body)["sources"]
     assert [segment["text"] for segment in source["samples"][0]["segments"]] == ["q:", "yes"]
+
+
+def test_sources_and_preprocess_reach_the_check_as_a_data_config(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[DataCheck] = []
+
+    async def run(checks: DataChecks, account: Account, check: DataCheck) -> Any:
+        checked.append(check)
+        raise RefusedError("seen")
+
+    monkeypatch.setattr(DataChecks, "run", run)
+    body = {"sources": [{"path": "/a.jsonl"}], "preprocess": {"tokenizer_id": "/model", "add_eos": False}}
+    assert api.call("POST", "/v1/data/validate", 400, json=body)["message"] == "seen"
+    config = checked[0].document["data_config"]
+    assert [source["path"] for source in config["sources"]] == ["/a.jsonl"]
+    assert body["preprocess"].items() <= config["preprocess"].items()
 
 
 def test_server_without_the_training_stack_says_what_to_install(world: World, settings: Settings, root: Path) -> None:

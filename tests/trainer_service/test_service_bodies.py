@@ -47,7 +47,9 @@ def test_protobuf_json_and_zstd_mean_the_same(front: RunningFront) -> None:
     assert [client.result(ack)["metrics"]["gradients_before:max"] for ack in (plain, zstd, text)] == [1, 2, 2]
 
 
-@pytest.mark.parametrize("settings", [{}, {"memory_bytes": 0}], ids=["memory", "disk"])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"memory_bytes": 0}, marks=pytest.mark.long)], ids=["memory", "disk"]
+)
 def test_large_body_goes_through_without_being_held(settings: dict[str, int]) -> None:
     """80 MiB, protobuf and JSON: the front's own memory does not grow by them."""
     with RunningFront(hold_s=30, delays={"decodes": False}, executed=True, **settings) as front:

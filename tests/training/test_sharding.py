@@ -51,6 +51,7 @@ def test_checkpoint_of_a_sharded_training_is_resumed_by_a_single_rank(make_job: 
     assert single.metrics()[-1]["step"] == 8
 
 
+@pytest.mark.long  # test_checkpoints.py has this with one rank
 def test_corrupt_checkpoint_of_a_sharded_training_is_passed_over(make_job: Make) -> None:
     job = make_job(ranks=2, framework=FSDP, data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
     job.interrupt(StopCause.PAUSE, 7)

@@ -14,8 +14,8 @@ from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.scheduling.virtual_time import Watcher, starts_ahead
 
 SEEDS = 1000
-SEEDS_IN_CI = 50
-CHUNK = 50
+SEEDS_IN_CI = 25
+CHUNK = 25
 
 
 def chunk(first: int) -> object:
