@@ -90,7 +90,8 @@ def test_runtime_that_is_not_there_is_404_and_told_of_broken_files(api: Api, dir
         (b"kind: TrainingRuntime\nmetadata: {name: a}\nspec: .inf\n", "document 1: cannot be written as JSON"),
         (b"kind: TrainingRuntime\nmetadata: {name: a}\nspec: &x [*x]\n", "document 1: cannot be written as JSON"),
         (text("good").encode(), "document 1: metadata.name: another.yaml has a good already"),
-        (b"[" * 2_000, "nested too deeply"),
+        # unit/trainer/test_runtimes.py has this, too.
+        pytest.param(b"[" * 20_000, "nested too deeply", marks=pytest.mark.long),
     ],
 )
 def test_broken_file_is_told_beside_the_good_ones(api: Api, directory: Path, content: bytes, message: str) -> None:
