@@ -106,6 +106,7 @@ def status_of(job_id: str) -> str:
         return client.get(job_id)["status"]
 
 
+@pytest.mark.long  # contract/local has data roots
 @pytest.mark.usefixtures("home")
 def test_server_is_started_with_data_roots_and_reads_there_alone(
     tm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 COVERING = (
     ("SFT", "killed", 2),
-    ("LORA", "preempted", 2),
+    ("LORA", "preempted", 1),
     ("CONTINUED_PRETRAIN", "paused", 1),
 )
 """Every type, interruption and number of ranks; the others combine what these prove."""

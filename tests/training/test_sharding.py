@@ -26,7 +26,8 @@ def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: M
     assert job.result() == whole.result()
 
 
-@pytest.mark.parametrize("training_type", [pytest.param("FULL_FINETUNE", marks=pytest.mark.long), "LORA"])
+@pytest.mark.long  # the first test resumes, and test_checkpoints.py evaluates
+@pytest.mark.parametrize("training_type", ["FULL_FINETUNE", "LORA"])
 def test_sharded_training_saved_right_after_an_evaluation_goes_on_from_there_exactly(
     make_job: Make, training_type: str
 ) -> None:
