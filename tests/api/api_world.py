@@ -318,6 +318,11 @@ class Served:
             loop.call_soon_threadsafe(front.close)
             server.should_exit = True
             thread.join()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
             loop.close()
 
 
