@@ -39,8 +39,12 @@ def api(world: World, served: Served) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def tinker_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerWorld]:
-    """A world whose server knows base models by name."""
-    with TinkerWorld.open(tmp_path_factory.mktemp("world")) as world:
+    """A world whose server knows base models by name, and looks more often than others whether a trainer is ready."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        TinkerWorld.open(tmp_path_factory.mktemp("world")) as world,
+    ):
+        patch.setattr("trainmaster.server.doors.tinker.model_creation.LOOK_EVERY_S", 0.02)
         yield world
 
 

@@ -150,7 +150,10 @@ def test_revoked_key_is_refused_at_once(api: Api, with_key: As) -> None:
     api.call("DELETE", f"/v1/keys/{made['key_id']}", 404)
 
 
-def test_key_that_another_server_revoked_is_refused_soon(api: Api, world: World) -> None:
+def test_key_that_another_server_revoked_is_refused_soon(
+    api: Api, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.server.http.auth._REMEMBER_S", 1.0)
     made = api.call("POST", "/v1/keys", 201, json={"name": "n", "scopes": ["view"]})
     with (
         Served.serve(world.context()) as other,

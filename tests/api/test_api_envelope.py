@@ -42,14 +42,14 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_request_without_credentials_is_refused(served: Served, method: str, path: str) -> None:
-    response = httpx.request(method, served.url + path)
+    response = httpx.request(method, served.url + path, verify=False)
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "AUTH_TOKEN_MISSING"
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_request_with_an_unknown_key_is_refused(served: Served, method: str, path: str) -> None:
-    response = httpx.request(method, served.url + path, headers={"X-API-Key": "eyJ-nothing"})
+    response = httpx.request(method, served.url + path, headers={"X-API-Key": "eyJ-nothing"}, verify=False)
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "AUTH_TOKEN_INVALID"
     assert response.headers["WWW-Authenticate"] == "Bearer"
@@ -61,13 +61,13 @@ def test_key_is_taken_from_either_header(api: Api, served: Served) -> None:
         {"Authorization": f"Bearer {api.key}"},
         {"authorization": f"bearer {api.key}"},
     ):
-        assert httpx.get(f"{served.url}/v1/jobs", headers=headers).status_code == 200
+        assert httpx.get(f"{served.url}/v1/jobs", headers=headers, verify=False).status_code == 200
 
 
 def test_revoked_key_is_refused(world: World, served: Served) -> None:
     key = world.key("revoked")
     world.database.write_now(_revoke)
-    assert httpx.get(f"{served.url}/v1/jobs", headers={"X-API-Key": key}).status_code == 401
+    assert httpx.get(f"{served.url}/v1/jobs", headers={"X-API-Key": key}, verify=False).status_code == 401
 
 
 def _revoke(connection: Connection) -> None:
@@ -115,7 +115,7 @@ def test_another_accounts_job_is_not_found(api: Api, world: World) -> None:
 
 def test_health_needs_no_key(served: Served) -> None:
     for path, word in (("/healthz", "alive"), ("/readyz", "ready")):
-        response = httpx.get(served.url + path)
+        response = httpx.get(served.url + path, verify=False)
         assert response.status_code == 200
         assert response.json()["data"][word] is True
 
@@ -124,8 +124,8 @@ def test_readiness_without_a_database_is_refused(tmp_path: Path) -> None:
     with World.open(tmp_path) as world, Served.serve(world.context()) as served:
         world.database.close()
         (tmp_path / "store.db").write_bytes(b"no database" * 1000)
-        response = httpx.get(f"{served.url}/readyz")
-        assert httpx.get(f"{served.url}/healthz").status_code == 200
+        response = httpx.get(f"{served.url}/readyz", verify=False)
+        assert httpx.get(f"{served.url}/healthz", verify=False).status_code == 200
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "UNAVAILABLE"
 
@@ -133,12 +133,12 @@ def test_readiness_without_a_database_is_refused(tmp_path: Path) -> None:
 def test_readiness_says_what_keeps_the_server_from_its_work(world: World) -> None:
     problems: list[str | None] = ["the coordinator has ended", None]
     with Served.serve(world.context(healthy=lambda: problems[0])) as served:
-        response = httpx.get(f"{served.url}/readyz")
+        response = httpx.get(f"{served.url}/readyz", verify=False)
         assert response.status_code == 503
         assert response.json()["error"] == {"code": "UNHEALTHY", "message": "the coordinator has ended"}
-        assert httpx.get(f"{served.url}/healthz").status_code == 200
+        assert httpx.get(f"{served.url}/healthz", verify=False).status_code == 200
         del problems[0]
-        assert httpx.get(f"{served.url}/readyz").status_code == 200
+        assert httpx.get(f"{served.url}/readyz", verify=False).status_code == 200
 
 
 def test_unknown_route_has_the_envelope(api: Api) -> None:
@@ -225,10 +225,10 @@ def test_roles_decide_which_routes_there_are(world: World) -> None:
         (frozenset({"gateway"}), 404, "JOB_NOT_FOUND"),
     ):
         with Served.serve(world.context(roles=roles)) as served:
-            assert httpx.get(f"{served.url}/v1/jobs", headers=key).status_code == jobs_status
-            answer = httpx.get(f"{served.url}/v1/jobs/nobody/proxy/", headers=key).json()
+            assert httpx.get(f"{served.url}/v1/jobs", headers=key, verify=False).status_code == jobs_status
+            answer = httpx.get(f"{served.url}/v1/jobs/nobody/proxy/", headers=key, verify=False).json()
             assert answer["error"]["code"] == proxy_code
-            assert httpx.get(f"{served.url}/healthz").status_code == 200
+            assert httpx.get(f"{served.url}/healthz", verify=False).status_code == 200
 
 
 def test_web_socket_is_refused(served: Served) -> None:
@@ -238,7 +238,7 @@ def test_web_socket_is_refused(served: Served) -> None:
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }
-    assert httpx.get(f"{served.url}/v1/jobs", headers=headers).status_code in {401, 403, 426}
+    assert httpx.get(f"{served.url}/v1/jobs", headers=headers, verify=False).status_code in {401, 403, 426}
 
 
 def test_mistake_of_the_server_is_hidden_and_logged(
@@ -249,7 +249,7 @@ def test_mistake_of_the_server_is_hidden_and_logged(
 
         monkeypatch.setattr("trainmaster.server.http.routes.cluster.nodes.all", _explode)
         with Served.serve(world.context()) as served:
-            response = httpx.get(f"{served.url}/v1/nodes", headers=key)
+            response = httpx.get(f"{served.url}/v1/nodes", headers=key, verify=False)
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "INTERNAL"
     assert "secret" not in response.text
@@ -269,7 +269,7 @@ def test_every_line_of_a_request_says_whose_it_is(
     try:
         with Served.serve(world.context(log_format=LogFormat.JSON)) as served:
             headers = {"X-API-Key": api.key, "Cookie": "of-somebody"}
-            answer = httpx.get(f"{served.url}/v1/nodes", headers=headers)
+            answer = httpx.get(f"{served.url}/v1/nodes", headers=headers, verify=False)
             wait_for(lambda: "/v1/nodes 500" in lines.getvalue())
     finally:
         ours.removeHandler(handler)

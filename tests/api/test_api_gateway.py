@@ -23,6 +23,14 @@ from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.scope import Scope
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_records() -> Iterator[None]:
+    """Use is written ten times a second: tests wait for several rounds of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainmaster.server.http.gateway.WRITE_USE_EVERY_S", 0.1)
+        yield
+
+
 class Handler(BaseHTTPRequestHandler):
     """A service that tells what it was sent."""
 

@@ -49,7 +49,7 @@ def test_buckets_are_apart_and_bounded() -> None:
 @contextlib.contextmanager
 def limited(world: World, burst: int = 3, **changes: object) -> Iterator[httpx.Client]:
     context = world.context(rate_limit_per_s=SLOW, rate_burst=burst, **changes)
-    with Served.serve(context) as served, httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
+    with Served.serve(context) as served, httpx.Client(base_url=served.url, timeout=PATIENCE_S, verify=False) as http:
         yield http
 
 
@@ -114,6 +114,6 @@ def test_proxy_tells_addresses_apart_only_where_there_is_one(world: World) -> No
 
 def test_without_a_limit_nothing_is_limited(world: World, served: Served) -> None:
     key = {"X-API-Key": world.key("limits")}
-    with httpx.Client(base_url=served.url, timeout=PATIENCE_S) as http:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE_S, verify=False) as http:
         assert {http.get("/v1/nodes", headers=key).status_code for _ in range(100)} == {200}
         assert {http.get("/v1/nodes", headers={"X-API-Key": "x"}).status_code for _ in range(100)} == {401}

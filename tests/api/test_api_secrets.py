@@ -286,7 +286,9 @@ def exchanging(world: World, exchange: Exchange) -> Iterator[Api]:
     key = world.key(account_id)
     with (
         Served.serve(world.context(token_exchange=TokenExchange(exchange.url, timeout_s=PATIENCE_S))) as served,
-        httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as http,
+        httpx.Client(
+            base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S, verify=False
+        ) as http,
     ):
         yield Api(http=http, world=world, account_id=account_id, key=key)
 
@@ -371,7 +373,9 @@ def test_exchange_that_is_away_or_slow_is_unavailable(world: World, exchange: Ex
     for url in (exchange.url, gone.url):
         with (
             Served.serve(world.context(token_exchange=TokenExchange(url, timeout_s=0.2))) as served,
-            httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S) as http,
+            httpx.Client(
+                base_url=served.url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_S, verify=False
+            ) as http,
         ):
             answer = http.post("/v1/jobs", json=COMMAND)
             assert answer.status_code == 503

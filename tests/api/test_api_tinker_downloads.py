@@ -37,7 +37,7 @@ def address(client: Client, model_id: str) -> str:
 
 def fetched(url: str, **headers: str) -> httpx.Response:
     """As any program fetches it: without a key."""
-    return httpx.get(url, headers=headers, timeout=PATIENCE_S)
+    return httpx.get(url, headers=headers, timeout=PATIENCE_S, verify=False)
 
 
 def altered(url: str, **query: str) -> str:
@@ -71,14 +71,14 @@ def test_archive_is_not_held_in_memory(client: Client, model_id: str) -> None:
     directory = Path(client.save(model_id, "large", "sampler"))
     directory.mkdir(parents=True)
     with (directory / "weights").open("wb") as file:
-        file.truncate(256 << 20)
+        file.truncate(64 << 20)
     url = client.get(f"training_runs/{model_id}/checkpoints/sampler_weights/large/archive")["url"]
     tracemalloc.start()
     try:
-        with httpx.stream("GET", url) as response:
+        with httpx.stream("GET", url, verify=False) as response:
             size = sum(len(piece) for piece in response.iter_raw())
-        assert size > 256 << 20
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        assert size > 64 << 20
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
 

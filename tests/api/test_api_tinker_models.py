@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 from trainmaster.server.coordinator.base_models import BaseModel
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.doors.tinker import operations, records
+from trainmaster.server.doors.tinker import model_creation, operations, records
 from trainmaster.server.doors.tinker.trainer_jobs import TinkerTrainers, TrainerStatus
 from trainmaster.server.store.scope import Scope
 
@@ -41,6 +41,7 @@ def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
         return ensure(supply, *args, **options)
 
     monkeypatch.setattr(TinkerTrainers, "ensure", counted)
+    monkeypatch.setattr(model_creation, "LOOK_EVERY_S", 0.1)
     session_id = client.session()
     acks = [client.ask_for_model(session_id, number) for number in range(30)]
     job = client.trainer_job()
@@ -52,7 +53,7 @@ def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
 
     wait_for(begun)
     before = looks
-    time.sleep(1.5)
+    time.sleep(0.6)
     assert looks - before < 30
     client.start_trainer(trainer, job.job_id)
     assert [client.result(ack)["model_id"] for ack in acks] == [ack["model_id"] for ack in acks]

@@ -21,7 +21,7 @@ from tinker_world import Client, StandIn, TinkerWorld
 
 from patience import PATIENCE_S
 from trainmaster.server.doors import bodies, futures
-from trainmaster.server.http import requests
+from trainmaster.server.http import gateway, requests
 from trainmaster.server.store import jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
@@ -40,7 +40,7 @@ def post_bytes(client: Client, operation: str, body: Any, content_type: str, **h
     return client.http.post(operation, content=body, headers={"Content-Type": content_type, **sent})
 
 
-@pytest.mark.parametrize("size", [100, 300_000, 20_000_000])
+@pytest.mark.parametrize("size", [100, pytest.param(300_000, marks=pytest.mark.long), 20_000_000])
 def test_protobuf_reaches_the_trainer_byte_by_byte(client: Client, trainer: StandIn, size: int) -> None:
     model_id = client.model(trainer)
     body = message(model_id, size)
@@ -437,7 +437,11 @@ def test_service_that_is_no_trainer_is_not_reached(
     assert trainer.sent == []
 
 
-def test_operations_and_heartbeats_are_use_of_the_trainer(client: Client, trainer: StandIn) -> None:
+def test_operations_and_heartbeats_are_use_of_the_trainer(
+    client: Client, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "WRITE_USE_EVERY_S", 0.1)
+
     def last_use() -> float:
         with client.world.database.read() as connection:
             return jobs.last_use(connection, Scope.everything(), client.trainer_job().job_id) or 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,14 @@ from api_world import wait_for
 from tinker_world import MODEL, Client, StandIn
 
 from trainmaster.server.store.scope import Scope
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_records() -> Iterator[None]:
+    """What was used is written ten times a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainmaster.server.doors.tinker.sessions.WRITE_EVERY_S", 0.1)
+        yield
 
 
 @pytest.fixture

@@ -391,7 +391,7 @@ def test_custom_loss_without_end_is_cut_off(client: Client, monkeypatch: pytest.
 
 
 def test_door_needs_a_key_and_its_scope(tinker_served: Served, tinker_world: TinkerWorld) -> None:
-    with httpx.Client(base_url=f"{tinker_served.url}/api/v1/") as http:
+    with httpx.Client(base_url=f"{tinker_served.url}/api/v1/", verify=False) as http:
         assert http.post("create_session", json={}).status_code == 401
         assert http.post("create_session", json={}, headers={"X-API-Key": "tml-wrong"}).status_code == 401
         only_reads = {"X-API-Key": tinker_world.key("viewer", KeyScope.VIEW)}

@@ -452,7 +452,7 @@ def test_name_that_resolves_to_a_private_address_is_not_connected_to(name: str) 
 
 
 @given(st.text(max_size=60) | st.from_regex(r"https?://[ -~]{0,40}", fullmatch=True))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_any_url_is_taken_or_refused_with_words(url: str) -> None:
     problem = url_problem(url, private_addresses=False)
     assert problem is None or problem

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from api_world import EVERYTHING, VAULT, Served, World, wait_for
+from api_world import EVERYTHING, VAULT, PromptServer, Served, World, wait_for
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -91,7 +91,7 @@ class StandIn:
         config = uvicorn.Config(
             app, host="127.0.0.1", port=0, lifespan="off", log_config=None, timeout_keep_alive=int(PATIENCE_S)
         )
-        server = self._server = uvicorn.Server(config)
+        server = self._server = PromptServer(config)
         thread = self._thread = threading.Thread(target=server.run)
         thread.start()
         try:

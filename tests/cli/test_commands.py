@@ -273,6 +273,7 @@ def test_show_counts_how_long_a_job_ran_from_when_it_started(tm: Tm, submit: Sub
     assert abs((finished - started).total_seconds() - job["runtime_seconds"]) <= 1.5
 
 
+@pytest.mark.long  # it waits for the 5 s before a retry
 def test_show_sums_the_attempts_that_ran(tm: Tm, submit: Submit, status: Wait, tmp_path: Path) -> None:
     script = f"sleep 0.5; test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; kill -9 $$; }}"
     job_id = submit(script, scheduling_config={"max_retries": 1})

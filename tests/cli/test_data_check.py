@@ -56,6 +56,7 @@ def test_rows_are_shown_with_what_is_trained_on_and_wrong_ones_named(tm: Tm, tmp
     assert other.startswith("error: rows.jsonl, line 6")
 
 
+@pytest.mark.long  # training/test_data_tokens.py has this, too
 def test_length_above_the_positions_of_the_model_is_told(tm: Tm, tmp_path: Path) -> None:
     file = written(tmp_path, [{"prompt": "2+2=", "completion": "4"}])
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 8}))

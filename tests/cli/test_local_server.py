@@ -106,6 +106,7 @@ def status_of(job_id: str) -> str:
         return client.get(job_id)["status"]
 
 
+@pytest.mark.long  # contract/local has data roots
 @pytest.mark.usefixtures("home")
 def test_server_is_started_with_data_roots_and_reads_there_alone(
     tm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,8 +194,8 @@ def test_person_who_watches_sees_colours_and_a_bar_and_a_pipe_does_not(
     (tmp_path / "report.py").write_text(
         "import time\n"
         "from trainmaster.jobs import report\n"
-        "for step in range(1, 41):\n"
-        "    report.progress(step=step, total_steps=40)\n"
+        "for step in range(1, 21):\n"
+        "    report.progress(step=step, total_steps=20)\n"
         "    report.metrics(step=step, loss=1 / step)\n"
         "    time.sleep(0.05)\n"
         "print('a last line')\n"

@@ -155,7 +155,7 @@ def test_error_of_the_class_is_shown_from_where_it_begins(tm: Callable[..., Resu
     assert "typer" not in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_signal_saves_and_the_next_run_goes_on(place: Path, target: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "trainmaster", "run", target, "steps=40", "pause_s=0.05"]
     with (place / "out").open("w") as out:

@@ -51,7 +51,10 @@ def varied_work(config: ModelConfig) -> list[Work]:
 ODD = {"hidden_size": 20, "intermediate_size": 44, "head_dim": 10, "num_attention_heads": 2, "vocab_size": 269}
 
 
-@pytest.mark.parametrize(("kind", "changes", "threads"), [("qwen3", {}, 2), ("gemma2", {}, 1), ("llama", ODD, 5)])
+@pytest.mark.parametrize(
+    ("kind", "changes", "threads"),
+    [("qwen3", {}, 2), pytest.param("gemma2", {}, 1, marks=pytest.mark.long), ("llama", ODD, 5)],
+)
 def test_one_adapter_gets_to_the_last_bit_what_it_gets_alone(
     tmp_path: Path, kind: str, changes: dict[str, int], threads: int
 ) -> None:

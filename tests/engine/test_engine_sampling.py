@@ -169,7 +169,7 @@ def first_place(tokenizer: Tokenizer, strings: list[str], prompt: list[int], tok
     return None
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_strings_in_text_of_bytes_are_found_with_their_last_token(data: st.DataObject) -> None:
     tokenizer = byte_level()
@@ -182,7 +182,7 @@ def test_strings_in_text_of_bytes_are_found_with_their_last_token(data: st.DataO
     assert found_at(tokenizer, strings, prompt, tokens) == first_place(tokenizer, strings, prompt, tokens)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_strings_in_text_of_words_and_bytes_are_found_with_their_last_token(data: st.DataObject) -> None:
     tokenizer, vocabulary = with_byte_fallback()

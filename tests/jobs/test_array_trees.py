@@ -84,7 +84,7 @@ def _tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int, *, transposed
     return found.mT if transposed and len(shape) > 1 else found
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(tree=any_tree)
 def test_tree_saved_and_read_is_the_same_to_the_bit(tree: Any) -> None:
     with TemporaryDirectory() as name:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from patience import PATIENCE_S
 
 INNER = ("jax_trees.py", "jax_job_classes.py", "jax_ambient_jobs.py")
@@ -43,6 +45,7 @@ def test_trees_and_job_classes_with_jax_keep_every_promise(tmp_path: Path) -> No
     assert " passed" in done.stdout
 
 
+@pytest.mark.long  # jax_trees.py saves and loads with several processes, and reshards arrays
 def test_checkpoint_is_sharded_anew_over_another_number_of_processes(tmp_path: Path) -> None:
     ranks(1, tmp_path, 1)
     pair = ranks(2, tmp_path, 2)

@@ -69,7 +69,7 @@ def test_operations_are_bounded_in_number_and_a_pipeline_in_any_order_gets_throu
         def step(seq_id: int) -> tuple[float, int]:
             fields = {"model_id": client.model_id, "seq_id": seq_id, "adam_params": {}}
             sent_away = 0
-            with httpx.Client(base_url=front.http.base_url, timeout=PATIENCE_S) as http:
+            with httpx.Client(base_url=front.http.base_url, timeout=PATIENCE_S, verify=False) as http:
                 while (answer := http.post("optim_step", json=fields)).status_code == 429:
                     sent_away += 1
                     time.sleep(0.1)

@@ -163,6 +163,7 @@ def test_front_and_engine_end_with_each_other(tiny: Path, tmp_path: Path) -> Non
             time.sleep(0.05)
 
 
+@pytest.mark.long  # test_service_front.py has this of the front
 def test_service_is_not_healthy_before_it_is_ready(tiny: Path, tmp_path: Path) -> None:
     service = RunningService(tmp_path, tiny, executed=True)
     try:

@@ -124,7 +124,7 @@ def test_save_on_request_does_not_stop_the_training(make_job: Make) -> None:
     assert steps[1] == 12
 
 
-@pytest.mark.parametrize("during", ["step", "evaluation"])
+@pytest.mark.parametrize("during", [pytest.param("step", marks=pytest.mark.long), "evaluation"])
 def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make, during: str) -> None:
     parts = {
         "evaluate": True,
@@ -147,11 +147,14 @@ def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_f
     "parts",
     [
         {"checkpoint": {"save_steps": 3}},
-        {
-            "checkpoint": {"save_strategy": "epoch"},
-            "data": {"batch_size": 16},
-            "hyperparameters": {"num_train_epochs": 2},
-        },
+        pytest.param(
+            {
+                "checkpoint": {"save_strategy": "epoch"},
+                "data": {"batch_size": 16},
+                "hyperparameters": {"num_train_epochs": 2},
+            },
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_pause_where_a_checkpoint_is_due_does_not_keep_it_from_being_the_best(make_job: Make, parts: dict) -> None:

@@ -157,7 +157,13 @@ def test_export_after_a_kill_leaves_nothing_half(make_job: Make) -> None:
     assert [path.name for path in job.output.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("end", [{"max_steps": 5}, {"num_train_epochs": 1.0}, {"num_train_epochs": 1.5}])
+@pytest.mark.parametrize(
+    "end",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in ({"max_steps": 5}, {"num_train_epochs": 1.0})),
+        {"num_train_epochs": 1.5},
+    ],
+)
 def test_training_that_was_killed_while_exporting_only_exports(make_job: Make, end: dict[str, float]) -> None:
     job = trained(make_job, "SFT", hyperparameters={"lr_scheduler_type": "constant", **end})
     first = job.result()

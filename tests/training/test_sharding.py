@@ -26,7 +26,8 @@ def test_sharded_training_paused_and_resumed_ends_with_the_same_bits(make_job: M
     assert job.result() == whole.result()
 
 
-@pytest.mark.parametrize("training_type", [pytest.param("FULL_FINETUNE", marks=pytest.mark.long), "LORA"])
+@pytest.mark.long  # the first test resumes, and test_checkpoints.py evaluates
+@pytest.mark.parametrize("training_type", ["FULL_FINETUNE", "LORA"])
 def test_sharded_training_saved_right_after_an_evaluation_goes_on_from_there_exactly(
     make_job: Make, training_type: str
 ) -> None:
@@ -51,6 +52,7 @@ def test_checkpoint_of_a_sharded_training_is_resumed_by_a_single_rank(make_job: 
     assert single.metrics()[-1]["step"] == 8
 
 
+@pytest.mark.long  # test_checkpoints.py has this with one rank
 def test_corrupt_checkpoint_of_a_sharded_training_is_passed_over(make_job: Make) -> None:
     job = make_job(ranks=2, framework=FSDP, data={"batch_size": 4}, hyperparameters={"num_train_epochs": 2.0})
     job.interrupt(StopCause.PAUSE, 7)

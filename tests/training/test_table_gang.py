@@ -178,6 +178,7 @@ def test_writer_that_fails_is_the_head_s_failure(tmp_path: Path, meetings: list[
     assert "there is no such file" in message
 
 
+@pytest.mark.long
 def test_writers_end_with_their_head(tmp_path: Path, meetings: list[Meeting]) -> None:
     location = table_at(f"file://{tmp_path}/warehouse", tmp_path)
     meeting = Meeting(tmp_path, "first", spec(location, 3))

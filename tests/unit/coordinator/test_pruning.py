@@ -267,6 +267,7 @@ def test_pinned_checkpoints_do_not_hold_up_others_that_expire(place: Place) -> N
     assert [gone.name for gone in place.collector.expire(NOW + 2)] == [f"{other.job_id}-1"]
 
 
+@pytest.mark.long  # it measures, as the next ones count
 def test_removing_a_checkpoint_reads_none_of_the_thousands_that_the_job_has_besides(place: Place) -> None:
     job = place.job(save_total_limit=1000)
     save_many(place, job, 5000)

@@ -226,5 +226,5 @@ class Lifecycle(RuleBasedStateMachine):
         assert self.job.retries_used <= self.job.max_retries
 
 
-Lifecycle.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+Lifecycle.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestLifecycle = Lifecycle.TestCase

@@ -293,7 +293,7 @@ def situations(draw: st.DrawFn) -> ClusterView:
     return view.with_jobs([job(f"q{index}") for index in range(draw(st.integers(1, 5)))])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.too_slow])
 @given(situations())
 def test_whoever_does_what_the_explanation_says_sees_the_job_start(view: ClusterView) -> None:
     for job in view.queued():

@@ -267,7 +267,7 @@ def cost(jobs: Collection[Job]) -> tuple[int, float, int, int]:
     return max(job.priority for job in jobs), sum(map(loss, jobs)), len(jobs), gpus
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(held, st.integers(0, 4), st.integers(0, 24), st.integers(1, 7))
 def test_set_is_the_cheapest_of_all_sets(found: Any, gpus: int, cores: int, priority: int) -> None:
     nodes, jobs = cluster(found)
@@ -289,7 +289,7 @@ def test_set_is_the_cheapest_of_all_sets(found: Any, gpus: int, cores: int, prio
         assert cost(chosen) == min(map(cost, sets))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(held, st.integers(1, 2), st.integers(2, 3), st.integers(0, 16))
 def test_gang_gets_room_and_nobody_is_stopped_in_vain(found: Any, gpus: int, count: int, cores: int) -> None:
     nodes, jobs = cluster(found)

@@ -145,6 +145,7 @@ def test_processes_of_jax_meet(server: RealServer, client: Client, tmp_path: Pat
     assert result_of(client, job, tmp_path) == [2, 0, 2]
 
 
+@pytest.mark.long  # the next one has two nodes
 def test_mpi_starts_the_processes_of_a_node(server: RealServer, client: Client, tmp_path: Path) -> None:
     job = server.until(meet(server, "return", ranks=3))
     assert result_of(client, job, tmp_path) == [0, 3, 3]

@@ -269,7 +269,7 @@ def test_server_away_in_the_middle_loses_nothing(site: Site) -> None:
     assert site.server.exit()["reason"] == Reason.SUCCEEDED  # type: ignore[index]
 
 
-@pytest.mark.parametrize("fault", [LOSE_REQUEST, LOSE_ANSWER, 503])
+@pytest.mark.parametrize("fault", [pytest.param(LOSE_REQUEST, marks=pytest.mark.long), LOSE_ANSWER, 503])
 def test_requests_that_fail_are_repeated_without_doubling(site: Site, fault: str | int) -> None:
     site.serve("sh", "-c", "seq 1 2000; echo done >&2")
     seen: set[str] = set()

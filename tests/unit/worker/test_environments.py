@@ -127,10 +127,10 @@ def test_uv_installs_only_what_the_base_lacks(
 
 def test_unfinished_environment_is_made_again(tmp_path: Path, index: WheelIndex) -> None:
     index.add("alpha", "1.0")
-    place = environment_for(wanted(index, "alpha"), tmp_path, variables())
+    place = environment_for(wanted(index, "alpha"), tmp_path, variables(uv=True))
     (place / READY).unlink()
     (place / "lib" / "left over").touch()
-    assert environment_for(wanted(index, "alpha"), tmp_path, variables()) == place
+    assert environment_for(wanted(index, "alpha"), tmp_path, variables(uv=True)) == place
     assert not (place / "lib" / "left over").exists()
     assert run_in(place, "import alpha; print(alpha.VERSION)") == "1.0"
 
