@@ -20,6 +20,6 @@ if [ -x .venv/bin/uv ]; then
         UV_INDEX_STRATEGY=unsafe-best-match .venv/bin/uv pip install --python "$python" "$@"; then
         exit 0
     fi
-    echo "uv could not install this; trying pip" >&2
+    echo "installing with pip, as uv failed" >&2
 fi
 .venv/bin/pip --python "$python" install --disable-pip-version-check "$@"

@@ -207,7 +207,7 @@ def test_setup_shows_what_it_installs(clone: Path, environment: dict[str, str], 
         ["make", "setup"], cwd=clone, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
-    (line,) = [line for line in ran.stderr.splitlines() if " install " in line]
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith(("uv ", "pip ")) and " install " in line]
     assert line.startswith(f"{installer} ")
     assert line.endswith("-e .[train]")
     assert "-q" not in line
