@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from trainmaster.server.app import at_root, routers_of
+from trainmaster.server.app import DOORS, routers_of
 from trainmaster.server.settings.settings import Role
 
 
@@ -183,8 +183,9 @@ ROUTES = (
 def served() -> Iterator[str]:
     """Every route that a server has."""
     yield "GET /openapi.json"
-    roles = {Role.API, Role.GATEWAY}
-    for prefixes, routers in ((("",), at_root(roles)), (PREFIXES, routers_of(roles))):
-        for router in routers:
-            for route in router.routes:
-                yield from (f"{method} {prefix}{route.path}" for prefix in prefixes for method in route.methods)
+    of_doors = [router for door in DOORS for router in (*door.gateway_routers, *door.api_routers)]
+    for router in routers_of({Role.API, Role.GATEWAY}):
+        for route in router.routes:
+            below = None if router in of_doors or not route.path.startswith("/v1/") else route.path.removeprefix("/v1")
+            paths = [route.path] if below is None else [f"{prefix}{below}" for prefix in PREFIXES]
+            yield from (f"{method} {path}" for path in paths for method in route.methods)

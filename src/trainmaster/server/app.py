@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
 
@@ -72,22 +70,13 @@ _RESOURCES = (
 )
 
 
-BUILD_ROUTES_AFTER_S = 2.0
-"""After the first requests of clients that waited for the start."""
-
-
 def routers_of(roles: Collection[Role]) -> list[APIRouter]:
-    """The routers that are included below each prefix."""
-    return [*(_RESOURCES if Role.API in roles else ()), *((gateway.router,) if Role.GATEWAY in roles else ())]
-
-
-def at_root(roles: Collection[Role]) -> list[APIRouter]:
-    """The routers with prefixes of their own, or none."""
+    """The routers of a server, whose routes have their whole paths."""
     found = [*ROOT]
     for door in DOORS:
         found += door.gateway_routers if Role.GATEWAY in roles else ()
         found += door.api_routers if Role.API in roles else ()
-    return found
+    return [*found, *(_RESOURCES if Role.API in roles else ()), *((gateway.router,) if Role.GATEWAY in roles else ())]
 
 
 def create_app(context: ApiContext) -> ServerApp:
@@ -105,12 +94,10 @@ def create_app(context: ApiContext) -> ServerApp:
     opened = {door.name: door.make(context, app.state.gate, trainers) for door in DOORS}
     for name, state in opened.items():
         setattr(app.state, name, state)
-    for router in at_root(roles):
-        refuse_unguarded(router)
-        app.include_router(router)
     for router in routers_of(roles):
         refuse_unguarded(router)
-        app.include_router(router, prefix=PREFIX)
+        # Not by `include_router`, which makes every route once more: half a second at the first requests of a server.
+        app.router.routes.extend(router.routes)
     app.add_exception_handler(TrainmasterError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
@@ -132,10 +119,7 @@ def create_app(context: ApiContext) -> ServerApp:
         app.state.gate,
         shortcuts,
         render_error=failure_at,
-        on_open=(
-            *(state.open for state in opened.values() if Role.GATEWAY in roles),
-            lambda: _build_routes_soon(app),
-        ),
+        on_open=tuple(state.open for state in opened.values() if Role.GATEWAY in roles),
         on_close=(app.state.followers.close, *(state.close for state in opened.values()), trainers.close),
     )
 
@@ -165,22 +149,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
         known = (found for door in DOORS if door.absent and (found := door.absent(path)))
         return _failure(request, next(known, UnknownRouteError()))
     return _failure(request, InternalError())
-
-
-def _build_routes_soon(app: FastAPI) -> None:
-    """Build the routes in a thread, a moment after the start.
-
-    FastAPI builds the routes of a router when a request first gets as far as that router. One request for an unknown
-    address would build all of them in the event loop, which takes a second or more.
-    """
-    nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": [], "query_string": b""}
-
-    def build() -> None:
-        for route in app.routes:
-            route.matches(dict(nowhere))
-
-    begin = threading.Thread(target=build, name="routes", daemon=True).start
-    asyncio.get_running_loop().call_later(BUILD_ROUTES_AFTER_S, begin)
 
 
 def _methods(request: Request) -> list[str]:

@@ -40,7 +40,7 @@ from trainmaster.server.store.scope import Scope
 
 _log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["gateway"])
+router = APIRouter(prefix=PREFIX, tags=["gateway"])
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from trainmaster.server.http.auth import ADMINS_ONLY, Admin, Gate, Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import JSON, Ok, ok, resource
 from trainmaster.server.http.errors import InsufficientScopeError, wrong
-from trainmaster.server.http.requests import read_model
+from trainmaster.server.http.requests import PREFIX, read_model
 from trainmaster.server.http.router import PlainText, StrictRoute, answers, errors
 from trainmaster.server.store import accounts
 from trainmaster.server.store.accounts import ApiKey
@@ -57,7 +57,7 @@ class AccountsAnswer(Ok[AccountList]):
     accounts: list[NamedAccount] = Field(description="The account of your key, and no other.")
 
 
-router = APIRouter(route_class=StrictRoute, tags=["accounts"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["accounts"])
 
 AccountPath = Annotated[str, Path(min_length=1, max_length=256)]
 _EVERYTHING = Scope.everything()
@@ -132,7 +132,7 @@ async def remove_account(context: Context, account_id: AccountPath) -> Response:
     return ok(resource(AccountResource, await context.write(remove)))
 
 
-keys_router = APIRouter(route_class=StrictRoute, tags=["keys"])
+keys_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["keys"])
 
 KeyId = Annotated[str, Path(min_length=1, max_length=256)]
 

@@ -31,6 +31,7 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok, resource
 from trainmaster.server.http.errors import UnsatisfiableRangeError
+from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.http.router import BINARY, BINARY_CONTENT, JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import checkpoints, jobs
@@ -188,7 +189,7 @@ def _manifest(place: ArtifactPlace, directory: int) -> dict[str, tuple[int, str]
         return {}
 
 
-router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["artifacts"])
 
 MAX_PLACES = 1000
 """Directories of checkpoints that one page reads: a job may have tens of thousands, most of them empty."""

@@ -21,14 +21,14 @@ from trainmaster.server.http.auth import Manager, Principal, credential_of, guar
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Ok, ok
 from trainmaster.server.http.errors import InvalidTokenError, wrong
-from trainmaster.server.http.requests import bounded_pieces
+from trainmaster.server.http.requests import PREFIX, bounded_pieces
 from trainmaster.server.http.router import BINARY, BINARY_CONTENT, BY_KEY_OR_TOKEN, Sha256, StrictRoute, answers
 from trainmaster.server.storage import BLOBS, blob_path
 from trainmaster.server.store import attempts, job_inputs, jobs
 from trainmaster.server.store.job_inputs import Blob
 from trainmaster.server.store.scope import Scope
 
-router = APIRouter(route_class=StrictRoute, tags=["blobs"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["blobs"])
 
 _BUFFER_BYTES = 1 << 20
 """How much is received before a thread writes it: a thread for each packet would cost more than the writing."""

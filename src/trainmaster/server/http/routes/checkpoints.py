@@ -23,13 +23,13 @@ from trainmaster.server.http.auth import ADMINS_ONLY, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import instant, ok, resource
 from trainmaster.server.http.job_json import checkpoint_resource
-from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_body, read_model
+from trainmaster.server.http.requests import PREFIX, REPLAYED, idempotency_of, read_body, read_model
 from trainmaster.server.http.router import JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.scope import Scope
 
-router = APIRouter(prefix="/jobs/{job_id}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
+router = APIRouter(prefix=f"{PREFIX}/jobs/{{job_id}}/checkpoints", route_class=StrictRoute, tags=["checkpoints"])
 
 PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
@@ -126,7 +126,7 @@ class CollectBody(BaseModel):
     orphans: bool = Field(default=False, description="Also directories of jobs that nobody knows, after a day.")
 
 
-retention_router = APIRouter(route_class=StrictRoute)
+retention_router = APIRouter(prefix=PREFIX, route_class=StrictRoute)
 
 _log = logging.getLogger(__name__)
 _NAMES = 100

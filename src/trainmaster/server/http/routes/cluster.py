@@ -25,13 +25,13 @@ from trainmaster.server.core.states import JobStatus
 from trainmaster.server.http.auth import VIEWERS_ONLY, Admin, Principal, Viewer
 from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import instant, ok, resource
-from trainmaster.server.http.requests import read_model
+from trainmaster.server.http.requests import PREFIX, read_model
 from trainmaster.server.http.router import NO_NUL, StrictRoute, answers
 from trainmaster.server.store import attempts, events, leases, nodes, queues
 from trainmaster.server.store.attempts import Allocation
 from trainmaster.server.store.scope import Scope
 
-router = APIRouter(route_class=StrictRoute, tags=["cluster"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["cluster"])
 
 _EVERYTHING = Scope.everything()
 
@@ -136,7 +136,7 @@ def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | N
 # Training runtimes: files of the server that clients read
 
 
-runtimes_router = APIRouter(route_class=StrictRoute, tags=["runtimes"], dependencies=VIEWERS_ONLY)
+runtimes_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["runtimes"], dependencies=VIEWERS_ONLY)
 
 RuntimeName = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
@@ -222,7 +222,7 @@ def _free(node: Node, allocations: Iterable[Allocation]) -> Free:
     return free
 
 
-nodes_router = APIRouter(route_class=StrictRoute, tags=["nodes"])
+nodes_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["nodes"])
 
 NodeId = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 

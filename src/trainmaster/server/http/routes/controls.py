@@ -16,13 +16,13 @@ from trainmaster.server.core.spec.submit import Handle, SubmitJobRequest
 from trainmaster.server.http.auth import Manager
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.job_json import controlled_json
-from trainmaster.server.http.requests import parse_json, read_body, read_command
+from trainmaster.server.http.requests import PREFIX, parse_json, read_body, read_command
 from trainmaster.server.http.router import NO_NUL, JobId, StrictRoute, answers
 from trainmaster.server.http.routes.jobs import answer
 from trainmaster.server.http.routes.submissions import FORWARDING_PARAMETERS, forwarded_tokens, new_seed, submissions_of
 from trainmaster.server.store import jobs
 
-router = APIRouter(route_class=StrictRoute, tags=["controls"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["controls"])
 
 
 RestartPoint = Annotated[str, StringConstraints(max_length=512), NO_NUL]

@@ -24,7 +24,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, Ok, clean, encoded, instant, ok, resource
 from trainmaster.server.http.errors import RateLimitedError
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
-from trainmaster.server.http.requests import read_model
+from trainmaster.server.http.requests import PREFIX, read_model
 from trainmaster.server.http.router import MAX_OFFSET, STREAM_TOO, JobId, StrictRoute, answers
 from trainmaster.server.store import events, jobs, webhooks
 from trainmaster.server.store.database import Database
@@ -61,7 +61,7 @@ def numbered_events(
     ]
 
 
-router = APIRouter(route_class=StrictRoute, tags=["events"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["events"])
 
 EventNumber = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,18}$")]
 After = Annotated[int | None, Query(ge=0, le=MAX_OFFSET, description="Only events after this cursor.")]
@@ -186,7 +186,7 @@ def webhook_resource(webhook: Webhook) -> WebhookResource:
     return resource(WebhookResource, webhook, next_try_at=instant(webhook.not_before) if webhook.failures else None)
 
 
-webhooks_router = APIRouter(route_class=StrictRoute, tags=["webhooks"])
+webhooks_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["webhooks"])
 
 WebhookId = Annotated[str, Path(description="The webhook's id.", min_length=1, max_length=256)]
 

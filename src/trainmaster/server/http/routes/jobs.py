@@ -29,7 +29,7 @@ from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import encoded, ok_json
 from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
-from trainmaster.server.http.requests import REPLAYED, idempotency_of, read_command
+from trainmaster.server.http.requests import PREFIX, REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import MAX_JOB_ID, JobId, PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.http.routes.artifacts import has_output
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
@@ -134,8 +134,8 @@ class _ListRoute(StrictRoute):
     prefixes: ClassVar[tuple[str, ...]] = (LABEL_PREFIX,)
 
 
-listing = APIRouter(route_class=_ListRoute, tags=["jobs"])
-router = APIRouter(route_class=StrictRoute, tags=["jobs"])
+listing = APIRouter(prefix=PREFIX, route_class=_ListRoute, tags=["jobs"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["jobs"])
 
 
 @listing.get("/jobs", **answers(JobList, parameters=[_LABELS_PARAMETER]))

@@ -20,7 +20,7 @@ from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok_json, reported_at
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
 from trainmaster.server.http.log_reader import Cursor, LogEntry, LogFilter, LogReader, LogSight, Page
-from trainmaster.server.http.requests import parse_time
+from trainmaster.server.http.requests import PREFIX, parse_time
 from trainmaster.server.http.router import STREAM_TOO, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import Roots
 from trainmaster.server.store import jobs
@@ -69,7 +69,7 @@ def _head(entry: LogEntry) -> str:
     return f'{json.dumps({"ts": reported_at(entry.run.at), **rest})[:-1]},"message":'
 
 
-router = APIRouter(route_class=StrictRoute, tags=["logs"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["logs"])
 
 MAX_LINES = 10_000
 PAGE_LINES = 1000

@@ -23,6 +23,7 @@ from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event
 from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
+from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.http.router import MAX_OFFSET, STREAM_TOO, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import Roots, run_directory
 from trainmaster.server.store import checkpoints, jobs
@@ -32,7 +33,7 @@ Point = tuple[int | None, str | None, float | None]
 """Step, time, value."""
 
 
-router = APIRouter(route_class=StrictRoute, tags=["metrics"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["metrics"])
 
 Names = Annotated[list[PlainText] | None, Query(description="Only these metrics; repeated, or parted by commas.")]
 SinceStep = Annotated[int | None, Query(ge=0, le=MAX_OFFSET, description="Only from this step on.")]

@@ -22,7 +22,7 @@ from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, instant, ok, resource
 from trainmaster.server.http.errors import wrong
-from trainmaster.server.http.requests import not_a_time, parse_time, read_model
+from trainmaster.server.http.requests import PREFIX, not_a_time, parse_time, read_model
 from trainmaster.server.http.router import PageToken, PlainText, StrictRoute, answers
 from trainmaster.server.scheduling.obstacles import gpus_of
 from trainmaster.server.settings.encryption import Sealer, SealError
@@ -71,7 +71,7 @@ def entry_resource(entry: QueueEntry, scope: Scope, now: float) -> EntryResource
     )
 
 
-router = APIRouter(route_class=StrictRoute, tags=["queues"])
+router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["queues"])
 
 QueueName = Annotated[
     str,
@@ -169,7 +169,7 @@ class _Tokens:
             raise bad_token() from None
 
 
-usage_router = APIRouter(route_class=StrictRoute, tags=["usage"])
+usage_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["usage"])
 
 _GROUP = re.compile(rf"{'|'.join(usage.GROUPS)}|{usage.LABEL}[A-Za-z0-9._/-]{{1,63}}")
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()

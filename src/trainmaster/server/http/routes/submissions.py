@@ -35,7 +35,7 @@ from trainmaster.server.http.auth import Manager, Principal, credential_of, guar
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import Ok, ok, resource
 from trainmaster.server.http.errors import wrong
-from trainmaster.server.http.requests import REPLAYED, idempotency_of, parse_json, read_body, read_model
+from trainmaster.server.http.requests import PREFIX, REPLAYED, idempotency_of, parse_json, read_body, read_model
 from trainmaster.server.http.router import RawRoute, StrictRoute, answers
 from trainmaster.server.http.routes.blobs import blob_file
 from trainmaster.server.http.token_exchange import MAX_TOKEN_LENGTH
@@ -134,7 +134,7 @@ def submissions_of(request: Request) -> Submissions:
     return submissions
 
 
-router = APIRouter(route_class=RawRoute, tags=["jobs"])
+router = APIRouter(prefix=PREFIX, route_class=RawRoute, tags=["jobs"])
 
 
 @router.post(
@@ -235,7 +235,7 @@ class ValidateDataBody(Model):
         return DataConfig(sources=self.sources or (), preprocess=self.preprocess or PreprocessConfig())
 
 
-data_router = APIRouter(route_class=StrictRoute, tags=["data"])
+data_router = APIRouter(prefix=PREFIX, route_class=StrictRoute, tags=["data"])
 
 
 @data_router.post(

@@ -34,7 +34,7 @@ from trainmaster.server.http.context import ApiContext, Context
 from trainmaster.server.http.envelope import Nothing, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError, wrong
 from trainmaster.server.http.followers import followers_of
-from trainmaster.server.http.requests import parse_json, read_body, read_model
+from trainmaster.server.http.requests import PREFIX, parse_json, read_body, read_model
 from trainmaster.server.http.router import BINARY_CONTENT, BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, StrictRoute, answers
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
@@ -125,7 +125,7 @@ class SecretValues(TypedDict):
     ]
 
 
-router = APIRouter(prefix="/worker/attempts/{attempt_id}", route_class=StrictRoute, tags=["worker"])
+router = APIRouter(prefix=f"{PREFIX}/worker/attempts/{{attempt_id}}", route_class=StrictRoute, tags=["worker"])
 
 T = TypeVar("T")
 
