@@ -22,6 +22,7 @@ class WalkConfig:
     pause_s: float = 0.02
     save_every: int = 5
     start: float = 0.0
+    hold_at: int = 0  # a walk from the start waits at this step until it is stopped
 
 class Walk(RestoreableJob[WalkConfig]):
     def __init__(self, spec, config=None):
@@ -35,11 +36,14 @@ class Walk(RestoreableJob[WalkConfig]):
 
     def run(self):
         print("begins at", self.step, flush=True)
+        hold_at = self.config.hold_at if self.step == 0 else 0
         while not self.done:
             self.step += 1
             self.position += random.gauss()
             self.log({"position": self.position}, step=self.step, total_steps=self.config.steps)
             time.sleep(self.config.pause_s)
+            while self.step == hold_at and not self.stop_requested:
+                time.sleep(self.config.pause_s)
             if self.checkpoint_due(self.step, self.config.save_every) or self.done:
                 suffix = f"steps/{self.step}"
                 self.save_tree_and_metadata(suffix, {"position": self.position}, {"step": self.step})
@@ -57,6 +61,9 @@ class Walk(RestoreableJob[WalkConfig]):
             self.step = metadata["step"]
 """
 
+
+HELD = "hold_at=7"
+"""Override of a walk that is stopped on its way, after its first checkpoint."""
 
 _groups = itertools.count()
 
@@ -120,7 +127,7 @@ def test_job_class_completes_with_its_checkpoints_listed(walks: Walks, server: L
 
 @pytest.mark.long
 def test_paused_walk_goes_on_to_the_same_end(walks: Walks, server: LocalServer, uninterrupted: str) -> None:
-    job_id = walks.submit("paused")
+    job_id = walks.submit("paused", HELD)
     wait_for(lambda: (server.job(job_id)["progress"]["step"] or 0) >= 7, "some steps")
     server.control(job_id, "pause")
     paused = server.until(job_id, "PAUSED")
@@ -136,7 +143,7 @@ def test_paused_walk_goes_on_to_the_same_end(walks: Walks, server: LocalServer, 
 def test_killed_walk_is_tried_again_from_its_latest_checkpoint(
     walks: Walks, server: LocalServer, uninterrupted: str
 ) -> None:
-    job_id = walks.submit("killed", scheduling_config={"max_retries": 1})
+    job_id = walks.submit("killed", HELD, scheduling_config={"max_retries": 1})
     wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
     server.kill_rank(job_id)
     server.until(job_id, "COMPLETED")
@@ -150,16 +157,16 @@ def test_killed_walk_is_tried_again_from_its_latest_checkpoint(
 def test_walk_that_is_submitted_again_finds_its_predecessors_checkpoints(
     walks: Walks, server: LocalServer, uninterrupted: str
 ) -> None:
-    first = walks.submit("again")
+    first = walks.submit("again", HELD)
     wait_for(lambda: server.job(first)["checkpoints"], "a checkpoint")
     server.control(first, "cancel")
     server.until(first, "CANCELLED")
-    second = walks.submit("again")
+    second = walks.submit("again", HELD)
     server.until(second, "COMPLETED")
     (begun,) = walks.begins(second)
     assert begun >= 5
     assert walks.end(second) == uninterrupted
-    third = walks.submit("again")
+    third = walks.submit("again", HELD)
     assert server.until(third, "COMPLETED")["status"] == "COMPLETED"
     assert walks.begins(third) == []
 
@@ -211,7 +218,7 @@ def test_resume_from_an_older_checkpoint_begins_there(walks: Walks, server: Loca
 def test_retried_walk_is_a_child_that_goes_on_from_its_parents_checkpoint(
     walks: Walks, server: LocalServer, uninterrupted: str
 ) -> None:
-    parent = walks.submit("retried")
+    parent = walks.submit("retried", HELD)
     wait_for(lambda: server.job(parent)["checkpoints"], "a checkpoint")
     server.control(parent, "cancel")
     latest = server.until(parent, "CANCELLED")["checkpoints"][-1]
@@ -226,7 +233,7 @@ def test_checkpoints_may_lie_on_an_object_store(
     walks: Walks, server: LocalServer, uninterrupted: str, seaweed: SeaweedServer
 ) -> None:
     stored = {"checkpoints": seaweed.new_prefix(), "environment": seaweed.environment}
-    job_id = walks.submit("stored", workload=stored)
+    job_id = walks.submit("stored", HELD, workload=stored)
     wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
     server.control(job_id, "pause")
     paused = server.until(job_id, "PAUSED")["checkpoints"]
@@ -236,7 +243,7 @@ def test_checkpoints_may_lie_on_an_object_store(
     server.until(job_id, "COMPLETED")
     assert walks.begins(job_id) == [0, paused[-1]["step"]]
     assert walks.end(job_id) == uninterrupted
-    again = walks.submit("stored", workload=stored)
+    again = walks.submit("stored", HELD, workload=stored)
     server.until(again, "COMPLETED")
     assert walks.begins(again) == []
 
