@@ -22,8 +22,9 @@ prepare() {
 }
 
 mkdir -p .venvs
-prepare cookbook "tinker-cookbook[math-rl]==0.5.8" "$torch"
-prepare tinker "tinker>=0.36,<0.37"
+tinker='tinker>=0.36,<0.37'
+prepare cookbook "tinker-cookbook[math-rl]==0.5.8" "$tinker" "$torch"
+prepare tinker "$tinker"
 prepare fireworks "fireworks-ai[training-sdk]>=1.2.28,<1.3" "$torch"
 prepare tinker-0.24.1 tinker==0.24.1
 prepare tinker-0.25.0 tinker==0.25.0

@@ -28,7 +28,11 @@ def is_account_id(text: str) -> bool:
 
 DEFAULT_ACCOUNT = "default"
 DEFAULT_PREFIX = "eyJ"
-"""Clients of several protocols check a key's prefix; all of them accept this one."""
+"""Clients of several protocols check a key's prefix; all of them accept this one, and take the key for a JSON Web
+Token."""
+_TOKEN_HEAD = "eyJhbGciOiJub25lIn0.eyJleHAiOjI1MzQwMjMwMDc5OX0."
+"""`{"alg":"none"}` and `{"exp":253402300799}`: tinker 0.38 reads from such a key when it expires, here with the year
+9999."""
 PREFIX_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 
 
@@ -43,7 +47,7 @@ class KeyScope(StrEnum):
 
 def new_key(prefix: str = DEFAULT_PREFIX) -> str:
     """A new key: 256 random bits behind a prefix."""
-    return prefix + secrets.token_urlsafe(32)
+    return (_TOKEN_HEAD if prefix == DEFAULT_PREFIX else prefix) + secrets.token_urlsafe(32)
 
 
 def key_id_of(key: str) -> str:
