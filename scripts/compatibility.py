@@ -17,14 +17,14 @@ from typing import Any
 
 import fireworks_methods
 
-from trainmaster.server.doors.tinker.router import ROUTES, By, DoorRoute
+from trainmaster.server.doors.tinker.router import ROUTES, AnsweredBy, DoorRoute
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 ENVIRONMENTS = ("tinker-0.24.1", "tinker-0.25.0", "tinker")
 """The oldest first; the last has the latest version."""
 FUTURE = "POST /retrieve_future"
-WORKS = (By.SERVER, By.TRAINER)
+WORKS = (AnsweredBy.SERVER, AnsweredBy.TRAINER)
 COPIES = {
     "SamplingClient.from_sampler_handle": "sends no request itself; the copy samples like the original, in any process",
     "SamplingClient.get_sampler_handle": "sends no request itself; a client can also be pickled",
@@ -142,7 +142,7 @@ def kind_of(request: str) -> str:
     route = route_of(request)
     if route is None:
         return "unanswered"
-    return "works" if route.by in WORKS else "not used" if route.by is By.UNUSED else "refused"
+    return "works" if route.by in WORKS else "not used" if route.by is AnsweredBy.UNUSED else "refused"
 
 
 def fate_of(requests: Sequence[str], method: str = "") -> tuple[str, str]:
@@ -152,10 +152,10 @@ def fate_of(requests: Sequence[str], method: str = "") -> tuple[str, str]:
     if not requests:
         return "no request", ""
     made = [request for request in requests if request != FUTURE]
-    refused = [route for request in made if (route := route_of(request)) is not None and route.by is By.REFUSED]
+    refused = [route for request in made if (route := route_of(request)) is not None and route.by is AnsweredBy.REFUSED]
     if refused:
         return "refused", "; ".join(route.note for route in refused)
-    unused = [route for request in made if (route := route_of(request)) is not None and route.by is By.UNUSED]
+    unused = [route for request in made if (route := route_of(request)) is not None and route.by is AnsweredBy.UNUSED]
     return "works", unused[0].note if len(unused) == len(made) else ""
 
 

@@ -28,11 +28,11 @@ class JobServer(RealServer):
 
     def submit_source(self, source: str, *arguments: object, workload: Any = None, **document: Any) -> str:
         """Submit a Python program, which is shipped with the job; its id."""
-        files = [{"path": "main.py", "sha256": self.ship(source.encode())}, *(workload or {}).pop("files", [])]
+        files = [{"path": "main.py", "sha256": self.upload_files(source.encode())}, *(workload or {}).pop("files", [])]
         shipped = {"path": "main.py", "args": [str(argument) for argument in arguments], "files": files}
         return self.submit_workload("script", {**shipped, **(workload or {})}, **document)
 
-    def ship(self, content: bytes) -> str:
+    def upload_files(self, content: bytes) -> str:
         """Upload a file by its content; its digest."""
         digest = hashlib.sha256(content).hexdigest()
         assert self.ask("PUT", f"/v1/blobs/{digest}", content=content).is_success

@@ -27,15 +27,15 @@ from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import Vault, attempt_request, compiled_launch
+from trainmaster.server.coordinator.launch import JobSecrets, attempt_request, compiled_launch
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
 from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Gpu, Node, Share
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.doors.tinker.sessions import collect_sessions
 from trainmaster.server.http.context import ApiContext
@@ -49,7 +49,7 @@ from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
 SEALER = Sealer(bytes(32))
-VAULT = Vault(SEALER)
+VAULT = JobSecrets(SEALER)
 EVERYTHING = Scope.everything()
 COMMAND: dict[str, Any] = {
     "name": "n",
@@ -128,7 +128,7 @@ class World:
                 "vault": VAULT,
                 "subscriptions": Subscriptions(self.database, SEALER, private_addresses=True),
                 "roots": self.roots,
-                "collector": Collector(self.database, self.roots, Keep(), also=(collect_sessions,)),
+                "collector": Collector(self.database, self.roots, RetentionPolicy(), also=(collect_sessions,)),
                 "hint": self.hints.append,
                 **changes,
             }
@@ -205,9 +205,11 @@ class World:
         progress = more.pop("progress", None)
 
         def observe(job: Job) -> Change | None:
-            node = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
-            sight = AttemptSight(attempt=job.live.number, nodes=[node] * len(job.live.shares), progress=progress)
-            return observations.observe(job, sight, now=time.time())
+            node = NodeObservation(liveness=Liveness.ALIVE, records=records, **more)
+            observation = AttemptObservation(
+                attempt=job.live.number, nodes=[node] * len(job.live.shares), progress=progress
+            )
+            return observations.observe(job, observation, now=time.time())
 
         return self.change(job_id, observe)
 

@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 from trainmaster.schema.reports import LogPage
 from trainmaster.server.http import log_files
 from trainmaster.server.http.envelope import Ok
-from trainmaster.server.http.log_reader import LogReader, LogSight
+from trainmaster.server.http.log_reader import LogReader, LogSnapshot
 
 
 def lines(api: Api, job_id: str, **query: Any) -> list[str]:
@@ -379,10 +379,10 @@ def test_source_that_cannot_be_looked_at_disturbs_no_other(
     sound = world.start(sound_id)
     look = LogReader.look_again
 
-    def fails(reader: LogReader, sight: LogSight) -> LogSight:
+    def fails(reader: LogReader, snapshot: LogSnapshot) -> LogSnapshot:
         if reader.job_id == broken_id:
             raise PermissionError("no")
-        return look(reader, sight)
+        return look(reader, snapshot)
 
     with api.stream(f"/v1/jobs/{sound_id}/logs") as sounds, api.stream(f"/v1/jobs/{broken_id}/logs") as broken:
         monkeypatch.setattr(LogReader, "look_again", fails)

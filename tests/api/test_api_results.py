@@ -17,7 +17,7 @@ from trainmaster.protocol.run_directory import Gap, log_stream
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.resources import Share
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.storage import ARTIFACTS, RUNS
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
@@ -191,7 +191,7 @@ def test_collecting_tells_first_and_then_removes(api: Api, world: World) -> None
     directory = world.directory(world.job(job)).path.parent
     world.end(job)
     context = world.context(
-        collector=Collector(world.database, world.roots, Keep(runs_s=1, checkpoints_s=1)),
+        collector=Collector(world.database, world.roots, RetentionPolicy(runs_s=1, checkpoints_s=1)),
         clock=lambda: time.time() + 3600,
     )
     key = {"Authorization": f"Bearer {api.key}"}

@@ -9,7 +9,7 @@ import pytest
 from api_world import Api
 
 from trainmaster.server.coordinator import retention
-from trainmaster.server.coordinator.chores import Chores
+from trainmaster.server.coordinator.chores import Maintenance
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.storage import ARTIFACTS, RUNS
 
@@ -35,7 +35,7 @@ def listed(api: Api, **query: Any) -> list[str]:
 def tidy(api: Api) -> None:
     """Do the leader's chores."""
     context = api.world.context()
-    Chores(context.database, context.roots, leads=lambda: True, collector=context.collector).do()
+    Maintenance(context.database, context.roots, leads=lambda: True, collector=context.collector).do()
 
 
 def test_deleted_jobs_are_listed_while_they_have_files(api: Api) -> None:

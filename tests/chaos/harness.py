@@ -15,7 +15,7 @@ from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.launch import Launches, Vault
+from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.coordinator.loop import Coordinator, LoopPace
 from trainmaster.server.core.job import Checkpoint, Event, Job
 from trainmaster.server.core.resources import Gpu, Node
@@ -82,7 +82,7 @@ class Cluster:
             node_id="n", backend="scripted", hostname="h", cpu_cores=8, ram_mb=1 << 16, storage_mb=1 << 20, gpus=units
         )
         self.backend = ScriptedBackend(self.world, [node])
-        self.vault = Vault(Sealer(bytes(32)))
+        self.vault = JobSecrets(Sealer(bytes(32)))
         self.most_alive: dict[str, int] = {}
         (directory / "tm.db").write_bytes(_fresh_database())
         self.boot()

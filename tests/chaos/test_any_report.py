@@ -25,10 +25,10 @@ from trainmaster.protocol.run_directory import (
 from trainmaster.schema.jobs import JobResource
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.watch import look
+from trainmaster.server.coordinator.watch import observe_attempt
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import ACTIVE
 from trainmaster.server.http.envelope import Ok
@@ -200,7 +200,7 @@ def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
                 if document is not None:
                     (directory.path / name(node)).write_text(json.dumps(document))
         liveness = [said["liveness"] for said in wrote[:nodes]]
-        sight = look(
+        observation = observe_attempt(
             job,
             directory,
             liveness,
@@ -208,7 +208,7 @@ def test_anything_in_a_run_directory_can_be_read_stored_and_shown(
             roots=cluster.roots,
             endpoint=partial(endpoint_on_node, directory.request()),
         )
-        change = observations.observe(job, sight, now=cluster.now + number)
+        change = observations.observe(job, observation, now=cluster.now + number)
         if change is not None:
             job = stored(cluster, change)
         if job.status not in ACTIVE:
@@ -223,9 +223,9 @@ def test_anything_that_is_observed_can_be_stored_and_shown(
     job = placed(cluster, "command", 1)
     if begun:
         started = [{"type": "claimed"}, {"type": "started"}]
-        seen = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=started)])
+        seen = AttemptObservation(attempt=1, nodes=[NodeObservation(liveness=Liveness.ALIVE, records=started)])
         job = stored(cluster, observations.observe(job, seen, now=cluster.now))
-    node = NodeSight(liveness=Liveness.ALIVE, records=records, exit=ended)
-    change = observations.observe(job, AttemptSight(attempt=1, nodes=[node]), now=cluster.now + 1)
+    node = NodeObservation(liveness=Liveness.ALIVE, records=records, exit=ended)
+    change = observations.observe(job, AttemptObservation(attempt=1, nodes=[node]), now=cluster.now + 1)
     if change is not None:
         stored(cluster, change)

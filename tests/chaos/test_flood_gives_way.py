@@ -12,11 +12,11 @@ from harness import Cluster
 from scripted_backend import Act
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import events_stream
-from trainmaster.server.coordinator.watch import LOOKS_AFTER_END
+from trainmaster.server.coordinator.watch import READS_AFTER_END
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.storage import ARTIFACTS
 
-IN_TICKS = LOOKS_AFTER_END + 12
+IN_TICKS = READS_AFTER_END + 12
 """For the stop, the looks at what is left, and the start of the other job. All of the flood takes 200 and more."""
 
 

@@ -8,7 +8,7 @@ from harness import Cluster
 from sqlalchemy import Connection
 
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.server.coordinator.launch import Vault
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import JobStatus
@@ -29,7 +29,7 @@ def test_launch_by_another_server_than_took_the_job_opens_its_secrets(tmp_path: 
     cluster = Cluster(tmp_path)
     job = cluster.submit(workload=WORKLOAD)
     cluster.die()
-    cluster.vault = Vault(Sealer(b"n" * 32, [bytes(32)]))
+    cluster.vault = JobSecrets(Sealer(b"n" * 32, [bytes(32)]))
     cluster.boot()
     cluster.until(lambda: cluster.job(job.job_id).status is JobStatus.COMPLETED)
     assert cluster.world.given[f"{job.job_id}.1"] == GIVEN
@@ -40,7 +40,7 @@ def test_launch_without_the_key_starts_nothing_and_says_which_is_missing(tmp_pat
     key_id = Sealer(bytes(32)).key_id
     job = cluster.submit(workload=WORKLOAD)
     cluster.die()
-    cluster.vault = Vault(Sealer(b"n" * 32))
+    cluster.vault = JobSecrets(Sealer(b"n" * 32))
     cluster.boot()
     cluster.until(lambda: cluster.job(job.job_id).status is JobStatus.FAILED)
     assert cluster.world.started == []
@@ -54,7 +54,7 @@ def test_launch_while_the_database_is_away_is_made_later(tmp_path: Path) -> None
     cluster = Cluster(tmp_path)
     away = 2
 
-    class Shaky(Vault):
+    class Shaky(JobSecrets):
         def secrets_for(self, connection: Connection, job: Job) -> Secrets:
             nonlocal away
             away -= 1

@@ -21,7 +21,7 @@ Wait = Callable[..., Any]
 
 @pytest.fixture
 def node(client: Client) -> Iterator[str]:
-    """The server's node, which takes work again after the test."""
+    """The server's node, which accepts jobs again after the test."""
     node_id = client.cluster.nodes()[0]["id"]
     yield node_id
     client.cluster.enable(node_id)

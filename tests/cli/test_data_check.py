@@ -71,7 +71,7 @@ def test_rows_that_are_cut_before_what_is_learned_are_not_called_fine(tm: Tm, tm
     result = tm("data", "check", written(tmp_path, rows))
     assert result.exit_code == 0
     assert "not trained  1 row, cut before what is learned" in result.stdout
-    assert "of 1 of 2 nothing is learned" in result.stdout
+    assert "1 of 2 have no tokens to train on" in result.stdout
     assert "Nothing is wrong" not in result.stdout
 
 

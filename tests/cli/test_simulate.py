@@ -50,7 +50,7 @@ def test_synthetic_trace_is_the_same_for_the_same_seed() -> None:
 def test_tables_for_people_say_what_the_figures_mean() -> None:
     result = simulate("--jobs", "60", "--nodes", "2", "--check", "--queue", "a=3", "--queue", "b")
     assert result.exit_code == 0, result.output
-    for words in ("of the GPUs", "its lower bound", "decisions a second", "Jain", "every promise was kept", "pretrain"):
+    for words in ("of the GPUs", "its lower bound", "decisions a second", "Jain", "every guarantee held", "pretrain"):
         assert words in result.stdout
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_models import make_checkpoint, random_tokens
 
 from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, Room, Sight, blocks_for, pages_of
+from trainmaster.engine.cache import BLOCK, AttentionKind, KeyValueCache, Layout, PageTable, blocks_for, pages_of
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
@@ -37,8 +37,8 @@ def test_layers_of_one_sight_share_strata_and_no_two_a_place(name: str) -> None:
     assert (layout.depth, layout.strata) == (depth, strata)
     assert len(set(layout.places)) == len(windows)
     for window, place in zip(windows, layout.places, strict=True):
-        assert (place.sight is Sight.WINDOW) == (window == 64)
-        assert place.stratum < strata[place.sight]
+        assert (place.kind is AttentionKind.SLIDING) == (window == 64)
+        assert place.stratum < strata[place.kind]
         assert place.depth < depth
 
 
@@ -49,7 +49,7 @@ def test_as_many_blocks_fit_as_their_pages_do(pages: int, windows: str, tokens: 
     ring = layout.ring(tokens)
     blocks = layout.blocks(pages, ring)
     assert layout.pages(blocks, ring) <= pages
-    if layout.strata[Sight.ALL]:
+    if layout.strata[AttentionKind.FULL]:
         assert layout.pages(blocks + 1, ring) > pages
 
 
@@ -63,14 +63,14 @@ def test_no_block_that_is_seen_is_written_over(window: int, length: int) -> None
     written: dict[int, tuple[int, int]] = {}
     """By page, whose block it has: the prompt's, or a sample's, and which."""
 
-    def advance(rooms: tuple[Room, ...], whose: int, start: int, end: int) -> None:
-        for sight in Sight:
-            first = 0 if sight is Sight.ALL else max(0, start - window + 1) // BLOCK
+    def advance(rooms: tuple[PageTable, ...], whose: int, start: int, end: int) -> None:
+        for kind in AttentionKind:
+            first = 0 if kind is AttentionKind.FULL else max(0, start - window + 1) // BLOCK
             for block in range(start // BLOCK, blocks_for(end)):
-                for page in pages_of(rooms, sight, block, block + 1).ravel().tolist():
+                for page in pages_of(rooms, kind, block, block + 1).ravel().tolist():
                     written[page] = (whose, block)
             for block in range(first, blocks_for(end)):
-                for page in pages_of(rooms, sight, block, block + 1).ravel().tolist():
+                for page in pages_of(rooms, kind, block, block + 1).ravel().tolist():
                     assert written[page] == (whose if block >= rooms[-1].first else 0, block)
 
     for start in range(0, length, 256):

@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rope the wrong way round": (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},
-        "slows pairs that turn 2 times, and leaves those that turn 1 times",
+        r"the low-frequency bound \(2\) must be below the high-frequency bound \(1\)",
     ),
     "no factor": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor is None"),
     "partial rope": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

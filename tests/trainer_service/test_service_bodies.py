@@ -24,7 +24,7 @@ from starlette.requests import Request
 from patience import PATIENCE_S
 from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service import schema, wire
-from trainmaster.trainer_service.front.intake import BusyError, FrontSettings, Intake
+from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 
 
@@ -154,7 +154,7 @@ def test_nothing_is_lost_in_a_storm() -> None:
 
 
 def test_body_that_there_is_no_room_for_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    intake = Intake(FrontSettings(trainer=Trainer("job-1", 1), max_held=9))
+    intake = BodyReader(FrontSettings(trainer=Trainer("job-1", 1), max_held=9))
     made: list[SharedBody] = []
 
     def full(body: SharedBody, data: bytes) -> None:

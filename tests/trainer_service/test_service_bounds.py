@@ -22,8 +22,8 @@ from starlette.requests import Request
 from patience import PATIENCE_S
 from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service import messages, wire
-from trainmaster.trainer_service.front.futures import Future, Futures, Link, SavedCheckpoints
-from trainmaster.trainer_service.front.intake import BusyError, FrontSettings, Intake, size_of_fields
+from trainmaster.trainer_service.front.futures import EngineLink, Future, Futures, SavedCheckpoints
+from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings, size_of_fields
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.messages import Request as EngineRequest
 
@@ -172,7 +172,7 @@ def test_body_that_cannot_be_begun_is_to_come_again(
 
     monkeypatch.setattr(messages.os, "memfd_create", fails)
     monkeypatch.setattr(messages.tempfile, "TemporaryFile", fails)
-    intake = Intake(FrontSettings(trainer=Trainer("job-1", 1), memory_bytes=0 if on_disk else 1 << 30, max_held=9))
+    intake = BodyReader(FrontSettings(trainer=Trainer("job-1", 1), memory_bytes=0 if on_disk else 1 << 30, max_held=9))
     pieces = iter([True, True, False])
 
     async def receive() -> Any:
@@ -194,7 +194,7 @@ def test_operation_whose_fields_find_no_room_on_their_way_ends_with_an_error(mon
 
     async def front() -> str:
         futures = Futures(keep_s=60, keep_bytes=1 << 20, clock=lambda: 0.0)
-        link = Link(futures, SavedCheckpoints())
+        link = EngineLink(futures, SavedCheckpoints())
         link.connect(near)
         future = futures.open(Future(request_id="r", owner="m"))
         link.send(EngineRequest(request_id="r", op="optim_step", fields={"a": "b" * (INLINE_BYTES + 1)}))

@@ -18,7 +18,7 @@ from trainmaster.trainer_service.front import models
 from trainmaster.trainer_service.front import requests as front_requests
 from trainmaster.trainer_service.front.intake import Received, RequestRefusedError
 from trainmaster.trainer_service.front.models import Arrival, OperationOrder
-from trainmaster.trainer_service.front.routes import REQUESTS_A_ROUND, Paced
+from trainmaster.trainer_service.front.routes import REQUESTS_A_ROUND, PacingMiddleware
 from trainmaster.trainer_service.messages import INLINE_BYTES
 
 
@@ -105,7 +105,7 @@ def test_burst_begins_in_order_and_a_few_at_a_time() -> None:
         begun.append(scope["path"])
 
     async def burst() -> None:
-        app = Paced(answer, urgent=frozenset({"/beat"}))
+        app = PacingMiddleware(answer, urgent=frozenset({"/beat"}))
 
         async def ask(path: str) -> None:
             await app({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]

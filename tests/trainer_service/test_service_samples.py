@@ -58,7 +58,7 @@ def test_sample_that_cannot_be_taken_in_fails_through_a_future(front: RunningFro
 def test_sample_that_the_engine_refuses_fails_through_its_future(front: RunningFront) -> None:
     client = Client(front)
     ack = client.post("asample", **sample(client.sampling_session(), 0, prompt_alt_tokens_k=3))
-    assert client.result(ack) == {"error": "prompt_alt_tokens_k is not offered here: leave it out", "category": "user"}
+    assert client.result(ack) == {"error": "prompt_alt_tokens_k is not supported: leave it out", "category": "user"}
 
 
 def test_sampling_session_of_unknown_weights_is_refused_at_once(front: RunningFront) -> None:

@@ -350,12 +350,12 @@ def test_stops_are_told_apart(stop: Any, tokens: Any, strings: Any) -> None:
         ({"sampling_params": {"temperature": 10**400}}, "temperature"),
         ({"sampling_params": {"max_tokens": 1.5}}, "max_tokens"),
         ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not offered"),
-        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is not offered"),
-        ({"record_stability_info": True}, "record_stability_info is not offered"),
-        ({"base_model": "m"}, "base_model is not offered"),
-        ({"model_path": "tinker://r/sampler_weights/n"}, "model_path is not offered"),
-        ({"target_prompt_logprobs": {"data": [1], "dtype": "int64"}}, "target_prompt_logprobs is not offered"),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not supported"),
+        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is not supported"),
+        ({"record_stability_info": True}, "record_stability_info is not supported"),
+        ({"base_model": "m"}, "base_model is not supported"),
+        ({"model_path": "tinker://r/sampler_weights/n"}, "model_path is not supported"),
+        ({"target_prompt_logprobs": {"data": [1], "dtype": "int64"}}, "target_prompt_logprobs is not supported"),
     ],
 )
 def test_sample_that_is_wrong_is_refused(given: dict[str, Any], message: str) -> None:

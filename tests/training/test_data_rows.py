@@ -134,9 +134,9 @@ def test_binary_column_is_refused_by_name_unless_it_is_left_out(tmp_path: Path) 
         (
             "a.jsonl",
             rb'{"a": "\ud83d\ude00"}' + b"\n" + rb'{"a": [{"b": "x\ud83d"}]}',
-            r"a\.jsonl, line 2, column 'a': holds half of a character \(\\ud83d\); mend or remove it",
+            r"a\.jsonl, line 2, column 'a': contains a lone surrogate \(\\ud83d\); fix or remove it",
         ),
-        ("a.json", rb'[{"a": "b"}, {"a": "\uDE00"}]', r"a\.json, row 2, column 'a': holds half of a character"),
+        ("a.json", rb'[{"a": "b"}, {"a": "\uDE00"}]', r"a\.json, row 2, column 'a': contains a lone surrogate"),
         ("a.json", b"[1, 2]", r"a\.json, row 1: holds a number; expected an object"),
         ("a.json", b'"text"', r"a\.json: must hold a list of objects"),
         ("a.json", b"[{]", r"a\.json: is not valid JSON: .* line 1, column 3"),

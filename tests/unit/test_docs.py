@@ -23,10 +23,10 @@ from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import Vault
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.training.hyperparameters import hyperparameters_of
 from trainmaster.server.core.training.types import TrainingType
@@ -181,7 +181,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
     try:
         ensure_key(database, tmp_path / "api-key")
         sealer = Sealer(bytes(32))
-        vault = Vault(sealer)
+        vault = JobSecrets(sealer)
         roots = Roots({name: tmp_path / name for name in (RUNS, ARTIFACTS, BLOBS)})
         settings = Settings(data_dir=tmp_path)
         context = ApiContext(
@@ -198,7 +198,7 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
             vault=vault,
             subscriptions=Subscriptions(database, sealer, private_addresses=True),
             roots=roots,
-            collector=Collector(database, roots, Keep()),
+            collector=Collector(database, roots, RetentionPolicy()),
         )
         yield asyncio.run(fetch_openapi(context, (tmp_path / "api-key").read_text().strip()))
     finally:

@@ -26,13 +26,13 @@ class Growing:
     lines: int = 0
     reads: list[str] = field(default_factory=list)
 
-    def look(self, connection: Any, before: Any, *, changed: bool) -> int:
+    def take_snapshot(self, connection: Any, before: Any, *, changed: bool) -> int:
         return self.lines
 
-    def read(self, sight: int, cursor: str) -> StreamPiece:
+    def read(self, snapshot: int, cursor: str) -> StreamPiece:
         self.reads.append(cursor)
-        data = b"".join(b"%d\n" % number for number in range(int(cursor), sight))
-        return StreamPiece(data=data, cursor=str(sight), end=sight == LINES, at_end=True)
+        data = b"".join(b"%d\n" % number for number in range(int(cursor), snapshot))
+        return StreamPiece(data=data, cursor=str(snapshot), end=snapshot == LINES, at_end=True)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 def test_change_is_read_once_and_reaches_every_follower_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(follow, "SNAPSHOT_EVERY_S", 0.001)
     monkeypatch.setattr(follow, "WAKE_S", 0.0)
     monkeypatch.setattr(follow, "HEARTBEAT_S", 1000.0)
     source = Growing()

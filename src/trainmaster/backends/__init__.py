@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
-from trainmaster.backends.stand_ins import AbsentBackend, DeferredBackend
+from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
 from trainmaster.protocol.launch import CONTAINER, LOCAL, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
@@ -156,7 +156,7 @@ def make_backends(named: tuple[str, ...], context: BackendContext) -> dict[str, 
     def backend(name: str) -> Backend:
         registered = BACKENDS[name]
         if name not in chosen:
-            return AbsentBackend(name, registered.capabilities, context.run_directory, why=missing(name, chosen))
+            return UnavailableBackend(name, registered.capabilities, context.run_directory, why=missing(name, chosen))
         if named or not registered.library:
             made: Backend = call(registered.make)
             return made

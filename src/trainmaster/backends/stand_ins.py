@@ -104,7 +104,7 @@ class DeferredBackend:
 _log = logging.getLogger(__name__)
 
 
-class AbsentBackend:
+class UnavailableBackend:
     """Stands in for a backend that this server lacks but that jobs of an earlier server name.
 
     It starts nothing and says why; such jobs wait and do not block others. Running attempts continue: their files

@@ -15,12 +15,12 @@ from trainmaster.client.errors import (
     NotFoundError,
     RateLimitedError,
     RefusedError,
-    ShippingError,
     SignatureError,
     UnauthorizedError,
     UnavailableError,
     UnreachableError,
     UntrustedError,
+    UploadError,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ __all__ = [
     "NotFoundError",
     "RateLimitedError",
     "RefusedError",
-    "ShippingError",
     "SignatureError",
     "UnauthorizedError",
     "UnavailableError",
     "UnreachableError",
     "UntrustedError",
+    "UploadError",
     "verify_webhook",
 ]
 

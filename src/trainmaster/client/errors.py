@@ -61,11 +61,11 @@ class ForbiddenError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """There is no such thing, or it is not yours to see."""
+    """Not found, or not visible to this key."""
 
 
 class ConflictError(ApiError):
-    """That cannot be done now."""
+    """The request conflicts with the current state."""
 
 
 class InvalidError(ApiError):
@@ -92,7 +92,7 @@ class LocalServerError(ClientError):
     """The local server cannot be started, stopped or used."""
 
 
-class ShippingError(ClientError):
+class UploadError(ClientError):
     """A file that a job names cannot be sent."""
 
 

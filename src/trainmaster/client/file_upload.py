@@ -11,7 +11,7 @@ from typing import Any
 
 from trainmaster.client.client import Client
 from trainmaster.client.directories import files_below, kept_files
-from trainmaster.client.errors import ApiError, ShippingError
+from trainmaster.client.errors import ApiError, UploadError
 from trainmaster.client.local import running
 from trainmaster.client.results import digest_of
 from trainmaster.client.training_files import TRAINER, named_files, names_training, nothing_at, with_paths
@@ -23,7 +23,7 @@ _REMEDY = "put it where the server finds it, and give its absolute path there, o
 
 
 @dataclass(slots=True)
-class Parcel:
+class JobUpload:
     """A job and the files that go along with it."""
 
     document: dict[str, Any]
@@ -37,7 +37,7 @@ class Parcel:
         try:
             digest, executable = digest_of(path), os.access(path, os.X_OK)
         except OSError as error:
-            raise ShippingError(f"cannot send {path}: {error.strerror}") from error
+            raise UploadError(f"cannot send {path}: {error.strerror}") from error
         self.files[digest] = path
         return {"path": target, "sha256": digest} | ({"executable": True} if executable else {})
 
@@ -48,14 +48,14 @@ class Parcel:
             try:
                 client.upload_blob(path, sha256=digest)
             except OSError as error:
-                raise ShippingError(f"cannot send {path}: {error.strerror}") from error
+                raise UploadError(f"cannot send {path}: {error.strerror}") from error
             except ApiError as error:
                 if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                     raise
-                raise ShippingError(f"cannot send {path}: {error.message}; {_REMEDY}") from error
+                raise UploadError(f"cannot send {path}: {error.message}; {_REMEDY}") from error
 
 
-def ship(
+def upload_files(
     client: Client,
     document: Mapping[str, Any],
     base: Path,
@@ -64,9 +64,9 @@ def ship(
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Upload the files that a job names; returns its document with digests in their place. Otherwise as `submit`."""
-    parcel = pack(client, document, base, weights=weights)
-    parcel.send(client, tell)
-    return parcel.document
+    upload = pack(client, document, base, weights=weights)
+    upload.send(client, tell)
+    return upload.document
 
 
 def submit(
@@ -76,14 +76,14 @@ def submit(
 
     `tell` is called with a line about what is sent of a training. Raises ShippingError if a file cannot be sent.
     """
-    parcel = pack(client, document, base)
+    upload = pack(client, document, base)
     # Where others are missing, which the document names by their digests, the submission says so.
-    if parcel.files and parcel.files.keys() >= set(client.validate(parcel.document)["missing_blobs"]):
-        parcel.send(client, tell)
-    return client.submit(parcel.document)
+    if upload.files and upload.files.keys() >= set(client.validate(upload.document)["missing_blobs"]):
+        upload.send(client, tell)
+    return client.submit(upload.document)
 
 
-def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bool = True) -> Parcel:
+def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bool = True) -> JobUpload:
     """Find what the job names and the server does not have.
 
     - `workload.files[].source`: a local file, or a directory of which goes what git would keep, relative to `base`;
@@ -96,29 +96,29 @@ def pack(client: Client, document: Mapping[str, Any], base: Path, *, weights: bo
     With `weights` false, those of a training's model stay here: who looks at data needs the tokenizer alone.
     Raises ShippingError if a file is not there, or cannot be read.
     """
-    parcel = Parcel(dict(document))
+    upload = JobUpload(dict(document))
     if names_training(document):
-        _pack_training(parcel, client, base, weights=weights)
-    workload = parcel.document.get("workload")
+        _pack_training(upload, client, base, weights=weights)
+    workload = upload.document.get("workload")
     if not isinstance(workload, Mapping):
-        return parcel
+        return upload
     files: list[Any] = []
     for index, entry in enumerate(_entries(workload)):
         named = isinstance(entry, Mapping) and "source" in entry
-        files += _packed(parcel, entry, base, f"workload.files[{index}]") if named else [entry]
+        files += _packed(upload, entry, base, f"workload.files[{index}]") if named else [entry]
     changed = {**workload, "files": files} if files else {**workload}
     if (script := _local_script(workload, base, files)) is not None:
         # The server takes plain paths inside the working directory; what lies elsewhere here goes by its name.
         target = script.name if ".." in script.parts else script.as_posix()
-        changed |= {"path": target, "files": [*files, parcel.add(base / script, target)]}
-    if modules := list(_modules(parcel, workload, base, files)):
+        changed |= {"path": target, "files": [*files, upload.add(base / script, target)]}
+    if modules := list(_modules(upload, workload, base, files)):
         changed |= {"files": [*files, *modules]}
-    parcel.document["workload"] = changed
-    return parcel
+    upload.document["workload"] = changed
+    return upload
 
 
-def _pack_training(parcel: Parcel, client: Client, base: Path, *, weights: bool) -> None:
-    document = parcel.document
+def _pack_training(upload: JobUpload, client: Client, base: Path, *, weights: bool) -> None:
+    document = upload.document
     here = running()
     readable = here.data_roots if here is not None and here.url == client.url else ()
     workload = document.get("workload") or {"kind": TRAINER}
@@ -137,15 +137,15 @@ def _pack_training(parcel: Parcel, client: Client, base: Path, *, weights: bool)
             paths[named.place] = str(named.path)
             continue
         if len(named.files) > MAX_FILES:
-            raise ShippingError(f"{named.field}: has {len(named.files)} files, at most {MAX_FILES} go along; {_REMEDY}")
+            raise UploadError(f"{named.field}: has {len(named.files)} files, at most {MAX_FILES} go along; {_REMEDY}")
         count = f"{len(named.files)} files, " if len(named.files) > 1 else ""
         total = sum(path.stat().st_size for path, _ in named.files)
-        parcel.announcements.append(f"Sends {named.target} ({count}{_size(total)})")
+        upload.announcements.append(f"Sends {named.target} ({count}{_size(total)})")
         paths[named.place] = named.target
-        files |= {target: parcel.add(path, target) for path, target in named.files}
-    parcel.document = with_paths(document, paths)
+        files |= {target: upload.add(path, target) for path, target in named.files}
+    upload.document = with_paths(document, paths)
     if files:
-        parcel.document["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
+        upload.document["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
 
 
 def _size(count: float) -> str:
@@ -161,24 +161,24 @@ def _entries(workload: Mapping[str, Any]) -> list[Any]:
     return files if isinstance(files, list) else []
 
 
-def _packed(parcel: Parcel, entry: Mapping[str, Any], base: Path, field: str) -> Iterator[dict[str, Any]]:
+def _packed(upload: JobUpload, entry: Mapping[str, Any], base: Path, field: str) -> Iterator[dict[str, Any]]:
     source = str(entry["source"])
     local = base / Path(source).expanduser()
     if "sha256" in entry:
-        raise ShippingError(f"{field}: give a source or a sha256, not both")
+        raise UploadError(f"{field}: give a source or a sha256, not both")
     if "path" not in entry and (os.path.isabs(source) or ".." in Path(source).parts):
-        raise ShippingError(f"{field}: say with `path` where {source} goes in the working directory")
+        raise UploadError(f"{field}: say with `path` where {source} goes in the working directory")
     target = PurePosixPath(str(entry.get("path", source)))
     rest = {key: value for key, value in entry.items() if key not in ("source", "path")}
     if not local.is_dir():
-        yield parcel.add(local, str(target)) | rest
+        yield upload.add(local, str(target)) | rest
         return
     try:
         names = kept_files(local)
     except ValueError as error:
-        raise ShippingError(f"{field}: {error}") from error
+        raise UploadError(f"{field}: {error}") from error
     for name in names:
-        yield parcel.add(local / name, str(target / name)) | rest
+        yield upload.add(local / name, str(target / name)) | rest
 
 
 def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> Path | None:
@@ -190,11 +190,11 @@ def _local_script(workload: Mapping[str, Any], base: Path, files: list[Any]) -> 
     if any(isinstance(file, Mapping) and file.get("path") == path for file in files):
         return None
     if not (base / path).is_file():
-        raise ShippingError(nothing_at("workload.path", path, base) + " and among workload.files" * bool(files))
+        raise UploadError(nothing_at("workload.path", path, base) + " and among workload.files" * bool(files))
     return Path(path)
 
 
-def _modules(parcel: Parcel, workload: Mapping[str, Any], base: Path, files: list[Any]) -> Iterator[dict[str, Any]]:
+def _modules(upload: JobUpload, workload: Mapping[str, Any], base: Path, files: list[Any]) -> Iterator[dict[str, Any]]:
     """The modules, or the packages around them, that a job class is imported from and that lie here."""
     if workload.get("kind") != "job_class" or workload.get("working_directory") is not None:
         return
@@ -204,7 +204,7 @@ def _modules(parcel: Parcel, workload: Mapping[str, Any], base: Path, files: lis
         if not top or {top, f"{top}.py"} & shipped:
             continue
         if (base / f"{top}.py").is_file():
-            yield parcel.add(base / f"{top}.py", f"{top}.py")
+            yield upload.add(base / f"{top}.py", f"{top}.py")
         elif (base / top).is_dir():
             for file in files_below(base / top):
-                yield parcel.add(file, file.relative_to(base).as_posix())
+                yield upload.add(file, file.relative_to(base).as_posix())

@@ -111,7 +111,7 @@ class Admin(RouteGroup):
         return cast(types.Account, self._call("POST", "/v1/accounts", json={"account_id": account_id, "uid": uid}))
 
     def set_uid(self, account_id: str, uid: int | None) -> types.Account:
-        """Say as which of the system's users the jobs of an account run."""
+        """Set the uid that runs the jobs of an account."""
         return cast(types.Account, self._call("PATCH", route("accounts", account_id), json={"uid": uid}))
 
     def remove_account(self, account_id: str) -> types.Account:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.client.errors import ShippingError
+from trainmaster.client.errors import UploadError
 
 TRAINER = "trainer"
 """The kind of workload that is what training_config and data_config say."""
@@ -66,10 +66,10 @@ def named_files(document: Mapping[str, Any], base: Path) -> list[Named]:
         if files:
             found.append(Named(field=field, place=place, path=path, target=target, files=tuple(files)))
         elif certain or plain.startswith(_LOCAL_STARTS):
-            raise ShippingError(nothing_at(field, plain, base))
+            raise UploadError(nothing_at(field, plain, base))
         elif _looks_like_a_path(plain, base):
             hub = f". If a model of the Hub is meant, write hf://{plain}" if plain.count("/") == 1 else ""
-            raise ShippingError(nothing_at(field, plain, base) + hub)
+            raise UploadError(nothing_at(field, plain, base) + hub)
     return found
 
 

@@ -43,7 +43,7 @@ class Adapter:
         if not (math.isfinite(options.alpha) and options.alpha > 0):
             raise EngineError(f"an adapter's alpha is a positive number, not {options.alpha}")
         if options.init not in ("kaiming", "nora"):
-            raise EngineError(f"an adapter begins by kaiming or nora, not by {options.init!r}")
+            raise EngineError(f"an adapter is initialized by kaiming or nora, not by {options.init!r}")
         shapes = target_shapes(config, options)
         if not shapes:
             raise EngineError("an adapter needs something to adapt: train_attn, train_mlp or train_unembed")

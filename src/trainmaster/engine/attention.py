@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainmaster.engine.cache import BLOCK, NO_PAGE, KeyValueCache, Room, Sight, blocks_for, pages_of
+from trainmaster.engine.cache import BLOCK, NO_PAGE, AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
@@ -136,7 +136,7 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, Scoring],
 class Span:
     """Tokens of one sequence that are computed together: a sampled one, or a piece of a prompt."""
 
-    rooms: Sequence[Room]
+    rooms: Sequence[PageTable]
     """The rooms of the sequence, at least up to the last of these tokens."""
     start: int
     count: int = 1
@@ -145,14 +145,14 @@ class Span:
     def end(self) -> int:
         return self.start + self.count
 
-    def first_pages(self, sight: Sight) -> np.ndarray:
+    def first_pages(self, kind: AttentionKind) -> np.ndarray:
         """Pages of the blocks that start with one of these tokens."""
-        return pages_of(self.rooms, sight, blocks_for(self.start), blocks_for(self.end)).ravel()
+        return pages_of(self.rooms, kind, blocks_for(self.start), blocks_for(self.end)).ravel()
 
-    def slots(self, sight: Sight) -> np.ndarray:
+    def slots(self, kind: AttentionKind) -> np.ndarray:
         """The tokens' slots in the pool: [tokens, strata]."""
         first = self.start // BLOCK
-        pages = pages_of(self.rooms, sight, first, blocks_for(self.end))
+        pages = pages_of(self.rooms, kind, first, blocks_for(self.end))
         positions = np.arange(self.start, self.end)
         return pages[positions // BLOCK - first] * BLOCK + (positions % BLOCK)[:, None]
 
@@ -165,29 +165,29 @@ class CachedAttention:
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
         self._cache = cache
-        present = [sight for sight in Sight if cache.layout.strata[sight]]
-        cache.clear(np.concatenate([span.first_pages(sight) for sight in present for span in spans]))
-        self._sights = {sight: _Sighted(cache, spans, sight) for sight in present}
+        present = [kind for kind in AttentionKind if cache.layout.strata[kind]]
+        cache.clear(np.concatenate([span.first_pages(kind) for kind in present for span in spans]))
+        self._sights = {kind: _KindSpans(cache, spans, kind) for kind in present}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         place = self._cache.layout.places[layer]
-        sighted = self._sights[place.sight]
-        slots = sighted.slots[place.stratum]
+        of_kind = self._sights[place.kind]
+        slots = of_kind.slots[place.stratum]
         keys, values = self._cache.keys[place.depth], self._cache.values[place.depth]
         keys.flatten(0, 1).index_copy_(0, slots, key[: len(slots)])
         values.flatten(0, 1).index_copy_(0, slots, value[: len(slots)])
         attended = torch.zeros_like(query)
-        for group in sighted.groups:
+        for group in of_kind.groups:
             group.attend(attended, query, keys, values, place.stratum, scoring)
         return attended
 
 
-class _Sighted:
-    """The slots of the spans' tokens, and the spans in groups, for the layers of one sight."""
+class _KindSpans:
+    """The slots of the spans' tokens, and the spans in groups, for the layers of one kind."""
 
-    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], sight: Sight) -> None:
+    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], kind: AttentionKind) -> None:
         device = cache.keys.device
-        slots = np.concatenate([span.slots(sight) for span in spans])
+        slots = np.concatenate([span.slots(kind) for span in spans])
         self.slots = torch.from_numpy(np.ascontiguousarray(slots.T)).to(device)
         """[strata, rows]."""
         alike: dict[tuple[int, int], list[_Member]] = defaultdict(list)
@@ -195,10 +195,10 @@ class _Sighted:
         for span in spans:
             width = 1 if span.count == 1 else max(BLOCK, _power_of_two(span.count))
             # Of a window, what is before the first token's is not there any more.
-            first = max(0, span.start - cache.layout.window + 1) // BLOCK if sight is Sight.WINDOW else 0
-            pages = pages_of(span.rooms, sight, first, blocks_for(span.end))
+            first = max(0, span.start - cache.layout.window + 1) // BLOCK if kind is AttentionKind.SLIDING else 0
+            pages = pages_of(span.rooms, kind, first, blocks_for(span.end))
             blocks = _power_of_two(len(pages))
-            if sight is Sight.WINDOW:
+            if kind is AttentionKind.SLIDING:
                 blocks = min(blocks, cache.layout.ring(width))
             alike[width, blocks].append(_Member(span, row, first * BLOCK, pages))
             row += span.count
@@ -236,7 +236,7 @@ class _SpanGroup:
         self._positions = torch.from_numpy((start + offsets).astype(np.int32)).to(device)
         """Positions of the rows, counted from the first position that their span sees."""
         self._mask: Tensor | None = None
-        """Of all layers of one sight: [spans, 1, width, length]."""
+        """Of all layers of one kind: [spans, 1, width, length]."""
         self._past: tuple[Tensor, Tensor] | None = None
         """Keys and values of the spans' sequences; each layer overwrites those of the one before."""
         self._picked: Tensor | None = None

@@ -25,23 +25,23 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-class Sight(IntEnum):
-    ALL = 0
-    WINDOW = 1
+class AttentionKind(IntEnum):
+    FULL = 0
+    SLIDING = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
-    """Where a layer's keys and values are: its stratum among those of its sight, and its depth in the pages."""
+class LayerSlot:
+    """Where a layer's keys and values are: its stratum among those of its kind, and its depth in the pages."""
 
-    sight: Sight
+    kind: AttentionKind
     stratum: int
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    places: tuple[LayerPlace, ...]
+    places: tuple[LayerSlot, ...]
     depth: int
     strata: tuple[int, int]
     window: int
@@ -52,16 +52,16 @@ class Layout:
         shorter = {window for window in windows if window is not None and window < longest}
         if len(shorter) > 1:
             raise ValueError(f"layers with windows of {sorted(shorter)} tokens cannot share a cache")
-        sights = [Sight.WINDOW if window in shorter else Sight.ALL for window in windows]
-        counts = [sights.count(sight) for sight in Sight]
-        # A stratum is filled by the layers of the sight that has fewer: what the last of the others has no layers for
+        kinds = [AttentionKind.SLIDING if window in shorter else AttentionKind.FULL for window in windows]
+        counts = [kinds.count(kind) for kind in AttentionKind]
+        # A stratum is filled by the layers of the kind that has fewer: what the last of the others has no layers for
         # is wasted.
         depth = min(count for count in counts if count)
         seen = [0, 0]
         places = []
-        for sight in sights:
-            places.append(LayerPlace(sight, *divmod(seen[sight], depth)))
-            seen[sight] += 1
+        for kind in kinds:
+            places.append(LayerSlot(kind, *divmod(seen[kind], depth)))
+            seen[kind] += 1
         strata = -(-counts[0] // depth), -(-counts[1] // depth)
         return cls(tuple(places), depth, strata, window=max(shorter, default=0))
 
@@ -70,7 +70,7 @@ class Layout:
         return blocks_for(self.window - 1 + tokens) + 1
 
     def pages(self, blocks: int, ring: int) -> int:
-        return self.strata[Sight.ALL] * blocks + self.strata[Sight.WINDOW] * min(blocks, ring)
+        return self.strata[AttentionKind.FULL] * blocks + self.strata[AttentionKind.SLIDING] * min(blocks, ring)
 
     def blocks(self, pages: int, ring: int) -> int:
         everything, windowed = self.strata
@@ -81,29 +81,29 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
+class PageTable:
     """The pages of consecutive blocks of a sequence, from its block `first` on."""
 
     first: int
     tables: tuple[np.ndarray, np.ndarray]
-    """By sight, int64 [blocks, strata]; with a window, the blocks are a ring."""
+    """By kind, int64 [blocks, strata]; with a window, the blocks are a ring."""
 
-    def pages(self, sight: Sight, start: int, stop: int) -> np.ndarray:
-        table = self.tables[sight]
-        if sight is Sight.ALL:
+    def pages(self, kind: AttentionKind, start: int, stop: int) -> np.ndarray:
+        table = self.tables[kind]
+        if kind is AttentionKind.FULL:
             return table[start - self.first : stop - self.first]
         return table[np.arange(start - self.first, stop - self.first) % len(table)]
 
 
-def pages_of(rooms: Sequence[Room], sight: Sight, start: int, stop: int) -> np.ndarray:
+def pages_of(rooms: Sequence[PageTable], kind: AttentionKind, start: int, stop: int) -> np.ndarray:
     """Pages of a sequence's blocks from `start` to `stop`; each room has the blocks before the next room's."""
     ends = [*(room.first for room in rooms[1:]), stop]
     parts = [
-        room.pages(sight, max(start, room.first), min(stop, end))
+        room.pages(kind, max(start, room.first), min(stop, end))
         for room, end in zip(rooms, ends, strict=True)
         if max(start, room.first) < min(stop, end)
     ]
-    return np.concatenate(parts) if parts else rooms[0].tables[sight][:0]
+    return np.concatenate(parts) if parts else rooms[0].tables[kind][:0]
 
 
 class KeyValueCache:
@@ -125,7 +125,7 @@ class KeyValueCache:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, first: int, blocks: int, ring: int) -> Room:
+    def take(self, first: int, blocks: int, ring: int) -> PageTable:
         """Take pages for the blocks of a sequence from `first` on, without clearing them; enough must be free."""
         if self.layout.pages(blocks, ring) > len(self._free):
             raise ValueError(f"room for {blocks} blocks was asked for, and {len(self._free)} pages are free")
@@ -134,9 +134,9 @@ class KeyValueCache:
             np.array([self._free.pop() for _ in range(count * strata)], dtype=np.int64).reshape(count, strata)
             for count, strata in counts
         )
-        return Room(first, (everything, windowed))
+        return PageTable(first, (everything, windowed))
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: PageTable) -> None:
         for table in room.tables:
             self._free.extend(reversed(table.ravel().tolist()))
 

@@ -290,7 +290,9 @@ def _rope(values: _Values, parameters: Mapping[str, Any]) -> Rope:
         factor = inner.number("factor", positions / original)
         slow, fast = inner.number("beta_slow", 1.0), inner.number("beta_fast", 32.0)
     if slow >= fast:
-        raise values.refuse(f"its rope slows pairs that turn {slow:g} times, and leaves those that turn {fast:g} times")
+        raise values.refuse(
+            f"rope: the low-frequency bound ({slow:g}) must be below the high-frequency bound ({fast:g})"
+        )
     return Rope(
         theta=theta,
         kind=kind,

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainmaster.engine.cache import BLOCK, KeyValueCache, Room, Sight, blocks_for
+from trainmaster.engine.cache import BLOCK, AttentionKind, KeyValueCache, PageTable, blocks_for
 from trainmaster.engine.logprobs import Rule, draws_of
 from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import (
@@ -66,14 +66,14 @@ def check(request: SampleRequest, cache: KeyValueCache, *, vocabulary: int, cont
 @dataclass(slots=True, eq=False)
 class Continuation:
     index: int
-    room: Room | None
+    room: PageTable | None
     """For the blocks from the end of the prompt on; None: it needs none."""
     draw: Callable[[], float]
     watch: StringWatch | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    rooms: tuple[Room, ...] = ()
+    rooms: tuple[PageTable, ...] = ()
     """The prompt's room, for its full blocks, and its own; set with the first token."""
 
     def sequence(self, reason: StopReason, topk: int) -> SampledSequence:
@@ -102,7 +102,7 @@ class Generation:
         self.new_tokens = new_tokens
         self.ends = ends
         self.rule = Rule(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
-        self.room: Room | None = None
+        self.room: PageTable | None = None
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
         self.logits: Tensor | None = None
@@ -152,7 +152,7 @@ class Generation:
     def is_done(self) -> bool:
         return not self.wanted_sequences
 
-    def begin(self, room: Room | None) -> None:
+    def begin(self, room: PageTable | None) -> None:
         request, index = self.request, self.started
         watch = StringWatch(self._tokenizer, request.stop_strings, request.prompt) if self._tokenizer else None
         self.running.append(Continuation(index, room, draws_of(request.seed, index), watch))
@@ -166,7 +166,7 @@ class Generation:
         if not len(self.request.prompt) % BLOCK:
             return []
         block = self.first_own_block, self.first_own_block + 1
-        return [(self.room.pages(sight, *block)[0], continuation.room.pages(sight, *block)[0]) for sight in Sight]
+        return [(self.room.pages(kind, *block)[0], continuation.room.pages(kind, *block)[0]) for kind in AttentionKind]
 
     def note_prompt(self, start: int, logprobs: Tensor, topk: tuple[Tensor, Tensor] | None) -> None:
         where = slice(start, start + logprobs.numel())

@@ -22,23 +22,20 @@ from trainmaster.engine.weight_files import load_weights
 
 # Rotary positions: the angles depend on the kind of rope that a checkpoint names.
 
-Turn = tuple[Tensor, Tensor]
+RotaryAngles = tuple[Tensor, Tensor]
 """Cosines and sines of the angles by which positions rotate the halves of a head: [n, 1, width / 2] each."""
 
 
-def turn_of(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> Turn:
+def rotary_angles(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> RotaryAngles:
     """The angles of positions, computed at least in float32 and then rounded."""
     wide = torch.promote_types(dtype, torch.float32)
     angles = positions.to(wide)[:, None, None] * _frequencies(rope, width, positions.device).to(wide)
-    turn = angles.cos(), angles.sin()
-    if rope.magnitude != 1.0:
-        turn = turn[0] * rope.magnitude, turn[1] * rope.magnitude
-    return turn[0].to(dtype), turn[1].to(dtype)
+    return (angles.cos() * rope.magnitude).to(dtype), (angles.sin() * rope.magnitude).to(dtype)
 
 
-def turned(heads: Tensor, turn: Turn) -> Tensor:
+def apply_rotary(heads: Tensor, angles: RotaryAngles) -> Tensor:
     """Rotate heads [n, heads, width] by the angles of their rows."""
-    cosines, sines = turn
+    cosines, sines = angles
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -133,14 +130,14 @@ class SelfAttention(nn.Module):
             self.q_norm = Norm(width, config)
             self.k_norm = Norm(width, config)
 
-    def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
+    def forward(self, rows: Tensor, angles: RotaryAngles, attention: Attention, adapters: AdapterRows | None) -> Tensor:
         config = self._config
         query = self.q_proj(rows, adapters).unflatten(1, (config.num_heads, config.head_dim))
         key = self.k_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
         value = self.v_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
         if config.query_key_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        attended = attention(self._layer, turned(query, turn), turned(key, turn), value, self._scoring)
+        attended = attention(self._layer, apply_rotary(query, angles), apply_rotary(key, angles), value, self._scoring)
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
 
@@ -174,8 +171,8 @@ class Layer(nn.Module):
             self.pre_feedforward_layernorm = Norm(hidden, config)
             self.post_feedforward_layernorm = Norm(hidden, config)
 
-    def forward(self, rows: Tensor, turn: Turn, attention: Attention, adapters: AdapterRows | None) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(rows), turn, attention, adapters)
+    def forward(self, rows: Tensor, angles: RotaryAngles, attention: Attention, adapters: AdapterRows | None) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(rows), angles, attention, adapters)
         if not self._sandwich:
             rows = rows + attended
             return rows + self.mlp(self.post_attention_layernorm(rows), adapters)  # type: ignore[no-any-return]
@@ -246,7 +243,9 @@ class Transformer(nn.Module):
         if self.config.embedding_scale != 1.0:
             # Rounded as the embedding is: models were trained so.
             rows = rows * torch.tensor(self.config.embedding_scale, dtype=rows.dtype).item()
-        turns = {rope: turn_of(positions, rope, self.config.head_dim, rows.dtype) for rope in set(self.config.ropes)}
+        turns = {
+            rope: rotary_angles(positions, rope, self.config.head_dim, rows.dtype) for rope in set(self.config.ropes)
+        }
         for layer, rope in zip(self.model.layers, self.config.ropes, strict=True):
             if recompute and torch.is_grad_enabled():
                 rows = checkpoint(

@@ -137,7 +137,7 @@ class BasicJob(_BaseJob, Generic[C]):
     @property
     def stop_requested(self) -> Stop | None:
         """The requested stop, if any; the same on every process. Collective: all processes ask at the same step."""
-        self._requests.look()
+        self._requests.poll()
         return self._requests.stop
 
     def exit_if_stopped(self) -> None:
@@ -222,7 +222,7 @@ _SIGNALS: Mapping[int, Callable[[int, FrameType | None], Any] | signal.Handlers]
 
 
 class StopRequests:
-    """Requests to save or to stop, by the server or by a signal; the same on every rank, and only changed by `look`."""
+    """Requests to save or to stop, by the server or by a signal; the same on every rank, and only changed by `poll`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -230,7 +230,7 @@ class StopRequests:
         self.stop: Stop | None = None
         """The stop that all ranks agreed on."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Check for requests, on all ranks; returns whether to save, with or without a stop."""
         if (stop := report.stop_requested()) is None and self._signalled:
             stop = Stop(cause=StopCause.PREEMPT, save=True, deadline=math.inf)

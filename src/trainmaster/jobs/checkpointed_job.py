@@ -213,7 +213,7 @@ class CheckpointedJob(BasicJob[C]):
 
     def checkpoint_due(self, step: int, every: int = 0) -> bool:
         """Whether to save now: every `every` steps, on request, before a stop. All processes ask at the same step."""
-        return self._requests.look() or bool(every and step % every == 0)
+        return self._requests.poll() or bool(every and step % every == 0)
 
     def is_own(self, rel_path: str | os.PathLike[str]) -> bool:
         return check_path(rel_path).startswith(f"{self.spec.path}/")

@@ -37,7 +37,7 @@ from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
-from trainmaster.protocol.reasons import EXIT_STOPPED, TELLABLE, Phase, Reason
+from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason
 
 MAX_NOTE = 10_000
 MAX_METRIC_NAME = 200
@@ -133,9 +133,10 @@ class Reporter:
         self._write_event({"type": "finished"})
 
     def fail(self, reason: str, message: str) -> NoReturn:
-        """Exit with a reason: BAD_INPUT, CREDENTIALS_REFUSED or STORAGE_UNAVAILABLE, which may be retried."""
-        if reason not in TELLABLE:
-            raise ValueError(f"{reason!r} is not among {', '.join(sorted(TELLABLE))}")
+        """Exit with a reason: BAD_INPUT, CREDENTIALS_REFUSED, STORAGE_UNAVAILABLE or OUT_OF_MEMORY; the last two may be
+        retried."""
+        if reason not in REPORTABLE_REASONS:
+            raise ValueError(f"{reason!r} is not among {', '.join(sorted(REPORTABLE_REASONS))}")
         self._write_event({"type": "failed", "reason": Reason(reason), "message": str(message)[:MAX_NOTE]})
         raise SystemExit(f"{reason}: {message}")
 

@@ -34,7 +34,7 @@ class Lifetime(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class ContainerLimits:
     """Limits of a container; None: no limit."""
 
     cpu_cores: float | None = None
@@ -48,9 +48,9 @@ class Gang:
     count: int
     argv: tuple[str, ...]
     """The command of each; its index is appended."""
-    size: Size
+    size: ContainerLimits
     """Of each container."""
-    head: Size
+    head: ContainerLimits
     """Of the step's own container."""
 
 

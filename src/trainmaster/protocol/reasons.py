@@ -81,7 +81,9 @@ class Phase(StrEnum):
     EXPORTING = "exporting"
 
 
-TELLABLE = frozenset({Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE, Reason.OUT_OF_MEMORY})
+REPORTABLE_REASONS = frozenset(
+    {Reason.BAD_INPUT, Reason.CREDENTIALS_REFUSED, Reason.STORAGE_UNAVAILABLE, Reason.OUT_OF_MEMORY}
+)
 """Reasons that code inside a job may give for its own failure."""
 
 EXIT_STOPPED = 85

@@ -107,7 +107,7 @@ class AttemptRequest(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Within(JsonRecord):
+class ContainerOverrides(JsonRecord):
     """What differs inside a container, where names and numbers are not those outside."""
 
     address: str | None = None

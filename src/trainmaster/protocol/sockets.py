@@ -56,7 +56,7 @@ _UID_AT = _HEADER.size + 64
 """Offset in an answer: header, 4 bytes of state, 48 bytes of addresses, three numbers."""
 
 
-def stranger_at(peer: Address, own: Address, uid: int | None) -> int | None:
+def untrusted_listener(peer: Address, own: Address, uid: int | None) -> int | None:
     """The uid of an untrusted process that would receive what is sent over a loopback connection, or None.
 
     Any user of a machine can listen on a free loopback port. Call this once connected, from `own` to `peer`, and before

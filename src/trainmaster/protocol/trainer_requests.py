@@ -31,7 +31,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 """Of the base model's weights; `auto`: bfloat16 on a GPU, float32 on the CPU."""
 
 
-class Mode(StrEnum):
+class ModelMode(StrEnum):
     """What the models of a trainer service may do."""
 
     LORA = "lora"

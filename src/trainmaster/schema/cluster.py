@@ -18,7 +18,7 @@ class GpuResource(TypedDict):
     type: str
     memory_mb: int
     healthy: bool
-    problem: Annotated[str | None, Doc("Why it is out of the pool; null while it is healthy.")]
+    problem: Annotated[str | None, Doc("Why it is not schedulable; null while it is healthy.")]
     free: bool
     job_id: Annotated[str | None, Doc("The job that holds it; null when it is free or held by another account.")]
 
@@ -78,7 +78,7 @@ class GpuTypeResource(TypedDict):
 
     type: str
     total: int
-    free: Annotated[int, Doc("On nodes that take work.")]
+    free: Annotated[int, Doc("On nodes that accept jobs.")]
     unhealthy: int
 
 

@@ -23,7 +23,7 @@ from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import Tenants, Vault, check_uid
+from trainmaster.server.coordinator.launch import AccountIsolation, JobSecrets, check_uid
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
@@ -53,7 +53,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
     """The application, with everything behind it running. `holder` is the name by which this server takes the lease."""
     with contextlib.ExitStack() as stack:
         sealer = load_sealer(settings)
-        vault = Vault(sealer)
+        vault = JobSecrets(sealer)
         token_exchange = TokenExchange(settings.token_exchange) if settings.token_exchange else None
         with contextlib.closing(Database.open(settings.database, lock_timeout_s=START_PATIENCE_S)) as patient:
             require_jobs_of_runs(patient, settings.runs)
@@ -79,7 +79,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         admission = Admission(
             backends={name: capabilities_of(name, settings) for name in backends},
             default_backend=backends[0],
-            tenants=Tenants(settings),
+            tenants=AccountIsolation(settings),
             capacity=Capacity(autoscaling=settings.autoscaling),
             allow_trust_remote_code=settings.allow_trust_remote_code,
             data_roots=settings.readable_roots,

@@ -73,7 +73,7 @@ def translated(job: str | None = None, *, new: str | None = None) -> Iterator[No
         if error.code == _HANDLE_TAKEN:
             raise NameRefusedError(f"another job has the name {new}" if new else _message(error)) from error
         raise RuntimeError(_already_ended(error, job) or _message(error)) from error
-    except (api.RefusedError, api.InvalidError, api.ShippingError) as error:
+    except (api.RefusedError, api.InvalidError, api.UploadError) as error:
         raise ValueError(_message(error)) from error
     except api.ClientError as error:
         if isinstance(error.__cause__, httpx.TimeoutException):

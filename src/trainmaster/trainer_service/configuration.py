@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 
 
 class ServiceConfigurationError(ValueError):
@@ -31,7 +31,7 @@ class Configuration(BaseModel):
     """A directory with a transformers checkpoint."""
     aliases: tuple[str, ...] = ()
     """Other names of the same model."""
-    mode: Mode = Mode.LORA
+    mode: ModelMode = ModelMode.LORA
     lora_rank: int = Field(default=0, ge=0)
     """Of adapters whose request names no rank, and the highest that a request may name; 0: no limit."""
     max_context_length: int | None = Field(default=None, ge=1)

@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.trained_model import SKIPPED
 from trainmaster.engine.types import Blame, EngineError, Pass, PassResult, Trained
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.trainer_service import checkpoint_names, export_files
 from trainmaster.trainer_service.checkpoint_names import CheckpointKind, CheckpointLabel, CommittedCheckpoint
 from trainmaster.trainer_service.configuration import Configuration
@@ -99,7 +99,7 @@ class ModelOperations:
         saved: list[CommittedCheckpoint] = []
         self._saving.poll(wait=True)
         for model in self.models:
-            if model.trained is Trained.NOTHING or self._configuration.mode is Mode.FORWARD_ONLY:
+            if model.trained is Trained.NOTHING or self._configuration.mode is ModelMode.FORWARD_ONLY:
                 continue
 
             def done(outcome: CommittedCheckpoint | Exception, model: LoadedModel = model) -> None:
@@ -222,7 +222,7 @@ class ModelOperations:
         asked = choice(fields, "checkpoint_type", "base", CHECKPOINT_TYPES)
         precision = fields.get("export_precision") or "source"
         if precision != "source":
-            raise EngineError(f"export_precision: {precision!r} is not built here; weights are written as they are")
+            raise EngineError(f"export_precision: {precision!r} is not supported; weights are written as they are")
         merged = asked == "merged_base" and model.trained is Trained.ADAPTER
         step = self.models.steps(model.model_id)
         if merged and not (step or model.loaded):

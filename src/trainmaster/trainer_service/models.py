@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, Blame, EngineError, LoraOptions, Normalization, Trained
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.trainer_service.configuration import Configuration
 from trainmaster.trainer_service.schema import number, shown, whole
 
@@ -86,7 +86,7 @@ def adam_options(fields: Mapping[str, Any], *, learning_rate: float | None) -> A
     other = fields.get("optimizer_params")
     if other is not None:
         named = other.get("type") if isinstance(other, Mapping) else other
-        raise EngineError(f"the optimizer {named!r} is not built here; this service steps with AdamW (adam_params)")
+        raise EngineError(f"the optimizer {named!r} is not supported; this service steps with AdamW (adam_params)")
     params = fields.get("adam_params") or {}
     if not isinstance(params, Mapping):
         raise EngineError(f"adam_params: {params!r} is no object")
@@ -154,9 +154,9 @@ class LoadedModels:
             raise EngineError(f"this trainer holds {configuration.base_model}, and not {base_model!r}")
         optimizer = fields.get("optimizer_config") or {}
         if not isinstance(optimizer, dict) or optimizer.get("type", "adamw") != "adamw":
-            raise EngineError(f"the optimizer {optimizer!r} is not built here; this service has AdamW")
+            raise EngineError(f"the optimizer {optimizer!r} is not supported; this service has AdamW")
         if fields.get("projection_head_dim"):
-            raise EngineError("projection_head_dim: projection heads are not built here")
+            raise EngineError("projection_head_dim: projection heads are not supported")
         if model_id in self._models:
             raise EngineError(f"there is a model {model_id} already")
         base_only = flag(fields, "base_only", default=False)
@@ -164,7 +164,7 @@ class LoadedModels:
         if lora is not None:
             trained = Trained.ADAPTER
         else:
-            trained = Trained.NOTHING if base_only or configuration.mode is Mode.FORWARD_ONLY else Trained.ALL
+            trained = Trained.NOTHING if base_only or configuration.mode is ModelMode.FORWARD_ONLY else Trained.ALL
         self._require_room(trained)
         model = LoadedModel(
             model_id=model_id,
@@ -188,7 +188,7 @@ class LoadedModels:
 
     def require_trained(self, model_id: str) -> LoadedModel:
         model = self.get(model_id)
-        if self._configuration.mode is Mode.FORWARD_ONLY:
+        if self._configuration.mode is ModelMode.FORWARD_ONLY:
             raise EngineError(NO_TRAINING)
         if model.trained is Trained.NOTHING:
             raise EngineError(f"{model_id} is the base model itself (base_only), of which nothing is trained")
@@ -207,18 +207,18 @@ class LoadedModels:
         if config is not None and not isinstance(config, Mapping):
             raise EngineError(f"lora_config: {config!r} is no object")
         asked = whole(config or {}, "rank", None, low=0, high=MAX_RANK)
-        default = configuration.lora_rank if configuration.mode is Mode.LORA else 0
+        default = configuration.lora_rank if configuration.mode is ModelMode.LORA else 0
         rank = default if asked is None else asked
         if 0 < configuration.lora_rank < rank:
             raise EngineError(
                 f"lora_config.rank: {rank} is more than this trainer's lora_rank of {configuration.lora_rank}"
             )
-        if rank == 0 and configuration.mode is Mode.LORA:
+        if rank == 0 and configuration.mode is ModelMode.LORA:
             raise EngineError(
                 "this trainer trains adapters: name a lora_config.rank of 1 or more, or train the full parameters "
                 "in a job with lora_rank 0"
             )
-        if rank > 0 and configuration.mode is Mode.FULL:
+        if rank > 0 and configuration.mode is ModelMode.FULL:
             raise EngineError(
                 f"this trainer trains the full parameters (lora_rank 0), and no adapter of rank {rank}: name the rank "
                 "when the job is created"

@@ -21,7 +21,7 @@ from trainmaster.jobs.attempt import LOOK_EVERY_S
 from trainmaster.jobs.attempt import Stop as StopRequest
 from trainmaster.jobs.report import Reporter
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.trainer_service.channel import EngineChannel
 from trainmaster.trainer_service.checkpoint_names import CommittedCheckpoint, description
 from trainmaster.trainer_service.configuration import Configuration
@@ -187,7 +187,7 @@ class TrainerService:
                 {
                     "model_name": name,
                     "max_context_length": self.engine.max_context_length,
-                    "trainable": configuration.mode is not Mode.FORWARD_ONLY,
+                    "trainable": configuration.mode is not ModelMode.FORWARD_ONLY,
                     "sampleable": True,
                 }
                 for name in (configuration.base_model, *configuration.aliases)

@@ -42,7 +42,7 @@ def decode_sample(request_id: str, body: bytes | memoryview, encoding: str = "")
     fields = _json_object(decompressed(body, encoding))
     for name in REFUSED_OF_SAMPLES:
         if fields.get(name):
-            raise EngineError(f"{name} is not offered here: leave it out")
+            raise EngineError(f"{name} is not supported: leave it out")
     params = fields.get("sampling_params")
     if not isinstance(params, dict):
         raise EngineError(f"sampling_params must be an object, not {shown(params)}")

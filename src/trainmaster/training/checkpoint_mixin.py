@@ -65,7 +65,7 @@ class Checkpointing(Trainer):
         self._last_boundary = step
         # A run shorter than logging_steps would otherwise never report its loss.
         control.should_log = control.should_log or step == self.state.max_steps
-        control.should_save = session.look() or control.should_save
+        control.should_save = session.poll() or control.should_save
         if session.stop is not None:
             due = control.should_evaluate or before_evaluation or rated
             control.should_log, control.should_evaluate, control.should_save = True, False, False
@@ -98,7 +98,7 @@ class Checkpointing(Trainer):
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """A stop does not wait for the end of an evaluation."""
-        self.session.look()
+        self.session.poll()
         if (stop := self.session.stop) is not None:
             raise _StoppedEvaluating(stop)
         return super().prediction_step(*args, **kwargs)

@@ -93,7 +93,7 @@ def _reporting(trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resu
 
 
 def _export(document: Document, prepared: Prepared, trainer: Checkpointing, session: Session, process: Process) -> None:
-    session.look()
+    session.poll()
     if session.stop is not None:
         # The last checkpoint is committed: the next attempt only exports.
         raise Stopped(session.stop)

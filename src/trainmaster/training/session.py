@@ -173,7 +173,7 @@ class Best:
 
 @dataclass(eq=False)
 class Session:
-    """Connects one rank to the server, the other ranks and the checkpoints. `save`, `wait`, `look` are collective."""
+    """Connects one rank to the server, the other ranks and the checkpoints. `save`, `wait`, `poll` are collective."""
 
     document: Document
     prepared: Prepared
@@ -206,9 +206,9 @@ class Session:
         """The stop that the ranks agreed on in the last look."""
         return self._requests.stop
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Look for requests to the job; returns whether a save is requested."""
-        return self._requests.look()
+        return self._requests.poll()
 
     @property
     def best_needs_evaluation(self) -> bool:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from trainmaster.protocol.request import Within
+from trainmaster.protocol.request import ContainerOverrides
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.forkserver import serve
 from trainmaster.worker.supervise import run_worker
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "fork-server":
         return serve(chosen.directory)
     secrets = _taken(chosen.secrets) if chosen.secrets else NO_SECRETS
-    return run_worker(chosen.run_dir, chosen.node, secrets, Within.from_json(json.loads(chosen.within)))
+    return run_worker(chosen.run_dir, chosen.node, secrets, ContainerOverrides.from_json(json.loads(chosen.within)))
 
 
 def _taken(path: Path) -> Secrets:

@@ -229,7 +229,7 @@ class MemoryWatch:
         held_mb = sum(_sum_mb(f"/proc/{pid}/smaps_rollup", _SHARES) for pid in pids)
         if held_mb <= self._limit_mb:
             return None
-        return f"its processes hold {held_mb:.0f} MB of memory, and {self._limit_mb} MB are booked for them"
+        return f"its processes hold {held_mb:.0f} MB of memory, and their limit is {self._limit_mb} MB"
 
 
 def _sum_mb(path: str, amounts: re.Pattern[bytes]) -> float:

@@ -35,7 +35,7 @@ import trainmaster
 from trainmaster.protocol.documents import field_types
 from trainmaster.protocol.launch import ContainerRequest, Launch, Step
 from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
+from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, NodeAssignment
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import find_groups
 from trainmaster.worker.processes import start_time_of, sweep
@@ -120,7 +120,7 @@ class _ForkServer:
         # Looked up once, and not in every worker.
         find_groups()
         boot_id()
-        for kind in (AttemptRequest, NodeAssignment, Launch, Step, ContainerRequest, Within):
+        for kind in (AttemptRequest, NodeAssignment, Launch, Step, ContainerRequest, ContainerOverrides):
             field_types(kind)
         gc.collect()
         # Keep permanent objects out of garbage collections, which would copy their pages in every child.
@@ -193,7 +193,7 @@ class _ForkServer:
         within: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         given = Secrets.from_json(secrets) if secrets else NO_SECRETS
-        place = Within.from_json(within or {})
+        place = ContainerOverrides.from_json(within or {})
         return self._fork(lambda: run_worker(Path(run_dir), node, given, place))
 
     def _start_courier(self, _: socket.socket, **request: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trainmaster.protocol.launch import Readiness
-from trainmaster.protocol.sockets import stranger_at
+from trainmaster.protocol.sockets import untrusted_listener
 from trainmaster.worker.records import append
 
 _ANSWER_WITHIN_S = 5.0
@@ -99,7 +99,7 @@ class ReadinessProbe:
         host, port = self.address
         question = f"GET {self._readiness.path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
         try:
-            stranger = stranger_at(self._socket.getpeername()[:2], self._socket.getsockname()[:2], self._uid)
+            stranger = untrusted_listener(self._socket.getpeername()[:2], self._socket.getsockname()[:2], self._uid)
             if stranger is not None:
                 self._conclude(f"port {port} is taken by another user, with uid {stranger}")
                 return

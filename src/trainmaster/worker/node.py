@@ -123,7 +123,7 @@ class NodeRun:
             return Verdict(reason=Reason.WORKER_LOST, message=f"the worker failed: {error!r}", evidence=evidence)
         finally:
             self._tree.kill_and_wait()
-            self._look(last=True)
+            self._poll(last=True)
             self._cgroup.remove()
 
     def _run(self) -> Verdict:
@@ -172,7 +172,7 @@ class NodeRun:
                 self._on_started(pids)
         while self._tree.ranks_running:
             self._turn(TICK_S)
-        self._look()
+        self._poll()
         self._collect_stacks()
         verdict = self._verdict
         if verdict is None:
@@ -182,7 +182,7 @@ class NodeRun:
         self._deadline = self._step_deadline = None
         self._end_probe()
         self._clear_strays()
-        self._look(last=True)
+        self._poll(last=True)
         return verdict
 
     @property
@@ -236,9 +236,9 @@ class NodeRun:
             self._beat_due = now + Heartbeat.EVERY_S
             self._heartbeat.beat()
             self._journal.flush()
-        control = self._control.look(closely=beats)
+        control = self._control.poll(closely=beats)
         # Before the control is acted on: a rank that offered to save before must get the chance.
-        self._look()
+        self._poll()
         if control is not None:
             self._on_control(control, now)
         self._check_times(now)
@@ -252,8 +252,8 @@ class NodeRun:
         if self._stopping.cause is not None:
             raise _StoppedError
 
-    def _look(self, *, last: bool = False) -> None:
-        if self._watch.look(last=last):
+    def _poll(self, *, last: bool = False) -> None:
+        if self._watch.poll(last=last):
             self._hint()
 
     def _check_times(self, now: float) -> None:
@@ -321,7 +321,7 @@ class NodeRun:
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
         if end.failed and self._verdict is None and self._stopping.cause is None:
             # The rank's last event decides, and may not have been read yet.
-            self._look()
+            self._poll()
             verdict = verdict_on_failure(
                 end,
                 answer=Failure.of_lead(said_by_lead) if said_by_lead else None,

@@ -39,12 +39,12 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
 
 
-def hide_memory() -> None:
+def set_undumpable() -> None:
     """Keep other processes of the same user from reading this one's memory; only fully privileged root still can."""
     _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def gain_no_rights() -> None:
+def set_no_new_privs() -> None:
     """Keep setuid programs from gaining rights, here and in all descendants."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 

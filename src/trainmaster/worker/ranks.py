@@ -19,7 +19,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import PREPARED, RENDEZVOUS, RunDirectory
 from trainmaster.protocol.secrets import Secrets, secret_named
-from trainmaster.worker.processes import die_with_parent, gain_no_rights
+from trainmaster.worker.processes import die_with_parent, set_no_new_privs
 from trainmaster.worker.staging import INPUTS, NodeContext, free_port
 from trainmaster.worker.users import PRIVATE_UMASK, acting_as, open_own, without_session
 from trainmaster.worker.verdict import ProcessEnd, Verdict
@@ -178,7 +178,7 @@ def start_rank(
         die_with_parent(worker, KILL_LED if step.through else signal.SIGKILL)
         if user is not None:
             # Root of a container leaves root's files on this machine, and could make them setuid.
-            gain_no_rights()
+            set_no_new_privs()
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -26,7 +26,7 @@ from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import PREPARED, RunDirectory, events_stream, log_stream, metrics_stream
 from trainmaster.protocol.secrets import Secrets, secret_named
 from trainmaster.worker.local_http import KubeflowListener
-from trainmaster.worker.users import acting_as, barred, give_directory, open_own
+from trainmaster.worker.users import acting_as, first_untraversable, give_directory, open_own
 
 INPUTS = "inputs"
 """In a node's directory of the run directory."""
@@ -91,7 +91,7 @@ def _check_owner(directory: str, user: User) -> None:
 def _check_ways(user: User, *directories: str | os.PathLike[str]) -> None:
     """Check that the user can reach its files: the directories above ours are not ours to open."""
     for directory in directories:
-        if (closed := barred(os.fspath(directory), user)) is not None:
+        if (closed := first_untraversable(os.fspath(directory), user)) is not None:
             raise StagingError(
                 f"jobs of this account run as uid {user.uid}, who may not pass through {closed} on the way to "
                 f"{os.fspath(directory)}; allow that (chmod o+x {closed}), or keep the server's data elsewhere"

@@ -16,20 +16,20 @@ from trainmaster.protocol.documents import DISK_FULL_ERRNOS, in_memory
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason, exit_record
-from trainmaster.protocol.request import Within
+from trainmaster.protocol.request import ContainerOverrides
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets, secret_named
 from trainmaster.protocol.sockets import send_hint
 from trainmaster.worker.node import NodeRun
-from trainmaster.worker.processes import hide_memory, start_time_of
+from trainmaster.worker.processes import set_undumpable, start_time_of
 from trainmaster.worker.records import ExitRecord, Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.users import CannotBecomeError
 from trainmaster.worker.verdict import Verdict
 
-_OUTSIDE = Within()
+_OUTSIDE = ContainerOverrides()
 
 
-def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: Within = _OUTSIDE) -> int:
+def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: ContainerOverrides = _OUTSIDE) -> int:
     """Run one node of an attempt in this process; returns its exit code.
 
     `within` says what differs from the request where this process runs. If it leads onward, this process becomes the
@@ -37,7 +37,7 @@ def run_worker(run_dir: Path, node: int, secrets: Secrets = NO_SECRETS, within: 
     claimed the node, or if the run directory is gone.
     """
     if secrets != NO_SECRETS:
-        hide_memory()  # in a container, ranks run as the same user as this process, which holds tokens
+        set_undumpable()  # in a container, ranks run as the same user as this process, which holds tokens
     directory = RunDirectory(run_dir.absolute())
     journal = Journal(directory, node)
     # The job may be deleted at any time: then there is nobody to report to.
@@ -59,7 +59,9 @@ def _claim(directory: RunDirectory, node: int, journal: Journal) -> bool:
     return granted
 
 
-def _run_claimed(directory: RunDirectory, node: int, journal: Journal, secrets: Secrets, within: Within) -> None:
+def _run_claimed(
+    directory: RunDirectory, node: int, journal: Journal, secrets: Secrets, within: ContainerOverrides
+) -> None:
     exit_record = ExitRecord(directory, node)
     heartbeat = Heartbeat(directory, node)
     heartbeat.beat()

@@ -108,7 +108,7 @@ def open_own(path: str, user: User | None, flags: int = os.O_APPEND) -> int:
     return descriptor
 
 
-def barred(path: str, user: User | None) -> str | None:
+def first_untraversable(path: str, user: User | None) -> str | None:
     """The first directory on the path that the user may not pass through, or None."""
     with acting_as(user):
         for directory in (*reversed(Path(path).parents), Path(path)):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.protocol.reasons import REASON_OF_STOP, TELLABLE, Reason, StopCause
+from trainmaster.protocol.reasons import REASON_OF_STOP, REPORTABLE_REASONS, Reason, StopCause
 
 MAX_LINES = 20
 MAX_LINE_CHARACTERS = 500
@@ -147,7 +147,7 @@ class Failure:
     def from_json(document: Mapping[str, Any]) -> Failure | None:
         """The failure of an event; None if it gives no reason that a process may give."""
         reason, message = document.get("reason"), document.get("message")
-        if reason not in TELLABLE or not isinstance(message, str):
+        if reason not in REPORTABLE_REASONS or not isinstance(message, str):
             return None
         return Failure(reason=Reason(reason), message=message[:_MAX_MESSAGE])
 
@@ -199,12 +199,12 @@ def verdict_on_failure(
         return replace(verdict, reason=answer.reason, message=answer.message, oom_kills=None)
     subject = f"step {step}" if prepares else f"rank {end.rank}"
     how = f"was killed by {end.signal}" if end.signal else f"exited with code {end.exit_code}"
-    booked = f" ({memory_limit_mb} MB are booked for the node)" if memory_limit_mb is not None else ""
+    limit = f" (the node's limit is {memory_limit_mb} MB)" if memory_limit_mb is not None else ""
     killed = end.signal == "SIGKILL" or end.exit_code == _SHELL_SAYS_SIGKILL
     if end.exit_code in retry_exit_codes and not prepares:
-        reason, what = Reason.RETRYABLE_EXIT, f"{subject} {how}, which this job wants retried"
+        reason, what = Reason.RETRYABLE_EXIT, f"{subject} {how}, which is among the job's retry_exit_codes"
     elif killed and oom_kills:
-        reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory{booked}"
+        reason, what = Reason.OUT_OF_MEMORY, f"{subject} was killed by the kernel: out of memory{limit}"
     elif said is not None:
         # What follows is guessed from the last output, which may be a row of data, and from the exit, which may be a
         # library that crashed on the way out.
@@ -215,7 +215,7 @@ def verdict_on_failure(
         reason, what = Reason.DISK_FULL, f"{subject} {how}, the disk was full"
     elif oom_kills and memory_limit_mb is not None and not _is_own(evidence):
         reason = Reason.OUT_OF_MEMORY
-        what = f"{subject} {how}, and the kernel had killed a process of its job: out of memory{booked}"
+        what = f"{subject} {how}, and the kernel had killed a process of its job: out of memory{limit}"
     elif end.signal:
         reason, what = Reason.KILLED_BY_SIGNAL, f"{subject} {how}"
     else:

@@ -24,7 +24,7 @@ class ControlWatch:
         self._signature: tuple[int, int, int] | None = None
         self._seq = -1
 
-    def look(self, *, closely: bool = False) -> Control | None:
+    def poll(self, *, closely: bool = False) -> Control | None:
         """A control that is newer than all before, or None. `closely` distrusts the file's times, which are coarse."""
         try:
             status = os.stat(self._name)
@@ -71,15 +71,15 @@ class RankWatch:
         """The latest time to look, if a fast-growing log needs it sooner than usual."""
         return min((cap.due for cap in self._caps if cap.due is not None), default=None)
 
-    def look(self, *, last: bool = False) -> bool:
+    def poll(self, *, last: bool = False) -> bool:
         """Read what is new; returns whether there was an event. `last` dates the logs to their very end."""
         for log in self._logs:
-            log.look(last=last)
+            log.poll(last=last)
         for cap in self._caps:
-            cap.look()
+            cap.poll()
         news = False
         for rank, watch in self._events.items():
-            for event in watch.look():
+            for event in watch.poll():
                 self._take(rank, event)
             news |= watch.grew
         return news
@@ -112,7 +112,7 @@ class EventWatch:
         self.grew = False
         """Whether the last look found anything, of interest or not."""
 
-    def look(self) -> list[dict[str, Any]]:
+    def poll(self) -> list[dict[str, Any]]:
         before, found = self._read, []
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_size > before:
@@ -149,7 +149,7 @@ class LogClock:
         self._size = 0
         self._due = 0.0
 
-    def look(self, *, last: bool = False) -> None:
+    def poll(self, *, last: bool = False) -> None:
         """A full disk costs the entry, not the log."""
         now = time.monotonic()
         if now < self._due and not last:
@@ -187,7 +187,7 @@ class LogCap:
         self.due: float | None = None
         """When to look again, if sooner than usual."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         try:
             size = os.stat(self._path).st_size
         except OSError:

@@ -31,7 +31,7 @@ def test_function_has_its_packages_and_its_result_is_kept(backend: BackendUnderT
                     "colour": os.environ["COLOUR"], "packages": [gamma.VERSION, delta.VERSION], "prefix": sys.prefix}
     """
     wanted = {
-        "files": [{"path": "helper.py", "sha256": server.ship(b"VALUE = 7\n")}],
+        "files": [{"path": "helper.py", "sha256": server.upload_files(b"VALUE = 7\n")}],
         "environment": {"COLOUR": "blue", "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"},
         "packages": ["Gamma >= 1.0"],
         **backend.with_packages(index),

@@ -125,7 +125,7 @@ def _serve(backend: BackendUnderTest) -> tuple[str | None, str]:
     if Lifetime.SERVICE not in backend.capabilities.lifetimes:
         return None, ""
     server = backend.server
-    files = [{"path": "serves.py", "sha256": server.ship(SERVES.encode())}]
+    files = [{"path": "serves.py", "sha256": server.upload_files(SERVES.encode())}]
     job_id = server.submit_workload("service", {"argv": ["serves.py"], "python": True, "files": files})
     server.until(job_id, "TRAINING")
     return job_id, server.ask("GET", f"/v1/jobs/{job_id}/proxy/").text

@@ -84,7 +84,7 @@ FAILURES: list[tuple[list[str], str, str, dict[str, Any]]] = [
 def test_output_is_kept_to_the_byte_and_shown_by_lines(server: JobServer) -> None:
     workload = {
         "argv": ["sh", "-c", "cat raw; echo wrong >&2"],
-        "files": [{"path": "raw", "sha256": server.ship(RAW)}],
+        "files": [{"path": "raw", "sha256": server.upload_files(RAW)}],
     }
     job_id = server.submit_workload("command", workload)
     job = server.until(job_id)
@@ -143,8 +143,8 @@ def test_job_has_its_files_and_variables_where_it_works_and_what_it_leaves_is_ke
 ) -> None:
     environment = {"COLOUR": "blue", **{f"LARGE_{number}": chr(0xE9) * 50_000 for number in range(8)}}
     files = [
-        {"path": "data/names.txt", "sha256": server.ship(b"ada\n")},
-        {"path": "bin/tool", "sha256": server.ship(b"#!/bin/sh\necho ran $0\n"), "executable": True},
+        {"path": "data/names.txt", "sha256": server.upload_files(b"ada\n")},
+        {"path": "bin/tool", "sha256": server.upload_files(b"#!/bin/sh\necho ran $0\n"), "executable": True},
     ]
     # The directory is the job's own: what another one leaves there is not seen by the next.
     for word in ("first", "second"):

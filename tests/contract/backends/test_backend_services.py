@@ -70,7 +70,7 @@ def serve(server: JobServer, *, ready_at_probe: int = 1, timeout_s: float = PATI
     workload = {
         "argv": ["serves.py", str(ready_at_probe)],
         "python": True,
-        "files": [{"path": "serves.py", "sha256": server.ship(SERVES.encode())}],
+        "files": [{"path": "serves.py", "sha256": server.upload_files(SERVES.encode())}],
         "readiness": {"path": "/ready", "timeout_s": timeout_s},
     }
     return server.submit_workload("service", {**workload, **fields}, scheduling_config={"max_retries": 3})

@@ -113,7 +113,7 @@ def test_packages_are_installed_once_and_layered_over_the_workers_own(server: Lo
     assert Path(prefix).is_relative_to(server.directory / "cache")
     assert result(server, second) == result(server, first)
 
-    script = {"path": "main.py", "files": [{"path": "main.py", "sha256": server.ship(b"import gamma")}]}
+    script = {"path": "main.py", "files": [{"path": "main.py", "sha256": server.upload_files(b"import gamma")}]}
     again = server.submit_workload("script", {**script, **wanted, "packages": ["gamma>=1.0"]})
     command = server.submit_workload("command", {"argv": ["python", "-c", "import gamma"], **wanted})
     for job_id in (again, command):

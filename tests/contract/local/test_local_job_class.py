@@ -73,7 +73,7 @@ class Walks:
 
     def __init__(self, server: LocalServer) -> None:
         self.server = server
-        self.digest = server.ship(WALKS.encode())
+        self.digest = server.upload_files(WALKS.encode())
         self.group = f"group-{next(_groups)}"
         """Of this test alone: what others walked is not its concern, nor what it did before it was run again."""
 

@@ -18,7 +18,7 @@ http.server.HTTPServer(place, http.server.SimpleHTTPRequestHandler).serve_foreve
 @over("files")
 @pytest.mark.long  # tests/unit/core/test_decisions.py decides who is parked
 def test_used_service_stays(server: LocalServer) -> None:
-    files = [{"path": "serves.py", "sha256": server.ship(SERVES)}]
+    files = [{"path": "serves.py", "sha256": server.upload_files(SERVES)}]
     workload = {"argv": ["serves.py"], "python": True, "files": files, "inactivity_timeout_s": 5.0}
     job_id = server.submit_workload("service", workload)
     server.until(job_id, "TRAINING")

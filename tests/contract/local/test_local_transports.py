@@ -27,7 +27,7 @@ def test_over_http_neither_side_can_read_the_other_ones_files(server: LocalServe
     go = scripts / "go"
     (scripts / "lists.py").write_text(LISTS)
     hidden = [str(server.directory / name) for name in ("runs", "blobs")]
-    shipped = server.ship(b"shipped")
+    shipped = server.upload_files(b"shipped")
     workload = {"environment": {"GO": str(go)}, "files": [{"path": "inner/file.txt", "sha256": shipped}]}
     job_id = server.submit_python(scripts / "lists.py", *hidden, ".", "inner", workload=workload)
     server.wait_for_line(job_id, "seen")

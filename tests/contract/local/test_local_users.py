@@ -135,7 +135,7 @@ class Tenant(LocalServer):
             "path": "program.py",
             "args": list(arguments),
             "interpreter": [interpreter()],
-            "files": [{"path": path, "sha256": self.ship(content)} for path, content in shipped.items()],
+            "files": [{"path": path, "sha256": self.upload_files(content)} for path, content in shipped.items()],
             "environment": {"PYTHONPATH": str(SOURCE)},
             "grace_period_s": 0.5,
         }
@@ -273,7 +273,7 @@ def test_job_classes_of_accounts_keep_their_checkpoints_apart(vision: Tenant, sp
     for tenant in (vision, speech):
         workload = {
             "target": "counts:Count",
-            "files": [{"path": "counts.py", "sha256": tenant.ship(CLASS.encode())}],
+            "files": [{"path": "counts.py", "sha256": tenant.upload_files(CLASS.encode())}],
             "environment": {"PYTHONPATH": str(SOURCE)},
         }
         for lines in ([f"ran as {tenant.uid}"], []):
@@ -386,7 +386,7 @@ def test_job_reaches_neither_the_server_nor_another_account(server: LocalServer,
     wait_for(lambda: vision.job(running)["checkpoints"], "a checkpoint")
     ended = vision.submit("sh", "-c", program.removesuffix("; sleep 600"))
     vision.until(ended, "COMPLETED")
-    server.ship(b"a blob of the default account")
+    server.upload_files(b"a blob of the default account")
 
     fork_server = server._fork_server_pid()
     assert server.process is not None

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from store_records import ACME, EVERYTHING, OTHER, new_job
 
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.doors.tinker import records
@@ -25,7 +25,7 @@ def run(model_id: str, account_id: str = "acme", **fields: Any) -> TinkerRun:
     values: dict[str, Any] = {
         "session_id": model_id.partition(":")[0],
         "base_model": "m",
-        "mode": Mode.LORA,
+        "mode": ModelMode.LORA,
         "request": {"lora_config": {"rank": 4}},
         "created_at": 100.0,
         "used_at": 100.0,

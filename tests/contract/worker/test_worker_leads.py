@@ -11,7 +11,7 @@ from worker_attempts import Attempt, Attempts, is_running, wait_for
 
 from trainmaster.protocol.launch import Step
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.protocol.request import Within
+from trainmaster.protocol.request import ContainerOverrides
 
 FAILS = """
 import json, pathlib, sys
@@ -34,7 +34,7 @@ pathlib.Path(sys.argv[1]).touch()
 def led(attempts: Attempts, code: str, given: Path, **options: Any) -> Attempt:
     """An attempt whose only rank is led into a container, of a kind; `given` is for the leader to write."""
     attempt = attempts("true", **options)
-    within = Within(through={"run": (sys.executable, "-c", code, str(given))}).to_json()
+    within = ContainerOverrides(through={"run": (sys.executable, "-c", code, str(given))}).to_json()
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)
     return attempt
 
@@ -55,7 +55,7 @@ def test_leader_has_all_variables_of_the_rank_and_the_last_word_on_why_it_failed
 def test_environment_that_a_step_left_is_not_for_ranks_in_containers(attempts: Attempts, tmp_path: Path) -> None:
     leave = 'rm -rf "$TRAINMASTER_PREPARED_DIR/environment.json"; mkfifo "$TRAINMASTER_PREPARED_DIR/environment.json"'
     attempt = attempts(steps=(Step(name="prepare", argv=("sh", "-c", leave)), Step(name="run", argv=("true",))))
-    within = Within(through={"run": ("true",)}).to_json()
+    within = ContainerOverrides(through={"run": ("true",)}).to_json()
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)
     assert attempt.ended()["reason"] == Reason.SUCCEEDED
     # Where it counts, a pipe is none, and holds nobody up.

@@ -50,7 +50,7 @@ def test_rank_beyond_its_memory_is_killed_and_its_neighbour_is_not(attempts: Att
     greedy = attempts.python(f"{TAKE}take(400)", memory_mb=200)
     ended = greedy.run()
     assert (ended["reason"], ended["signal"], ended["evidence"]["oom_kills"]) == (Reason.OUT_OF_MEMORY, "SIGKILL", 1)
-    assert ended["message"] == "rank 0 was killed by the kernel: out of memory (200 MB are booked for the node)"
+    assert ended["message"] == "rank 0 was killed by the kernel: out of memory (the node's limit is 200 MB)"
     assert is_running(neighbour.rank_pid())
     assert not Path(str(own_group()), f"trainmaster-{greedy.request.attempt_id}.0").exists()
 
@@ -63,7 +63,7 @@ def test_process_of_a_rank_that_is_killed_for_memory_is_why_the_rank_failed(atte
     )
     ended = attempts.python(code, memory_mb=200).run()
     assert (ended["reason"], ended["exit_code"]) == (Reason.OUT_OF_MEMORY, 1)
-    assert "the kernel had killed a process of its job: out of memory (200 MB are booked" in ended["message"]
+    assert "the kernel had killed a process of its job: out of memory (the node's limit is 200 MB" in ended["message"]
     assert ended["message"].endswith("RuntimeError: a loader was killed")
 
 
@@ -101,7 +101,7 @@ def test_without_a_cgroup_a_rank_beyond_its_memory_is_brought_down(watched: Atte
     attempt = watched.python(f"{TAKE}import time\nprint('up')\nkept = take(400)\ntime.sleep(600)", memory_mb=200)
     ended = attempt.run()
     assert ended["reason"] == Reason.OUT_OF_MEMORY
-    assert re.fullmatch(r"its processes hold [2-4]\d\d MB of memory, and 200 MB are booked for them", ended["message"])
+    assert re.fullmatch(r"its processes hold [2-4]\d\d MB of memory, and their limit is 200 MB", ended["message"])
     assert attempt.record("rank_exited")["signal"] in ("SIGTERM", "SIGKILL")
 
 

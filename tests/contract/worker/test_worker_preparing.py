@@ -13,8 +13,8 @@ import pytest
 from worker_attempts import Attempts, ForkServerProcess
 
 from trainmaster.protocol.launch import Step
-from trainmaster.protocol.reasons import TELLABLE, Reason
-from trainmaster.protocol.request import Within
+from trainmaster.protocol.reasons import REPORTABLE_REASONS, Reason
+from trainmaster.protocol.request import ContainerOverrides
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -146,7 +146,7 @@ def test_worker_variables_of_the_server_reach_every_process(attempts: Attempts) 
     assert "TRAINMASTER_CACHE_DIR" not in seen
 
 
-@pytest.mark.parametrize("reason", sorted(TELLABLE))
+@pytest.mark.parametrize("reason", sorted(REPORTABLE_REASONS))
 def test_worker_failure_that_a_process_explains_has_its_reason(attempts: Attempts, reason: Reason) -> None:
     code = f"from trainmaster.jobs import report; report.fail({str(reason)!r}, 'row 3 has no text')"
     attempt = attempts(steps=(Step(name="prepare", argv=("-c", code), python=True), Step(name="run", argv=("true",))))
@@ -233,10 +233,10 @@ def test_worker_hands_a_node_over_when_the_steps_outside_are_done(attempts: Atte
     more, run = (Step(name=name, argv=("-c", SHOW), python=True) for name in ("more", "run"))
     attempt = attempts(steps=(fetch, more, run), secrets={"WORD": "secret:env.WORD"})
     given, handed = tmp_path / "given.json", tmp_path / "handed.json"
-    inside = Within(first_step="more").to_json()
+    inside = ContainerOverrides(first_step="more").to_json()
     worker = [sys.executable, "-m", "trainmaster.worker", "run", "--run-dir", str(attempt.path), "--node", "0"]
     goes_on = shlex.join([*worker, "--secrets", f"{handed}.taken", "--within", json.dumps(inside)])
-    within = Within(
+    within = ContainerOverrides(
         # What leads to a step has the job's variables to read, and none of them in its own environment.
         through={"fetch": ("sh", "-c", 'cat > "$0"; echo "${WORD-unset}"; exec "$@"', str(given))},
         onward=("/bin/sh", "-c", f'tee "{handed}" > "{handed}.taken"; exec {goes_on}'),
@@ -260,12 +260,14 @@ def test_worker_hands_a_node_over_when_the_steps_outside_are_done(attempts: Atte
 def test_worker_hands_nothing_over_when_a_step_outside_fails(attempts: Attempts, tmp_path: Path) -> None:
     fetch = Step(name="fetch", argv=(), image="fetch:1")
     attempt = attempts(steps=(fetch, Step(name="run", argv=("true",))))
-    within = Within(through={"fetch": ("sh", "-c", "exit 3")}, onward=("/bin/sh", "-c", f"touch {tmp_path}/reached"))
+    within = ContainerOverrides(
+        through={"fetch": ("sh", "-c", "exit 3")}, onward=("/bin/sh", "-c", f"touch {tmp_path}/reached")
+    )
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within.to_json())
     ended = attempt.ended()
     assert (ended["reason"], ended["step"], ended["exit_code"]) == (Reason.EXITED_NONZERO, "fetch", 3)
     nowhere = attempts(steps=(fetch, Step(name="run", argv=("true",))))
-    within = Within(through={"fetch": ("true",)}, onward=(str(tmp_path / "none"),))
+    within = ContainerOverrides(through={"fetch": ("true",)}, onward=(str(tmp_path / "none"),))
     nowhere.fork_server.ask(op="start", run_dir=str(nowhere.path), node=0, within=within.to_json())
     assert nowhere.ended()["reason"] == Reason.WORKER_LOST
     assert not (tmp_path / "reached").exists()
@@ -275,6 +277,6 @@ def test_worker_holds_what_leads_into_a_container_to_nothing(attempts: Attempts)
     holds = (sys.executable, "-c", "import time; held = bytearray(b'x' * (128 << 20)); time.sleep(1.5)")
     steps = (Step(name="fetch", argv=(), image="fetch:1"), Step(name="run", argv=("true",)))
     attempt = attempts(steps=steps, memory_mb=64)
-    within = Within(through={"fetch": holds}).to_json()
+    within = ContainerOverrides(through={"fetch": holds}).to_json()
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)
     assert attempt.ended()["reason"] == Reason.SUCCEEDED

@@ -9,7 +9,7 @@ import pytest
 
 from trainmaster.backends import BACKENDS
 from trainmaster.backends.base import LaunchError
-from trainmaster.backends.stand_ins import AbsentBackend
+from trainmaster.backends.stand_ins import UnavailableBackend
 from trainmaster.protocol.launch import CONTAINER, Launch, Step
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
@@ -38,11 +38,11 @@ def test_reboot_ends_what_an_absent_backend_ran_and_force_is_only_told_of(
     directory.claim(0, {"nonce": "0", "boot_id": boot_id()})
     directory.claim(1, {"nonce": "1", "boot_id": "of another day"})
     directory.claim(2, {"nonce": "2", "revoked": True})
-    backend = AbsentBackend(CONTAINER, BACKENDS[CONTAINER].capabilities, lambda _: directory, why=WHY)
+    backend = UnavailableBackend(CONTAINER, BACKENDS[CONTAINER].capabilities, lambda _: directory, why=WHY)
     seen = [Liveness.UNKNOWN, Liveness.REBOOTED, Liveness.REVOKED, Liveness.UNCLAIMED]
     assert list(backend.observe(request)) == seen
     elsewhere = replace(BACKENDS[CONTAINER].capabilities, runs_here=False)  # a boot of this machine says nothing
-    remote = AbsentBackend(CONTAINER, elsewhere, lambda _: directory, why=WHY)
+    remote = UnavailableBackend(CONTAINER, elsewhere, lambda _: directory, why=WHY)
     assert list(remote.observe(request))[:2] == [Liveness.UNKNOWN, Liveness.UNKNOWN]
     backend.sweep(request, 1)
     with pytest.raises(LaunchError, match=WHY):

@@ -130,7 +130,7 @@ def test_an_account_that_stays_in_containers_mounts_nothing_that_users_could_exc
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (request(steps=(Step(name="main", argv=("x.py",), python=True),)), "does not run Python code"),
+        (request(steps=(Step(name="main", argv=("x.py",), python=True),)), "has no usable Python"),
         (request(lifetime=Lifetime.SERVICE, nodes=2), "one rank"),
         (request(working_directory="/app", blobs=(BlobFile(sha256="0" * 64, path="x"),)), "leave working_directory"),
         (request(confined=True, nodes=2, blobs=(BlobFile(sha256="0" * 64, path="x"),)), "several nodes"),

@@ -15,13 +15,18 @@ from trainmaster.backends.container import container_process
 from trainmaster.backends.container.container_spec import KEEP, ImageFacts
 from trainmaster.backends.container.engine import ContainerEngine
 from trainmaster.backends.container.plans import plan_document, planned_names
-from trainmaster.protocol.launch import Gang, Launch, Size, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, Launch, Step
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 
 IMAGE = ImageFacts(
     id="sha256:1", environment={}, entrypoint=(), command=(), working_directory=None, python="/usr/bin/python3"
 )
-GANG = Gang(count=2, argv=("-m", "write"), size=Size(cpu_cores=0.5, memory_bytes=3 << 20), head=Size(cpu_cores=2.0))
+GANG = Gang(
+    count=2,
+    argv=("-m", "write"),
+    size=ContainerLimits(cpu_cores=0.5, memory_bytes=3 << 20),
+    head=ContainerLimits(cpu_cores=2.0),
+)
 
 
 def test_gang_is_planned_with_its_sizes() -> None:

@@ -25,7 +25,7 @@ from trainmaster.backends.container.container_spec import (
 )
 from trainmaster.backends.container.worker_files import packed_worker
 from trainmaster.protocol.launch import BlobFile, ContainerRequest, Launch, Lifetime, Step, Volume
-from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment, Within
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, ContainerOverrides, NodeAssignment
 
 IMAGE = ImageFacts(
     id="sha256:1",
@@ -53,9 +53,9 @@ def request(*nodes: NodeAssignment, **launch: Any) -> AttemptRequest:
     )
 
 
-def within(document: dict[str, Any]) -> Within:
+def within(document: dict[str, Any]) -> ContainerOverrides:
     arguments = document["Cmd"]
-    return Within.from_json(json.loads(arguments[arguments.index("--within") + 1]))
+    return ContainerOverrides.from_json(json.loads(arguments[arguments.index("--within") + 1]))
 
 
 def test_what_is_booked_becomes_limits_and_what_is_not_stays_free() -> None:

@@ -18,7 +18,7 @@ from trainmaster.backends.container.plans import (
     within_outside,
 )
 from trainmaster.protocol.launch import Launch, Step, Volume
-from trainmaster.protocol.request import AttemptRequest, NodeAssignment, Within
+from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, NodeAssignment
 
 IMAGE = unknown_image("sha256:job")
 FETCHES = replace(unknown_image("sha256:fetch"), entrypoint=("fetch",), python=None, lacks="it has no python3")
@@ -93,7 +93,7 @@ def test_node_goes_on_in_its_container_where_the_steps_outside_have_ended() -> N
         "model-initializer": ("lead", "plan", "model-initializer"),
         "dataset-initializer": ("lead", "plan", "dataset-initializer", "python3"),
     }
-    outside = Within.from_json(within.to_json()).amend(REQUEST, 1).launch
+    outside = ContainerOverrides.from_json(within.to_json()).amend(REQUEST, 1).launch
     assert [(step.name, step.python) for step in outside.steps] == [
         ("model-initializer", False),
         ("dataset-initializer", False),
@@ -119,7 +119,7 @@ def test_ranks_without_python_are_run_by_the_worker_that_ran_the_steps() -> None
 
 def test_image_that_cannot_fetch_is_refused() -> None:
     check_steps(REQUEST, IMAGES)
-    with pytest.raises(LaunchError, match="model-initializer: image fetch:1 has no command of its own"):
+    with pytest.raises(LaunchError, match="model-initializer: image fetch:1 has no entrypoint or command"):
         check_steps(REQUEST, {**IMAGES, "fetch:1": replace(FETCHES, entrypoint=())})
-    with pytest.raises(LaunchError, match=r"dataset-initializer: image cache:1 does not run Python.*no python3"):
+    with pytest.raises(LaunchError, match=r"dataset-initializer: image cache:1 has no usable Python.*no python3"):
         check_steps(REQUEST, {**IMAGES, "cache:1": FETCHES})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.backends.local import open_passage
+from trainmaster.backends.local import grant_traversal
 
 
 def mode(path: Path) -> int:
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def open_both(data: Path) -> None:
-    open_passage(data, [data / "runs", data / "artifacts"])
+    grant_traversal(data, [data / "runs", data / "artifacts"])
 
 
 def test_closed_data_directory_is_opened_and_all_in_it_is_closed(data: Path) -> None:
@@ -65,5 +65,5 @@ def test_link_is_not_followed(data: Path, tmp_path: Path) -> None:
 
 
 def test_data_directory_stays_closed_where_nothing_lies_in_it(data: Path, tmp_path: Path) -> None:
-    open_passage(data, [tmp_path / "shared" / "runs"])
+    grant_traversal(data, [tmp_path / "shared" / "runs"])
     assert (mode(data), mode(tmp_path / "shared" / "runs")) == (0o700, 0o711)

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from trainmaster.client import Client, RefusedError, ShippingError
-from trainmaster.client.file_upload import ship, submit
+from trainmaster.client import Client, RefusedError, UploadError
+from trainmaster.client.file_upload import submit, upload_files
 from trainmaster.client.local import LocalServer
 from trainmaster.protocol.processes import ProcessIdentity
 
@@ -103,7 +103,7 @@ def test_script_beside_the_job_file_is_sent_along(client: Client, blobs: Blobs, 
     (tmp_path / "train.py").write_bytes(b"print(1)")
     document = {"name": "n", "workload": {"kind": "script", "path": "./train.py", "args": ["x"]}}
 
-    shipped = ship(client, document, tmp_path)
+    shipped = upload_files(client, document, tmp_path)
 
     assert shipped["workload"] == {
         "kind": "script",
@@ -119,7 +119,7 @@ def test_script_above_the_job_file_goes_by_its_name(client: Client, tmp_path: Pa
     (tmp_path / "train.py").write_bytes(b"print(1)")
     (tmp_path / "jobs").mkdir()
 
-    shipped = ship(client, {"workload": {"kind": "script", "path": "../train.py"}}, tmp_path / "jobs")
+    shipped = upload_files(client, {"workload": {"kind": "script", "path": "../train.py"}}, tmp_path / "jobs")
 
     assert shipped["workload"]["path"] == "train.py"
     assert shipped["workload"]["files"][0]["path"] == "train.py"
@@ -141,7 +141,7 @@ def test_workload_without_local_files_stays_as_it_is(
 ) -> None:
     (tmp_path / "train.py").write_bytes(b"print(1)")
 
-    assert ship(client, {"workload": workload}, tmp_path) == {"workload": workload}
+    assert upload_files(client, {"workload": workload}, tmp_path) == {"workload": workload}
     assert blobs.puts == 0
 
 
@@ -156,7 +156,7 @@ def test_sources_are_sent_files_and_directories_alike(client: Client, tmp_path: 
     (tmp_path / "one.txt").write_bytes(b"1")
     files = [{"source": "one.txt", "path": "in/1.txt"}, {"source": "data"}, {"path": "x", "sha256": "0" * 64}]
 
-    shipped = ship(client, {"workload": {"kind": "command", "argv": ["x"], "files": files}}, tmp_path)
+    shipped = upload_files(client, {"workload": {"kind": "command", "argv": ["x"], "files": files}}, tmp_path)
 
     assert shipped["workload"]["files"] == [
         {"path": "in/1.txt", "sha256": digest(b"1")},
@@ -172,7 +172,7 @@ def test_what_an_ignore_file_names_is_not_sent_with_its_directory(client: Client
         (tmp_path / name).touch()
     (tmp_path / "src" / ".gitignore").write_text(".env\n")
     (tmp_path / "src" / "deep" / ".gitignore").write_text("*.bin\n.gitignore\n")
-    document = ship(client, {"workload": {"kind": "command", "files": [{"source": "src"}]}}, tmp_path)
+    document = upload_files(client, {"workload": {"kind": "command", "files": [{"source": "src"}]}}, tmp_path)
     assert paths_in(document) == ["src/.gitignore", "src/a.py", "src/deep/b.py"]
 
 
@@ -180,7 +180,7 @@ def test_file_that_the_server_has_is_not_sent_again(client: Client, blobs: Blobs
     (tmp_path / "train.py").write_bytes(b"print(1)")
     document = {"workload": {"kind": "script", "path": "train.py"}}
 
-    assert ship(client, document, tmp_path) == ship(client, document, tmp_path)
+    assert upload_files(client, document, tmp_path) == upload_files(client, document, tmp_path)
     assert blobs.puts == 1
 
 
@@ -194,8 +194,8 @@ def test_file_that_the_server_has_is_not_sent_again(client: Client, blobs: Blobs
     ],
 )
 def test_source_that_cannot_be_sent_is_named(client: Client, tmp_path: Path, entry: dict[str, str], says: str) -> None:
-    with pytest.raises(ShippingError, match=says):
-        ship(client, {"workload": {"kind": "command", "files": [entry]}}, tmp_path)
+    with pytest.raises(UploadError, match=says):
+        upload_files(client, {"workload": {"kind": "command", "files": [entry]}}, tmp_path)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_data_beside_the_job_file_is_sent_to_another_machine(client: Client, blo
     told: list[str] = []
     document = training("./data/a.jsonl")
 
-    shipped = ship(client, document, project, tell=told.append)
+    shipped = upload_files(client, document, project, tell=told.append)
 
     assert shipped["workload"] == {"kind": "trainer", "files": [{"path": "data/a.jsonl", "sha256": digest(b"a")}]}
     assert path_of(shipped) == "data/a.jsonl"
@@ -259,13 +259,13 @@ def test_data_beside_the_job_file_is_sent_to_another_machine(client: Client, blo
 def test_directories_patterns_and_what_lies_above_are_sent(
     client: Client, project: Path, path: str, named: str, files: list[str]
 ) -> None:
-    shipped = ship(client, training(path), project)
+    shipped = upload_files(client, training(path), project)
     assert path_of(shipped) == named
     assert paths_in(shipped) == files
 
 
 def test_model_that_lies_beside_the_job_file_is_sent_without_what_is_hidden(client: Client, project: Path) -> None:
-    shipped = ship(client, training("hf://org/data", base_model={"model_id": "model"}), project)
+    shipped = upload_files(client, training("hf://org/data", base_model={"model_id": "model"}), project)
     assert shipped["training_config"]["base_model"] == {"model_id": "model", "source": "local"}
     assert paths_in(shipped) == ["model/config.json"]
 
@@ -273,7 +273,7 @@ def test_model_that_lies_beside_the_job_file_is_sent_without_what_is_hidden(clie
 def test_tokenizer_that_is_sent_is_still_named_by_a_path(client: Client, project: Path) -> None:
     document = training("hf://org/data", base_model={"tokenizer_id": "model"})
     document["data_config"]["preprocess"] = {"tokenizer_id": "./model"}
-    shipped = ship(client, document, project)
+    shipped = upload_files(client, document, project)
     assert shipped["training_config"]["base_model"]["tokenizer_id"] == "./model"
     assert shipped["data_config"]["preprocess"]["tokenizer_id"] == "./model"
     assert paths_in(shipped) == ["model/config.json"]
@@ -281,32 +281,32 @@ def test_tokenizer_that_is_sent_is_still_named_by_a_path(client: Client, project
 
 def test_script_of_ones_own_is_sent(client: Client, project: Path) -> None:
     framework = {"type": "CUSTOM", "custom_script_path": "train.py"}
-    shipped = ship(client, training("s3://bucket/rows", framework=framework), project)
+    shipped = upload_files(client, training("s3://bucket/rows", framework=framework), project)
     assert shipped["training_config"]["framework"]["custom_script_path"] == "train.py"
     assert paths_in(shipped) == ["train.py"]
 
 
 @pytest.mark.parametrize("path", ["hf://org/data", "s3://bucket/rows", "https://host/rows.jsonl", "/srv/rows.jsonl"])
 def test_what_lies_elsewhere_is_left_alone(client: Client, project: Path, path: str) -> None:
-    assert ship(client, training(path), project) == training(path)
+    assert upload_files(client, training(path), project) == training(path)
 
 
 def test_name_with_another_type_than_a_file_is_left_alone(client: Client, project: Path) -> None:
     document = training()
     document["data_config"]["sources"] = [{"path": "data/a.jsonl", "type": "hf"}]
-    assert ship(client, document, project) == document
+    assert upload_files(client, document, project) == document
 
 
 @pytest.mark.parametrize("type_", ["file", "Local", None])
 def test_name_whose_type_is_a_file_is_sent(client: Client, project: Path, type_: str | None) -> None:
     document = training()
     document["data_config"]["sources"][0]["type"] = type_
-    assert paths_in(ship(client, document, project)) == ["data/a.jsonl"]
+    assert paths_in(upload_files(client, document, project)) == ["data/a.jsonl"]
 
 
 def test_files_that_are_declared_are_not_sent_twice(client: Client, blobs: Blobs, project: Path) -> None:
     document = {**training("data/a.jsonl"), "workload": {"kind": "trainer", "files": [{"source": "data"}]}}
-    shipped = ship(client, document, project)
+    shipped = upload_files(client, document, project)
     assert paths_in(shipped) == ["data/a.jsonl", "data/b.jsonl"]
     assert path_of(shipped) == "data/a.jsonl"
 
@@ -326,8 +326,8 @@ def test_files_that_are_declared_are_not_sent_twice(client: Client, blobs: Blobs
 def test_file_of_a_training_that_is_not_there_is_an_error(
     client: Client, project: Path, document: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(ShippingError, match=f"{re.escape(field)}: there is no .* in {re.escape(str(project))}"):
-        ship(client, document, project)
+    with pytest.raises(UploadError, match=f"{re.escape(field)}: there is no .* in {re.escape(str(project))}"):
+        upload_files(client, document, project)
 
 
 def test_misspelt_file_leads_to_the_nearest_and_an_empty_directory_is_called_that(
@@ -335,27 +335,27 @@ def test_misspelt_file_leads_to_the_nearest_and_an_empty_directory_is_called_tha
 ) -> None:
     (project / "train.jsonl").touch()
     (project / "nothing").mkdir()
-    with pytest.raises(ShippingError, match=r"trian\.jsonl; looked in .*; did you mean train\.jsonl\?$"):
-        ship(client, training("trian.jsonl"), project)
-    with pytest.raises(ShippingError, match=r"sources\[0\]\.path: the directory nothing has no files"):
-        ship(client, training("nothing"), project)
+    with pytest.raises(UploadError, match=r"trian\.jsonl; looked in .*; did you mean train\.jsonl\?$"):
+        upload_files(client, training("trian.jsonl"), project)
+    with pytest.raises(UploadError, match=r"sources\[0\]\.path: the directory nothing has no files"):
+        upload_files(client, training("nothing"), project)
 
 
 @pytest.mark.parametrize("model", ["model/nope", "model/tiny/nope", "somewhere/deep/nope"])
 def test_mistyped_path_of_a_model_is_not_taken_for_a_name_on_the_hub(client: Client, project: Path, model: str) -> None:
     said = re.escape(f"there is no such file or directory: {model}; looked in {project}")
-    with pytest.raises(ShippingError, match=rf"^training_config\.base_model\.model_id: {said}"):
-        ship(client, training("hf://a/b", base_model={"model_id": model}), project)
+    with pytest.raises(UploadError, match=rf"^training_config\.base_model\.model_id: {said}"):
+        upload_files(client, training("hf://a/b", base_model={"model_id": model}), project)
     document = training("hf://a/b")
     document["data_config"]["preprocess"] = {"tokenizer_id": model}
-    with pytest.raises(ShippingError, match=rf"^data_config\.preprocess\.tokenizer_id: {said}"):
-        ship(client, document, project)
+    with pytest.raises(UploadError, match=rf"^data_config\.preprocess\.tokenizer_id: {said}"):
+        upload_files(client, document, project)
 
 
 @pytest.mark.parametrize("model", ["org/model", "hf://model/nope", "artifacts:job-a/output/model", "gpt2"])
 def test_name_on_the_hub_stays_as_it_is(client: Client, project: Path, model: str) -> None:
     document = training("hf://a/b", base_model={"model_id": model})
-    assert ship(client, document, project) == document
+    assert upload_files(client, document, project) == document
 
 
 @pytest.mark.parametrize("files", [[], [{"path": "other.py", "sha256": "0" * 64}]])
@@ -364,8 +364,8 @@ def test_script_that_is_not_there_says_so_and_where_it_was_looked_for(
 ) -> None:
     workload = {"kind": "script", "path": "absent.py", "files": files}
     said = re.escape(f"workload.path: there is no such file or directory: absent.py; looked in {project}")
-    with pytest.raises(ShippingError, match=said):
-        ship(client, {"workload": workload}, project)
+    with pytest.raises(UploadError, match=said):
+        upload_files(client, {"workload": workload}, project)
 
 
 def test_local_server_finds_files_below_its_data_roots_where_they_are(
@@ -380,17 +380,17 @@ def test_local_server_finds_files_below_its_data_roots_where_they_are(
         data_roots=(Path("/srv/data"), project),
     )
     monkeypatch.setattr("trainmaster.client.file_upload.running", lambda: local)
-    shipped = ship(client, training(base_model={"model_id": "./model"}), project)
+    shipped = upload_files(client, training(base_model={"model_id": "./model"}), project)
     assert path_of(shipped) == str(project / "data" / "a.jsonl")
     assert shipped["training_config"]["base_model"] == {"model_id": str(project / "model"), "source": "local"}
     assert "workload" not in shipped
     assert not blobs.kept
     (project / "data" / "elsewhere.jsonl").symlink_to("../../above.jsonl")
-    assert paths_in(ship(client, training("data/elsewhere.jsonl"), project)) == ["data/elsewhere.jsonl"]
+    assert paths_in(upload_files(client, training("data/elsewhere.jsonl"), project)) == ["data/elsewhere.jsonl"]
     monkeypatch.setattr(
         "trainmaster.client.file_upload.running", lambda: replace(local, data_roots=(Path("/srv/data"),))
     )
-    assert paths_in(ship(client, training(), project)) == ["data/a.jsonl"]
+    assert paths_in(upload_files(client, training(), project)) == ["data/a.jsonl"]
 
 
 def test_file_that_the_server_finds_too_large_says_what_to_do(project: Path) -> None:
@@ -401,13 +401,13 @@ def test_file_that_the_server_finds_too_large_says_what_to_do(project: Path) -> 
         return httpx.Response(413, json={"status": "error", "error": error, "meta": {}})
 
     client = Client("http://server.test", "a-key", transport=httpx.MockTransport(refuses))
-    with pytest.raises(ShippingError, match=r"a\.jsonl: at most 1 byte; put it where the server finds it"):
-        ship(client, training(), project)
+    with pytest.raises(UploadError, match=r"a\.jsonl: at most 1 byte; put it where the server finds it"):
+        upload_files(client, training(), project)
 
 
 def test_directory_of_too_many_files_says_what_to_do(
     client: Client, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainmaster.client.file_upload.MAX_FILES", 1)
-    with pytest.raises(ShippingError, match=r"sources\[0\]\.path: has 2 files, at most 1 go along"):
-        ship(client, training("data"), project)
+    with pytest.raises(UploadError, match=r"sources\[0\]\.path: has 2 files, at most 1 go along"):
+        upload_files(client, training("data"), project)

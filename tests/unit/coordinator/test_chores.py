@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.chores import COLLECT_EVERY_S, Chores
+from trainmaster.server.coordinator.chores import COLLECT_EVERY_S, Maintenance
 from trainmaster.server.coordinator.commands import Commands
-from trainmaster.server.coordinator.launch import Vault
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.coordinator.retention import Collector
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
@@ -35,17 +35,19 @@ class Place:
         self.now = NOW
         self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
         self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
-        collector = Collector(self.database, self.roots, Keep(blobs_s=KEEP_S))
-        self.chores = Chores(self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now)
+        collector = Collector(self.database, self.roots, RetentionPolicy(blobs_s=KEEP_S))
+        self.chores = Maintenance(
+            self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now
+        )
         self.commands = Commands(
             self.database,
             admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local"),
-            vault=Vault(Sealer(bytes(32))),
+            vault=JobSecrets(Sealer(bytes(32))),
             hint=lambda _: None,
             clock=lambda: self.now,
         )
 
-    def ship(self, digit: str) -> Path:
+    def upload_files(self, digit: str) -> Path:
         sha256 = digit * 64
         path = self.roots.path(BLOBS, blob_path("default", sha256))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_blob_that_no_job_uses_is_removed_after_a_while(place: Place) -> None:
-    used, unused = place.ship("a"), place.ship("b")
+    used, unused = place.upload_files("a"), place.upload_files("b")
     job_id = place.submit("a")
     place.chores.do()
     assert unused.exists()
@@ -125,7 +127,7 @@ def test_files_that_cannot_be_removed_do_not_keep_those_of_others(
 
 
 def test_server_that_starts_collects_nothing_before_its_settings_can_be_looked_at(place: Place) -> None:
-    unused = place.ship("a")
+    unused = place.upload_files("a")
     place.now += KEEP_S + 1
     place.chores.stop()
     place.chores.start()

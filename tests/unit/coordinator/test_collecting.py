@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import Connection
 
 from deep_tree import deep_tree
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Node, Share
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
@@ -51,7 +51,7 @@ class Place:
 
     def collector(self, **keep: float) -> Collector:
         return Collector(
-            self.database, self.roots, Keep(**keep), spool=self.directory / "spool", also=(collect_sessions,)
+            self.database, self.roots, RetentionPolicy(**keep), spool=self.directory / "spool", also=(collect_sessions,)
         )
 
     def start(self, **fields: Any) -> Job:
@@ -89,8 +89,8 @@ class Place:
         return self.see(job, exit={"reason": "SUCCEEDED", "message": "", "ended_at": NOW})
 
     def see(self, job: Job, *records: dict[str, Any], **more: Any) -> Job:
-        seen = NodeSight(liveness=Liveness.ALIVE, records=records, **more)
-        return self.apply(observations.observe(job, AttemptSight(attempt=1, nodes=[seen]), now=NOW + 10))
+        seen = NodeObservation(liveness=Liveness.ALIVE, records=records, **more)
+        return self.apply(observations.observe(job, AttemptObservation(attempt=1, nodes=[seen]), now=NOW + 10))
 
     def apply(self, change: Change | None) -> Job:
         assert change is not None
@@ -323,7 +323,7 @@ def test_records_of_tinker_sessions_go_after_a_while_but_not_those_of_saved_weig
                 account_id="default",
                 session_id=session_id,
                 base_model="m",
-                mode=Mode.LORA,
+                mode=ModelMode.LORA,
                 request={},
                 created_at=NOW,
                 used_at=NOW,

@@ -12,11 +12,11 @@ import pytest
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, worker_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.watch import look
+from trainmaster.server.coordinator.watch import observe_attempt
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
-from trainmaster.server.core.reports import AttemptSight, Liveness
+from trainmaster.server.core.reports import AttemptObservation, Liveness
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -73,8 +73,8 @@ def said_by_the_worker(directory: RunDirectory, *records: dict[str, Any]) -> Non
     directory.append(worker_stream(0), 0, b"".join(json.dumps(record).encode() + b"\n" for record in records))
 
 
-def seen(job: Job, directory: RunDirectory, roots: Roots) -> AttemptSight:
-    return look(
+def seen(job: Job, directory: RunDirectory, roots: Roots) -> AttemptObservation:
+    return observe_attempt(
         job,
         directory,
         [Liveness.ALIVE],

@@ -19,11 +19,11 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.coordinator.actions import LAUNCH_TIMEOUT_S, AttemptActions
-from trainmaster.server.coordinator.launch import Launches, Vault
+from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.core.commands import cancel, submit
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.observations import admit, observe, place
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -94,8 +94,10 @@ def placed_job(job_id: str, backend: str, **workload: Any) -> Job:
 
 def running_and_cancelled(job_id: str, backend: str) -> Job:
     job = placed_job(job_id, backend)
-    sight = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))])
-    claimed = observe(job, sight, now=0.0)
+    observation = AttemptObservation(
+        attempt=1, nodes=[NodeObservation(liveness=Liveness.ALIVE, records=({"type": "claimed"},))]
+    )
+    claimed = observe(job, observation, now=0.0)
     assert claimed is not None
     cancelled = cancel(claimed.job, now=0.0)
     assert cancelled is not None
@@ -112,7 +114,7 @@ def acting_for(
     settings = Settings(data_dir=directory, shared_uid=True)
     database = Database.open(f"sqlite:///{directory}/tm.db")
     database.write_now(lambda connection: accounts.ensure(connection, Scope.everything(), "a", 0.0))
-    launches = Launches(database, roots, Vault(Sealer(bytes(32))), settings)
+    launches = Launches(database, roots, JobSecrets(Sealer(bytes(32))), settings)
     return AttemptActions(backends=backends, roots=roots, launches=launches, hint=hint, pool=pool)
 
 
@@ -177,10 +179,10 @@ def test_a_job_is_tried_later_and_later_until_it_has_begun(world: World) -> None
 
     world.backend.error = LaunchError("no engine answers")
     assert [refused_at(now) for now in (1.0, 2.0, 3.0)] == [5, 10, 20]
-    sight = AttemptSight(
-        attempt=world.job.live.number, nodes=[NodeSight(liveness=Liveness.ALIVE, records=({"type": "claimed"},))]
+    observation = AttemptObservation(
+        attempt=world.job.live.number, nodes=[NodeObservation(liveness=Liveness.ALIVE, records=({"type": "claimed"},))]
     )
-    claimed = observe(world.job, sight, now=4.0)
+    claimed = observe(world.job, observation, now=4.0)
     assert claimed is not None
     waits, world.job = world.job, claimed.job
     world.pass_at(4.0)
@@ -214,9 +216,9 @@ def test_a_refusal_that_is_looked_at_while_its_claims_are_withdrawn_keeps_its_re
         acting.act(view, 1.0)
         assert withdrawn.wait(PATIENCE_S)
         for look in range(2):
-            sight = acting.look(job, view)
-            assert sight is not None
-            assert [node.liveness for node in sight.nodes] == [Liveness.UNKNOWN]
+            observation = acting.observe(job, view)
+            assert observation is not None
+            assert [node.liveness for node in observation.nodes] == [Liveness.UNKNOWN]
             if look == 0:
                 seen.set()
                 wait_until_idle(acting)

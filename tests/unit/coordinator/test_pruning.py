@@ -16,7 +16,7 @@ from trainmaster.server.coordinator.checkpoints import left_beside, prune
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.job import Change, Checkpoint, Job
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots
@@ -34,7 +34,7 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
         self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
-        self.collector = Collector(self.database, self.roots, Keep())
+        self.collector = Collector(self.database, self.roots, RetentionPolicy())
 
     def job(self, kind: str = "command", **checkpoint: Any) -> Job:
         target = {"argv": ["x"]} if kind == "command" else {"target": "m:C"}

@@ -12,7 +12,7 @@ import pytest
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.watch import look
+from trainmaster.server.coordinator.watch import observe_attempt
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.core.observations import admit, observe, place
@@ -62,7 +62,7 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
     absolute = path if "://" in path or path.startswith("/") else str(roots.path(ARTIFACTS, "")) + "/" + path
     record = {"type": "checkpoint", "checkpoint_id": "c", "step": 1, "path": absolute}
     directory.append(events_stream(0, 0), 0, json.dumps(record).encode() + b"\n")
-    sight = look(
+    observation = observe_attempt(
         placed.job,
         directory,
         [Liveness.ALIVE],
@@ -70,7 +70,7 @@ def reported(roots: Roots, workload: dict[str, Any], path: str) -> Change:
         roots=roots,
         endpoint=partial(endpoint_on_node, directory.request()),
     )
-    change = observe(placed.job, sight, now=2.0)
+    change = observe(placed.job, observation, now=2.0)
     assert change is not None
     return change
 

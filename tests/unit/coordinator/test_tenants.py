@@ -9,7 +9,7 @@ import pytest
 
 from trainmaster.backends import BACKENDS
 from trainmaster.backends.base import Capabilities, PlacementBy
-from trainmaster.server.coordinator.launch import ROOT, Tenants, is_confined, runs_as
+from trainmaster.server.coordinator.launch import ROOT, AccountIsolation, is_confined, runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings
@@ -81,7 +81,7 @@ def test_no_account_runs_as_root() -> None:
 
 def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
     now = [0.0]
-    tenants = Tenants(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    tenants = AccountIsolation(Settings(data_dir=tmp_path), clock=lambda: now[0])
     database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
     everything, scope = Scope.everything(), Scope("vision")
     try:
@@ -104,7 +104,7 @@ def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
 def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path: Path) -> None:
     elsewhere = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(), colocates_gangs=True)
     isolating = replace(elsewhere, runs_here=True, isolates_accounts=True)
-    tenants = Tenants(Settings(data_dir=tmp_path))
+    tenants = AccountIsolation(Settings(data_dir=tmp_path))
     database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
     account = Account(account_id="vision")
     try:

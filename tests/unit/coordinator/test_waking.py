@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from patience import PATIENCE_S
-from trainmaster.server.coordinator.threads import Alarm
+from trainmaster.server.coordinator.threads import LoopWaker
 
 
 def test_hint_does_not_wait_for_a_database_that_hangs() -> None:
@@ -16,7 +16,7 @@ def test_hint_does_not_wait_for_a_database_that_hangs() -> None:
         answer.wait(PATIENCE_S)
         return 0
 
-    alarm = Alarm(foreign_writes=hang, poll_s=60.0)
+    alarm = LoopWaker(foreign_writes=hang, poll_s=60.0)
     woken: list[frozenset[str]] = []
     loop = threading.Thread(target=lambda: woken.append(alarm.wait()), daemon=True)
     loop.start()
@@ -31,12 +31,12 @@ def test_hint_does_not_wait_for_a_database_that_hangs() -> None:
 
 
 def test_poll_that_is_due_sooner_ends_the_wait() -> None:
-    alarm = Alarm(foreign_writes=lambda: 0, poll_s=600.0)
+    alarm = LoopWaker(foreign_writes=lambda: 0, poll_s=600.0)
     assert alarm.wait(within_s=0.05) == frozenset()
 
 
 def test_write_of_another_process_ends_the_wait() -> None:
     versions = iter([0, 0, 1])
-    alarm = Alarm(foreign_writes=lambda: next(versions), poll_s=600.0, foreign_s=0.01)
+    alarm = LoopWaker(foreign_writes=lambda: next(versions), poll_s=600.0, foreign_s=0.01)
     assert alarm.wait() == frozenset()
     assert next(versions, None) is None

@@ -22,11 +22,11 @@ from trainmaster.protocol.run_directory import (
 from trainmaster.server.coordinator import streams
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.streams import LONGEST_LINE
-from trainmaster.server.coordinator.watch import LOOKS_AFTER_END, look
+from trainmaster.server.coordinator.watch import READS_AFTER_END, observe_attempt
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job, Progress
 from trainmaster.server.core.observations import admit, place
-from trainmaster.server.core.reports import AttemptSight, Liveness
+from trainmaster.server.core.reports import AttemptObservation, Liveness
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -75,7 +75,7 @@ def directory(job: Job, roots: Roots) -> RunDirectory:
 
 def progress_after(lines: bytes, job: Job, directory: RunDirectory, roots: Roots) -> Progress | None:
     directory.append(metrics_stream(0, 0), 0, lines)
-    return look(
+    return observe_attempt(
         job,
         directory,
         [Liveness.ALIVE],
@@ -103,17 +103,17 @@ def test_malformed_report_does_not_hide_the_next(
     assert (progress.step, progress.step_at) == (2, 5.0)
 
 
-def noted(sight: AttemptSight) -> list[str]:
-    return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "note"]
+def noted(observation: AttemptObservation) -> list[str]:
+    return [str(record["message"]) for record in observation.nodes[0].records if record["type"] == "note"]
 
 
-def cut(sight: AttemptSight) -> list[str]:
-    return [str(record["message"]) for record in sight.nodes[0].records if record["type"] == "reports_cut"]
+def cut(observation: AttemptObservation) -> list[str]:
+    return [str(record["message"]) for record in observation.nodes[0].records if record["type"] == "reports_cut"]
 
 
-def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[AttemptSight, Job]:
+def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[AttemptObservation, Job]:
     """What is to be seen, and the job once that is taken in."""
-    sight = look(
+    observation = observe_attempt(
         job,
         directory,
         [Liveness.ALIVE],
@@ -121,16 +121,16 @@ def seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tup
         roots=roots,
         endpoint=partial(endpoint_on_node, directory.request()),
     )
-    return sight, job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
+    return observation, job.evolve(attempt=job.live.evolve(offsets=observation.offsets))
 
 
-def all_seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[list[AttemptSight], Job]:
+def all_seen(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> tuple[list[AttemptObservation], Job]:
     """Every look that it takes until nothing is left to read."""
-    sights = []
-    while not sights or sights[-1].behind:
-        sight, job = seen(job, directory, roots, ranks)
-        sights.append(sight)
-    return sights, job
+    observations = []
+    while not observations or observations[-1].behind:
+        observation, job = seen(job, directory, roots, ranks)
+        observations.append(observation)
+    return observations, job
 
 
 def test_line_that_is_too_long_is_skipped_with_one_note(job: Job, directory: RunDirectory, roots: Roots) -> None:
@@ -138,11 +138,11 @@ def test_line_that_is_too_long_is_skipped_with_one_note(job: Job, directory: Run
     line = b'{"type": "note", "message": "' + b"x" * 3 * LONGEST_LINE + b'"}\n'
     end = directory.append(stream, 0, b'{"type": "note", "message": "before"}\n' + line)
     directory.append(stream, end, b'{"type": "note", "message": "after"}\n')
-    sights, job = all_seen(job, directory, roots)
-    before, skipped, after = [message for sight in sights for message in noted(sight)]
+    observations, job = all_seen(job, directory, roots)
+    before, skipped, after = [message for observation in observations for message in noted(observation)]
     assert (before, after) == ("before", "after")
     assert stream in skipped
-    assert sights[-1].offsets[stream] == dict(directory.streams())[stream]
+    assert observations[-1].offsets[stream] == dict(directory.streams())[stream]
     assert noted(seen(job, directory, roots)[0]) == []
 
 
@@ -153,11 +153,11 @@ def test_line_that_is_too_long_may_come_in_pieces(job: Job, directory: RunDirect
     pieces = [b'{"a": "', b"x" * (LONGEST_LINE - 7), b"x" * 10, b'{"type": "finished"}', b'"}\n{"type": "note", ']
     for piece in [*pieces, b'"message": "after"}\n']:
         end = directory.append(stream, end, piece)
-        sight, job = seen(job, directory, roots)
-        told += noted(sight)
-        assert [record["type"] for record in sight.nodes[0].records if record["type"] != "note"] == []
+        observation, job = seen(job, directory, roots)
+        told += noted(observation)
+        assert [record["type"] for record in observation.nodes[0].records if record["type"] != "note"] == []
     assert [message == "after" for message in told] == [False, True]
-    assert sight.offsets[stream] == end
+    assert observation.offsets[stream] == end
 
 
 def test_stream_without_end_is_read_in_portions_and_not_for_ever(
@@ -172,7 +172,7 @@ def test_stream_without_end_is_read_in_portions_and_not_for_ever(
     told: list[str] = []
     exits = []
     for _ in range(6):
-        sight = look(
+        observation = observe_attempt(
             job,
             directory,
             [Liveness.GONE],
@@ -180,12 +180,12 @@ def test_stream_without_end_is_read_in_portions_and_not_for_ever(
             roots=roots,
             endpoint=partial(endpoint_on_node, directory.request()),
         )
-        told += noted(sight) + cut(sight)
-        exits.append(sight.nodes[0].exit is not None)
-        job = job.evolve(attempt=job.live.evolve(offsets=sight.offsets))
+        told += noted(observation) + cut(observation)
+        exits.append(observation.nodes[0].exit is not None)
+        job = job.evolve(attempt=job.live.evolve(offsets=observation.offsets))
         if exits[-1]:
             break
-        assert sight.nodes[0].liveness is Liveness.UNKNOWN  # nobody may conclude anything from its silence
+        assert observation.nodes[0].liveness is Liveness.UNKNOWN  # nobody may conclude anything from its silence
     assert exits[-1]
     assert len(exits) > 1
     assert told[0] == "before"
@@ -196,8 +196,8 @@ def test_line_that_just_fits_is_read(job: Job, directory: RunDirectory, roots: R
     line = b'{"type": "note", "message": "x"' + b" " * (LONGEST_LINE - 33) + b"}\n"
     assert len(line) == LONGEST_LINE
     directory.append(events_stream(0, 0), 0, line * 2)
-    sights, _ = all_seen(job, directory, roots)
-    assert [message for sight in sights for message in noted(sight)] == ["x", "x"]
+    observations, _ = all_seen(job, directory, roots)
+    assert [message for observation in observations for message in noted(observation)] == ["x", "x"]
 
 
 def test_line_of_metrics_that_is_too_long_does_not_hide_the_next(
@@ -205,9 +205,9 @@ def test_line_of_metrics_that_is_too_long_does_not_hide_the_next(
 ) -> None:
     line = b'{"t": 1, "step": 1, "x": "' + b"x" * LONGEST_LINE + b'"}\n'
     directory.append(metrics_stream(0, 0), 0, line + b'{"t": 2, "step": 2}\n')
-    sight, _ = seen(job, directory, roots)
-    assert sight.progress is not None
-    assert sight.progress.step == 2
+    observation, _ = seen(job, directory, roots)
+    assert observation.progress is not None
+    assert observation.progress.step == 2
 
 
 NOTE = b'{"type":"note","message":"m"}\n'
@@ -217,11 +217,11 @@ NOTE = b'{"type":"note","message":"m"}\n'
 def test_flood_is_taken_in_small_portions(line: bytes, job: Job, directory: RunDirectory, roots: Roots) -> None:
     directory.append(events_stream(0, 0), 0, line * 10_000)
     directory.append(worker_stream(0), 0, b'{"type":"started"}\n')
-    sight, job = seen(job, directory, roots)
-    assert sight.behind
-    assert len(noted(sight)) <= streams.LOOK_LINES
-    assert sight.offsets[events_stream(0, 0)] <= streams.LOOK_LINES * len(line)
-    assert "started" in [record["type"] for record in sight.nodes[0].records]  # other streams do not wait
+    observation, job = seen(job, directory, roots)
+    assert observation.behind
+    assert len(noted(observation)) <= streams.READ_LINES
+    assert observation.offsets[events_stream(0, 0)] <= streams.READ_LINES * len(line)
+    assert "started" in [record["type"] for record in observation.nodes[0].records]  # other streams do not wait
 
 
 def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
@@ -229,13 +229,13 @@ def test_stream_with_too_many_lines_is_cut_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(streams, "MOST_LINES", 300)
     end = directory.append(events_stream(0, 0), 0, NOTE * 1000)
-    sights, job = all_seen(job, directory, roots)
-    assert sum(len(noted(sight)) for sight in sights) == 300
-    assert [message for sight in sights for message in cut(sight)] == cut(sights[-1]) != []
+    observations, job = all_seen(job, directory, roots)
+    assert sum(len(noted(observation)) for observation in observations) == 300
+    assert [message for observation in observations for message in cut(observation)] == cut(observations[-1]) != []
     directory.append(events_stream(0, 0), end, NOTE)
     directory.append(worker_stream(0), 0, NOTE)
-    sight, job = seen(job, directory, roots)
-    assert (len(noted(sight)), cut(sight), sight.behind) == (1, [], False)
+    observation, job = seen(job, directory, roots)
+    assert (len(noted(observation)), cut(observation), observation.behind) == (1, [], False)
 
 
 def test_ranks_are_cut_together_and_their_worker_goes_on(
@@ -246,18 +246,18 @@ def test_ranks_are_cut_together_and_their_worker_goes_on(
         directory.append(events_stream(0, rank), 0, NOTE * 1000)
     directory.append(worker_stream(0), 0, NOTE)
     directory.put_document(exit_document(0), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
-    sights, job = all_seen(job, directory, roots, ranks=40)
-    assert sum(len(noted(sight)) for sight in sights) == streams.MOST_OF_RANKS * 300 + 1
-    assert sum(len(cut(sight)) for sight in sights) >= 1
-    assert sights[-1].nodes[0].exit is not None
+    observations, job = all_seen(job, directory, roots, ranks=40)
+    assert sum(len(noted(observation)) for observation in observations) == streams.MOST_OF_RANKS * 300 + 1
+    assert sum(len(cut(observation)) for observation in observations) >= 1
+    assert observations[-1].nodes[0].exit is not None
 
 
 def test_look_at_a_thousand_ranks_takes_few_lines_of_all(job: Job, directory: RunDirectory, roots: Roots) -> None:
     for rank in range(300):
         directory.append(events_stream(0, rank), 0, NOTE * 100)
-    sight, job = seen(job, directory, roots, ranks=300)
-    assert sight.behind
-    assert len(noted(sight)) < streams.MOST_OF_LOOK + streams.LEAST_LINES
+    observation, job = seen(job, directory, roots, ranks=300)
+    assert observation.behind
+    assert len(noted(observation)) < streams.MOST_LINES + streams.LEAST_LINES
 
 
 def test_look_that_is_late_takes_one_stream_and_leaves_the_others_to_the_next(
@@ -268,8 +268,8 @@ def test_look_that_is_late_takes_one_stream_and_leaves_the_others_to_the_next(
         directory.append(events_stream(0, rank), 0, NOTE)
     taken = []
     for _ in range(3):
-        sight, job = seen(job, directory, roots, ranks=3)
-        taken.append((len(noted(sight)), sight.behind))
+        observation, job = seen(job, directory, roots, ranks=3)
+        taken.append((len(noted(observation)), observation.behind))
     assert taken == [(1, True), (1, True), (1, False)]
 
 
@@ -283,33 +283,33 @@ def checkpoint(roots: Roots, number: int) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def saved(sights: list[AttemptSight]) -> list[str]:
-    records = [record for sight in sights for record in sight.nodes[0].records]
+def saved(observations: list[AttemptObservation]) -> list[str]:
+    records = [record for observation in observations for record in observation.nodes[0].records]
     return [str(record["checkpoint_id"]) for record in records if record["type"] == "checkpoint"]
 
 
-def until_the_end(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> list[AttemptSight]:
+def until_the_end(job: Job, directory: RunDirectory, roots: Roots, ranks: int = 1) -> list[AttemptObservation]:
     """Every look up to the one that shows how the node ended; each of them must be followed by another."""
-    sights: list[AttemptSight] = []
+    observations: list[AttemptObservation] = []
     while True:
-        sight, job = seen(job, directory, roots, ranks)
-        sights.append(sight)
-        if sight.nodes[0].exit is not None:
-            return sights
-        assert sight.behind
-        assert sight.nodes[0].liveness is Liveness.UNKNOWN
+        observation, job = seen(job, directory, roots, ranks)
+        observations.append(observation)
+        if observation.nodes[0].exit is not None:
+            return observations
+        assert observation.behind
+        assert observation.nodes[0].liveness is Liveness.UNKNOWN
 
 
 def test_last_reports_of_a_job_that_has_ended_are_all_read(job: Job, directory: RunDirectory, roots: Roots) -> None:
-    lines = [checkpoint(roots, number) for number in range(LOOKS_AFTER_END * streams.LOOK_LINES // 2)]
+    lines = [checkpoint(roots, number) for number in range(READS_AFTER_END * streams.READ_LINES // 2)]
     directory.append(events_stream(0, 0), 0, b"".join(lines))
     directory.append(metrics_stream(0, 0), 0, b'{"step": 1}\n{"step": 2, "values": {"loss": 0.5}}\n')
     end(directory)
-    sights = until_the_end(job, directory, roots)
-    assert saved(sights) == [f"c{number}" for number in range(len(lines))]
-    assert [message for sight in sights for message in cut(sight)] == []
-    assert sights[0].progress is not None
-    assert (sights[0].progress.step, sights[0].progress.metrics) == (2, {"loss": 0.5})
+    observations = until_the_end(job, directory, roots)
+    assert saved(observations) == [f"c{number}" for number in range(len(lines))]
+    assert [message for observation in observations for message in cut(observation)] == []
+    assert observations[0].progress is not None
+    assert (observations[0].progress.step, observations[0].progress.metrics) == (2, {"loss": 0.5})
 
 
 def test_end_of_a_flood_waits_for_few_looks_and_its_newest_reports_are_read(
@@ -319,11 +319,11 @@ def test_end_of_a_flood_waits_for_few_looks_and_its_newest_reports_are_read(
     directory.append(events_stream(0, 0), 0, b"".join(flood))
     end(directory, "PREEMPTED")
     *before, last = until_the_end(job, directory, roots)
-    assert len(before) == LOOKS_AFTER_END
+    assert len(before) == READS_AFTER_END
     read = saved([*before, last])
     count = len(read) - streams.LEAST_LINES
     assert read == [f"c{number}" for number in [*range(count), *range(20_000 - streams.LEAST_LINES, 20_000)]]
-    (message,) = [message for sight in [*before, last] for message in cut(sight)]
+    (message,) = [message for observation in [*before, last] for message in cut(observation)]
     skipped = sum(map(len, flood[count : -streams.LEAST_LINES]))
     assert f" {skipped} bytes of them were skipped" in message
     assert not last.behind
@@ -335,29 +335,29 @@ def test_end_of_a_flood_of_many_ranks_waits_for_no_more_looks(job: Job, director
         directory.append(events_stream(0, rank), 0, NOTE * 2000)
     directory.append(events_stream(0, 63), len(NOTE) * 2000, checkpoint(roots, 7))
     end(directory)
-    sights = until_the_end(job, directory, roots, ranks=64)
-    assert len(sights) == LOOKS_AFTER_END + 1
-    assert saved(sights) == ["c7"]
-    assert sum(len(cut(sight)) for sight in sights) == 1
-    assert len(noted(sights[-1])) < streams.MOST_OF_LOOK + (64 + 1) * streams.LEAST_LINES
+    observations = until_the_end(job, directory, roots, ranks=64)
+    assert len(observations) == READS_AFTER_END + 1
+    assert saved(observations) == ["c7"]
+    assert sum(len(cut(observation)) for observation in observations) == 1
+    assert len(noted(observations[-1])) < streams.MOST_LINES + (64 + 1) * streams.LEAST_LINES
 
 
 def test_end_of_a_cancelled_job_does_not_wait_for_its_flood(job: Job, directory: RunDirectory, roots: Roots) -> None:
     directory.append(events_stream(0, 0), 0, NOTE * 1000 + checkpoint(roots, 7))
     end(directory, "CANCELLED")
     assert seen(job, directory, roots)[0].nodes[0].exit is None
-    (sight,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
-    assert saved([sight]) == ["c7"]
-    assert len(cut(sight)) == 1
-    assert not sight.behind
+    (observation,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
+    assert saved([observation]) == ["c7"]
+    assert len(cut(observation)) == 1
+    assert not observation.behind
 
 
 def test_end_with_a_report_that_broke_off_is_no_skipping(job: Job, directory: RunDirectory, roots: Roots) -> None:
-    directory.append(events_stream(0, 0), 0, NOTE * (streams.LOOK_LINES // 2 + 3) + b'{"type": "no')
+    directory.append(events_stream(0, 0), 0, NOTE * (streams.READ_LINES // 2 + 3) + b'{"type": "no')
     end(directory, "CANCELLED")
-    (sight,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
-    assert len(noted(sight)) == streams.LOOK_LINES // 2 + 3
-    assert cut(sight) == []
+    (observation,) = until_the_end(job.evolve(desired=Desired.STOP), directory, roots)
+    assert len(noted(observation)) == streams.READ_LINES // 2 + 3
+    assert cut(observation) == []
 
 
 def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDirectory, roots: Roots) -> None:
@@ -366,7 +366,7 @@ def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDire
     (directory.path / "nodes/1").mkdir()
     for node in (0, 1):
         directory.put_document(exit_document(node), {"reason": "SUCCEEDED", "message": "m", "ended_at": 2.0})
-    sight = look(
+    observation = observe_attempt(
         gang,
         directory,
         [Liveness.GONE, Liveness.GONE],
@@ -374,7 +374,7 @@ def test_end_waits_only_for_streams_of_its_own_node(job: Job, directory: RunDire
         roots=roots,
         endpoint=partial(endpoint_on_node, directory.request()),
     )
-    assert [node.exit is not None for node in sight.nodes] == [False, True]
+    assert [node.exit is not None for node in observation.nodes] == [False, True]
 
 
 def test_metrics_flood_is_skipped_up_to_its_newest_lines(job: Job, directory: RunDirectory, roots: Roots) -> None:
@@ -382,16 +382,16 @@ def test_metrics_flood_is_skipped_up_to_its_newest_lines(job: Job, directory: Ru
     last = b'{"step":7,"values":{"loss":0.5}}\n'
     directory.append(metrics_stream(0, 0), 0, flood + last)
     began = time.thread_time()
-    sight, job = seen(job, directory, roots)
+    observation, job = seen(job, directory, roots)
     assert time.thread_time() - began < 1.0  # every line of it takes several seconds
-    assert sight.progress is not None
-    assert (sight.progress.step, sight.progress.metrics) == (7, {"loss": 0.5})
-    assert sight.offsets[metrics_stream(0, 0)] == len(flood + last)
-    assert not sight.behind
+    assert observation.progress is not None
+    assert (observation.progress.step, observation.progress.metrics) == (7, {"loss": 0.5})
+    assert observation.offsets[metrics_stream(0, 0)] == len(flood + last)
+    assert not observation.behind
     directory.append(metrics_stream(0, 0), len(flood + last), b'{"step":8}\n{"step"')
-    sight, job = seen(job, directory, roots)
-    assert sight.progress is not None
-    assert sight.progress.step == 8
+    observation, job = seen(job, directory, roots)
+    assert observation.progress is not None
+    assert observation.progress.step == 8
 
 
 def test_line_nested_too_deeply_is_passed_over(job: Job, directory: RunDirectory, roots: Roots) -> None:
@@ -404,8 +404,8 @@ def test_rank_cannot_speak_for_its_worker(job: Job, directory: RunDirectory, roo
     kinds: list[object] = ["started", "ready", "stacks", "claimed", "capable", "finished", ["note"], None, "phase"]
     lines = b"".join(json.dumps({"type": kind}).encode() + b"\n" for kind in kinds)
     directory.append(events_stream(0, 0), 0, lines)
-    sight, _ = seen(job, directory, roots)
-    assert [record["type"] for record in sight.nodes[0].records] == ["capable", "finished", "phase"]
+    observation, _ = seen(job, directory, roots)
+    assert [record["type"] for record in observation.nodes[0].records] == ["capable", "finished", "phase"]
 
 
 @pytest.mark.parametrize("t", [10**400, float("nan"), 1e300, "now", None, [1]])

@@ -7,7 +7,7 @@ from typing import Any
 from trainmaster.server.core import observations
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -51,20 +51,20 @@ def placed(job: Job, *, now: float = NOW) -> Job:
     return settled(observations.place(job, now=now, shares=shares, token=f"token-{job.attempt_count + 1}"))
 
 
-def sight(job: Job, *nodes: NodeSight) -> AttemptSight:
+def observation(job: Job, *nodes: NodeObservation) -> AttemptObservation:
     """What is seen of the current attempt."""
-    return AttemptSight(attempt=job.live.number, nodes=nodes)
+    return AttemptObservation(attempt=job.live.number, nodes=nodes)
 
 
 def seen(
     *types: str, ended: dict[str, Any] | None = None, liveness: Liveness = Liveness.ALIVE, **more: Any
-) -> NodeSight:
+) -> NodeObservation:
     """A node whose worker and ranks said these things."""
-    return NodeSight(liveness=liveness, records=[{"type": kind, "t": NOW, **more} for kind in types], exit=ended)
+    return NodeObservation(liveness=liveness, records=[{"type": kind, "t": NOW, **more} for kind in types], exit=ended)
 
 
 def training(job: Job, *, now: float = NOW) -> Job:
     """The job, running on all its nodes."""
     job = placed(job, now=now)
     records = ("claimed", "started", "ready") if job.is_service else ("claimed", "started")
-    return settled(observations.observe(job, sight(job, *(seen(*records) for _ in job.live.shares)), now=now))
+    return settled(observations.observe(job, observation(job, *(seen(*records) for _ in job.live.shares)), now=now))

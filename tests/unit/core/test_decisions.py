@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_factory import NOW, new_job, placed, seen, settled, sight, training
+from job_factory import NOW, new_job, observation, placed, seen, settled, training
 
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.states import Desired, JobStatus
 
 
@@ -29,13 +29,15 @@ def checkpoint(step: int, **metrics: float) -> dict[str, Any]:
 
 
 def told(job: Job, *records: dict[str, Any], now: float = NOW) -> Job:
-    return settled(observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=records)), now=now))
+    return settled(
+        observations.observe(job, observation(job, NodeObservation(liveness=Liveness.ALIVE, records=records)), now=now)
+    )
 
 
 def ended(job: Job, reason: Reason, *, now: float = NOW, **more: Any) -> Change:
     document = {"reason": reason, "message": "m", "ended_at": now, **more}
-    nodes = [NodeSight(liveness=Liveness.GONE, exit=document) for _ in job.live.shares]
-    change = observations.observe(job, sight(job, *nodes), now=now)
+    nodes = [NodeObservation(liveness=Liveness.GONE, exit=document) for _ in job.live.shares]
+    change = observations.observe(job, observation(job, *nodes), now=now)
     assert change is not None
     return change
 
@@ -47,7 +49,7 @@ def path_of(change: Change) -> list[str]:
 def test_short_command_takes_all_edges_in_one_change() -> None:
     job = placed(new_job())
     document = {"reason": Reason.SUCCEEDED, "message": "done", "ended_at": NOW}
-    change = observations.observe(job, sight(job, seen("claimed", "started", ended=document)), now=NOW + 1)
+    change = observations.observe(job, observation(job, seen("claimed", "started", ended=document)), now=NOW + 1)
     assert change is not None
     assert path_of(change) == ["PREPARING", "TRAINING", "COMPLETED"]
     assert change.ended is not None
@@ -56,29 +58,29 @@ def test_short_command_takes_all_edges_in_one_change() -> None:
 
 def test_gang_trains_only_when_every_node_has_started() -> None:
     job = placed(new_job(node_count=2))
-    job = settled(observations.observe(job, sight(job, seen("claimed", "started"), seen()), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen("claimed", "started"), seen()), now=NOW))
     assert job.status is JobStatus.SCHEDULING
-    job = settled(observations.observe(job, sight(job, seen(), seen("claimed", "started")), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen(), seen("claimed", "started")), now=NOW))
     assert job.status is JobStatus.TRAINING
 
 
 def test_gang_with_a_failing_node_is_stopped_and_blames_that_node() -> None:
     job = training(new_job(node_count=2))
     failed = {"reason": Reason.EXITED_NONZERO, "message": "rank 1 exited with 3", "exit_code": 3, "ended_at": NOW}
-    job = settled(observations.observe(job, sight(job, seen(), seen(ended=failed)), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen(), seen(ended=failed)), now=NOW))
     assert job.status is JobStatus.TRAINING
     assert job.live.stop is StopCause.PEER
     stopped = {"reason": Reason.WORKER_LOST, "stop_cause": "peer", "message": "peer", "ended_at": NOW + 1}
-    change = observations.observe(job, sight(job, seen(ended=stopped), seen()), now=NOW + 1)
+    change = observations.observe(job, observation(job, seen(ended=stopped), seen()), now=NOW + 1)
     job = settled(change)
     assert (job.status, job.reason, job.message) == (JobStatus.FAILED, Reason.EXITED_NONZERO, "rank 1 exited with 3")
 
 
 def test_service_trains_when_it_is_ready() -> None:
     job = placed(new_job(service=True))
-    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen("claimed", "started")), now=NOW))
     assert job.status is JobStatus.PREPARING
-    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen("ready")), now=NOW))
     assert job.status is JobStatus.TRAINING
 
 
@@ -125,7 +127,7 @@ def test_next_attempt_resumes_from_the_latest_checkpoint_and_says_so() -> None:
     assert job.live.resume_checkpoint_id == "c20"
     change = observations.observe(
         job.evolve(attempt=job.live.evolve(shares=training(new_job()).live.shares)),
-        AttemptSight(attempt=2, nodes=[seen("claimed")]),
+        AttemptObservation(attempt=2, nodes=[seen("claimed")]),
         now=NOW + 11,
     )
     assert change is not None
@@ -297,9 +299,9 @@ def test_trainer_that_nobody_ever_used_is_parked_sooner() -> None:
 
     def ready(**fields: float) -> Job:
         job = placed(new_job(service=True, workload={**workload, **fields}))
-        job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+        job = settled(observations.observe(job, observation(job, seen("claimed", "started")), now=NOW))
         assert endings.due(job, now=NOW + 1000) is None
-        return settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 1000))
+        return settled(observations.observe(job, observation(job, seen("ready")), now=NOW + 1000))
 
     job = ready()
     assert endings.due(job, now=NOW + 1590) is None
@@ -312,7 +314,7 @@ def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
     def told(job: Job, step: int, at: float) -> Job:
         progress = Progress(step=step, total_steps=100, step_at=NOW + at)
         return settled(
-            observations.observe(job, AttemptSight(attempt=1, nodes=[seen()], progress=progress), now=NOW + at)
+            observations.observe(job, AttemptObservation(attempt=1, nodes=[seen()], progress=progress), now=NOW + at)
         )
 
     job = told(training(new_job()), 40, 10)
@@ -328,7 +330,7 @@ def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_al
     assert endings.due(job, now=NOW + 10_000) is None
     job = settled(
         observations.observe(
-            job, AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
+            job, AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
         )
     )
     assert endings.due(job, now=NOW + 800) is None
@@ -342,8 +344,8 @@ def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_al
 
 def test_unused_service_is_parked_counting_from_when_it_could_be_used() -> None:
     job = placed(new_job(service=True, workload={"kind": "service", "argv": ["x"], "inactivity_timeout_s": 60.0}))
-    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
-    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 600))
+    job = settled(observations.observe(job, observation(job, seen("claimed", "started")), now=NOW))
+    job = settled(observations.observe(job, observation(job, seen("ready")), now=NOW + 600))
     assert endings.due(job, now=NOW + 650) is None
     assert endings.due(job, now=NOW + 700, last_activity_at=NOW + 690) is None
     parked = settled(endings.due(job, now=NOW + 700))
@@ -353,23 +355,23 @@ def test_unused_service_is_parked_counting_from_when_it_could_be_used() -> None:
 def test_service_that_says_it_runs_is_neither_running_nor_unused_before_it_answers() -> None:
     workload = {"kind": "service", "argv": ["x"], "inactivity_timeout_s": 60.0}
     job = placed(new_job(service=True, workload=workload))
-    job = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
-    assert observations.observe(job, sight(job, seen("phase", phase="training")), now=NOW + 600) is None
+    job = settled(observations.observe(job, observation(job, seen("claimed", "started")), now=NOW))
+    assert observations.observe(job, observation(job, seen("phase", phase="training")), now=NOW + 600) is None
     assert (job.status, endings.due(job, now=NOW + 600)) == (JobStatus.PREPARING, None)
-    job = settled(observations.observe(job, sight(job, seen("ready")), now=NOW + 601))
+    job = settled(observations.observe(job, observation(job, seen("ready")), now=NOW + 601))
     assert (job.status, endings.due(job, now=NOW + 601)) == (JobStatus.TRAINING, None)
 
 
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = training(new_job())
-    told_step = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
+    told_step = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
     job = settled(observations.observe(job, told_step, now=NOW + 1))
     job = settled(endings.due(job, now=NOW + 1000))
     assert endings.due(job, now=NOW + 2000) is None
     assert commands.control_for(job) is not None
     job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
     assert commands.control_for(job) is None
-    moved = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
+    moved = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
     job = settled(observations.observe(job, moved, now=NOW + 2001))
     assert job.stalled_at is None
 
@@ -377,18 +379,18 @@ def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
 def test_lost_worker_is_told_from_a_rebooted_machine() -> None:
     for liveness, reason in ((Liveness.GONE, Reason.WORKER_LOST), (Liveness.REBOOTED, Reason.NODE_LOST)):
         job = training(new_job())
-        job = settled(observations.observe(job, sight(job, seen(liveness=liveness)), now=NOW))
+        job = settled(observations.observe(job, observation(job, seen(liveness=liveness)), now=NOW))
         assert (job.status, job.reason) == (JobStatus.FAILED, reason)
 
 
 def test_unknown_is_not_gone() -> None:
     job = training(new_job())
-    assert observations.observe(job, sight(job, seen(liveness=Liveness.UNKNOWN)), now=NOW) is None
+    assert observations.observe(job, observation(job, seen(liveness=Liveness.UNKNOWN)), now=NOW) is None
 
 
 def test_revoked_attempt_goes_back_to_the_queue_without_using_a_retry() -> None:
     job = placed(new_job())
-    change = observations.observe(job, sight(job, seen(liveness=Liveness.REVOKED)), now=NOW)
+    change = observations.observe(job, observation(job, seen(liveness=Liveness.REVOKED)), now=NOW)
     job = settled(change)
     assert (job.status, job.retries_used) == (JobStatus.QUEUED, 0)
 
@@ -415,20 +417,20 @@ def test_launches_that_are_refused_in_a_row_are_tried_again_later_and_later_up_t
 
 
 def test_what_a_launch_waits_for_is_told_until_it_starts_or_is_to_stop() -> None:
-    job = settled(endings.tell_wait(placed(new_job()), now=NOW, message="pulling it"))
+    job = settled(endings.record_launch_wait(placed(new_job()), now=NOW, message="pulling it"))
     assert (job.status, job.message) == (JobStatus.SCHEDULING, "pulling it")
-    assert endings.tell_wait(job, now=NOW, message="pulling it") is None
+    assert endings.record_launch_wait(job, now=NOW, message="pulling it") is None
     stopping_job = settled(commands.cancel(job, now=NOW))
-    assert endings.tell_wait(stopping_job, now=NOW, message="pulling more of it") is None
-    started = settled(observations.observe(job, sight(job, seen("claimed", "started")), now=NOW))
+    assert endings.record_launch_wait(stopping_job, now=NOW, message="pulling more of it") is None
+    started = settled(observations.observe(job, observation(job, seen("claimed", "started")), now=NOW))
     assert (started.status, started.message) == (JobStatus.TRAINING, None)
-    assert endings.tell_wait(started, now=NOW, message="pulling more of it") is None
+    assert endings.record_launch_wait(started, now=NOW, message="pulling more of it") is None
 
 
 def test_observation_of_an_older_attempt_is_ignored() -> None:
     job = ended(training(new_job(max_retries=1)), Reason.WORKER_LOST).job
     job = training(job)
-    stale = AttemptSight(attempt=1, nodes=[NodeSight(liveness=Liveness.GONE)])
+    stale = AttemptObservation(attempt=1, nodes=[NodeObservation(liveness=Liveness.GONE)])
     assert observations.observe(job, stale, now=NOW) is None
 
 
@@ -479,8 +481,10 @@ def test_report_that_makes_no_sense_is_noted_and_the_rest_is_taken(record: dict[
 
 def test_text_of_a_report_can_be_stored_whatever_it_holds() -> None:
     job = training(new_job())
-    seen_note = NodeSight(liveness=Liveness.ALIVE, records=[{"type": "note", "message": "a\ud800b\0" + "x" * 9999}])
-    change = observations.observe(job, sight(job, seen_note), now=NOW)
+    seen_note = NodeObservation(
+        liveness=Liveness.ALIVE, records=[{"type": "note", "message": "a\ud800b\0" + "x" * 9999}]
+    )
+    change = observations.observe(job, observation(job, seen_note), now=NOW)
     assert change is not None
     message = change.events[0].message
     assert "\0" not in message
@@ -489,7 +493,7 @@ def test_text_of_a_report_can_be_stored_whatever_it_holds() -> None:
 
 def test_unknown_reason_of_a_newer_worker_is_a_lost_worker() -> None:
     job = training(new_job())
-    change = observations.observe(job, sight(job, seen(ended={"reason": "FROM_THE_FUTURE"})), now=NOW)
+    change = observations.observe(job, observation(job, seen(ended={"reason": "FROM_THE_FUTURE"})), now=NOW)
     assert settled(change).reason is Reason.WORKER_LOST
 
 
@@ -503,7 +507,9 @@ def test_resume_of_a_retry_that_saved_nothing_goes_on_from_what_it_was_given() -
 
 def test_phase_that_is_reported_again_changes_nothing() -> None:
     job = told(training(new_job()), {"type": "phase", "phase": "checkpointing", "t": NOW})
-    again = sight(job, NodeSight(liveness=Liveness.ALIVE, records=[{"type": "phase", "phase": "checkpointing"}]))
+    again = observation(
+        job, NodeObservation(liveness=Liveness.ALIVE, records=[{"type": "phase", "phase": "checkpointing"}])
+    )
     assert observations.observe(job, again, now=NOW) is None
 
 
@@ -511,7 +517,9 @@ def test_checkpoint_with_odd_details_is_registered_without_them() -> None:
     odd = {"t": float("nan"), "epoch": "x", "metrics": 3, "size_bytes": -1, "duration_s": float("nan")}
     job = training(new_job())
     record = {**checkpoint(3), **odd}
-    change = observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=[record])), now=NOW)
+    change = observations.observe(
+        job, observation(job, NodeObservation(liveness=Liveness.ALIVE, records=[record])), now=NOW
+    )
     job = settled(change)
     assert (job.latest_checkpoint_id, job.last_save_s) == ("c3", 0.0)
     assert change is not None
@@ -532,7 +540,7 @@ def test_save_that_took_for_ever_lengthens_no_grace() -> None:
 
 def test_step_from_the_future_does_not_hide_a_stall() -> None:
     job = training(new_job())
-    future = AttemptSight(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
+    future = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
     job = settled(observations.observe(job, future, now=NOW + 1))
     assert settled(endings.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
 
@@ -549,7 +557,9 @@ def test_step_from_the_future_does_not_hide_a_stall() -> None:
 )
 def test_event_of_a_report_holds_only_what_can_be_stored(record: dict[str, Any]) -> None:
     job = training(new_job())
-    change = observations.observe(job, sight(job, NodeSight(liveness=Liveness.ALIVE, records=[record])), now=NOW)
+    change = observations.observe(
+        job, observation(job, NodeObservation(liveness=Liveness.ALIVE, records=[record])), now=NOW
+    )
     for event in change.events if change else ():
         for text in (event.message, *event.data, *event.data.values()):
             assert "\0" not in text

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_factory import NOW, new_job, placed, seen, settled, sight, training
+from job_factory import NOW, new_job, observation, placed, seen, settled, training
 
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core import commands, observations
 from trainmaster.server.core.endings import unclaimed_launches
 from trainmaster.server.core.job import Change, Job
-from trainmaster.server.core.reports import Liveness, NodeSight
+from trainmaster.server.core.reports import Liveness, NodeObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus
 
@@ -25,8 +25,8 @@ def record(kind: str, at: float, **more: Any) -> dict[str, Any]:
     return {"type": kind, "t": at, **more}
 
 
-def observed(job: Job, *nodes: NodeSight, now: float = NOW) -> Change:
-    change = observations.observe(job, sight(job, *nodes), now=now)
+def observed(job: Job, *nodes: NodeObservation, now: float = NOW) -> Change:
+    change = observations.observe(job, observation(job, *nodes), now=now)
     assert change is not None
     return change
 
@@ -34,7 +34,9 @@ def observed(job: Job, *nodes: NodeSight, now: float = NOW) -> Change:
 def ends(job: Job, *exits: dict[str, Any] | None, now: float = NOW) -> Change:
     """Nodes that end so; None: withdrawn before anybody claimed it."""
     nodes = [
-        NodeSight(liveness=Liveness.REVOKED) if ended is None else NodeSight(liveness=Liveness.GONE, exit=ended)
+        NodeObservation(liveness=Liveness.REVOKED)
+        if ended is None
+        else NodeObservation(liveness=Liveness.GONE, exit=ended)
         for ended in exits
     ]
     return observed(job, *nodes, now=now)
@@ -48,7 +50,7 @@ def ran(job: Job, *, noticed_at: float, **ended: Any) -> Change:
     job = job.evolve(attempt=job.live.evolve(shares=(Share(node_id="n", gpus=(0, 1)),)))
     said = [record("claimed", NOW + 4), record("started", NOW + 5)]
     document = {"reason": Reason.SUCCEEDED, "message": "done", "started_at": NOW + 5, "ended_at": NOW + 7, **ended}
-    return observed(job, NodeSight(liveness=Liveness.GONE, records=said, exit=document), now=noticed_at)
+    return observed(job, NodeObservation(liveness=Liveness.GONE, records=said, exit=document), now=noticed_at)
 
 
 def test_attempt_noticed_late_has_the_times_of_its_worker() -> None:
@@ -63,7 +65,7 @@ def test_attempt_whose_clock_is_wrong_stays_within_its_life() -> None:
     job = placed(new_job())
     said = [record("claimed", 0.0), record("started", 1e300)]
     document = {**SUCCEEDED, "ended_at": -1e300}
-    change = observed(job, NodeSight(liveness=Liveness.GONE, records=said, exit=document), now=NOW + 9)
+    change = observed(job, NodeObservation(liveness=Liveness.GONE, records=said, exit=document), now=NOW + 9)
     assert change.ended is not None
     assert (change.ended.started_at, change.ended.ended_at) == (NOW + 9, NOW + 9)
     assert (change.job.started_at, change.job.runtime_s) == (NOW + 9, 0.0)
@@ -96,7 +98,7 @@ def test_first_phase_says_when_the_job_started() -> None:
         record("started", NOW + 2, reports_phases=True),
         record("phase", NOW + 8, phase="training"),
     ]
-    job = observed(job, NodeSight(liveness=Liveness.ALIVE, records=said), now=NOW + 60).job
+    job = observed(job, NodeObservation(liveness=Liveness.ALIVE, records=said), now=NOW + 60).job
     assert (job.started_at, job.live.started_at, job.status_at) == (NOW + 8, NOW + 2, NOW + 60)
 
 
@@ -104,7 +106,7 @@ def test_checkpoint_is_as_old_as_its_rank_says_within_reason() -> None:
     job = training(new_job())
     saved = {"root": "artifacts", "path": "p"}
     said = [record("checkpoint", at, checkpoint_id=str(at), **saved) for at in (NOW + 3, 1e300, float("nan"), 10**400)]
-    change = observed(job, NodeSight(liveness=Liveness.ALIVE, records=said), now=NOW + 9)
+    change = observed(job, NodeObservation(liveness=Liveness.ALIVE, records=said), now=NOW + 9)
     assert [checkpoint.created_at for checkpoint in change.checkpoints] == [NOW + 3, NOW + 9, NOW + 9, NOW + 9]
 
 

@@ -13,7 +13,7 @@ from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Change, Job, Progress
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
 
@@ -35,7 +35,7 @@ RECORDS = st.one_of(
     ),
 )
 NODES = st.builds(
-    lambda liveness, records, ended: NodeSight(
+    lambda liveness, records, ended: NodeObservation(
         liveness=liveness, records=[{"t": NOW, **record} for record in records], exit=ended
     ),
     st.sampled_from(list(Liveness)),
@@ -93,7 +93,7 @@ class Lifecycle(RuleBasedStateMachine):
     def observation(self, data: st.DataObject, stale: bool) -> None:
         nodes = [data.draw(NODES) for _ in self.job.live.shares]
         number = self.job.live.number - stale
-        change = observations.observe(self.job, AttemptSight(attempt=number, nodes=nodes), now=self.now)
+        change = observations.observe(self.job, AttemptObservation(attempt=number, nodes=nodes), now=self.now)
         if stale:
             assert change is None
         self.take(change)
@@ -101,11 +101,11 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.job.attempt is not None)
     @rule(step=st.integers(0, 100))
     def progress(self, step: int) -> None:
-        nodes = [NodeSight(liveness=Liveness.ALIVE) for _ in self.job.live.shares]
+        nodes = [NodeObservation(liveness=Liveness.ALIVE) for _ in self.job.live.shares]
         told = Progress(step=step, step_at=self.now)
         self.take(
             observations.observe(
-                self.job, AttemptSight(attempt=self.job.live.number, nodes=nodes, progress=told), now=self.now
+                self.job, AttemptObservation(attempt=self.job.live.number, nodes=nodes, progress=told), now=self.now
             )
         )
 

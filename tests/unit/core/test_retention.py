@@ -11,7 +11,7 @@ from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Checkpoint, Job
 from trainmaster.server.core.retention import (
-    Keep,
+    RetentionPolicy,
     checkpoint_limit,
     delete_checkpoint,
     deletion_expired,
@@ -107,7 +107,7 @@ def test_deleting_is_refused_while_somebody_needs_it() -> None:
 
 
 def test_checkpoints_outlive_their_job_for_as_long_as_the_setting_says() -> None:
-    keep, later = Keep(checkpoints_s=100), NOW + 101
+    keep, later = RetentionPolicy(checkpoints_s=100), NOW + 101
 
     def expired(job: Job, checkpoints: list[Checkpoint] = ALL, in_use: tuple[str, ...] = ()) -> list[str]:
         found = expired_checkpoints(job, checkpoints, in_use=in_use, keep=keep, now=later)
@@ -120,16 +120,16 @@ def test_checkpoints_outlive_their_job_for_as_long_as_the_setting_says() -> None
     assert expired(ended(deleted_at=NOW)) == ["c10", "c20", "c30"]
     assert expired(ended(deleted_at=NOW), in_use=("c20",)) == ["c10", "c30"]
     assert expired_checkpoints(ended(), ALL, in_use=(), keep=keep, now=NOW + 99) == []
-    assert expired_checkpoints(ended(), ALL, in_use=(), keep=Keep(), now=NOW + 1e9) == []
+    assert expired_checkpoints(ended(), ALL, in_use=(), keep=RetentionPolicy(), now=NOW + 1e9) == []
 
 
 def test_zero_keeps_for_ever() -> None:
-    assert not runs_expired(ended(), Keep(), now=NOW + 1e9)
-    assert runs_expired(ended(), Keep(runs_s=10), now=NOW + 11)
-    assert not runs_expired(saved(), Keep(runs_s=10), now=NOW + 1e9)
-    assert not deletion_expired(ended(deleted_at=NOW), Keep(), now=NOW + 1e9)
-    assert deletion_expired(ended(deleted_at=NOW), Keep(deleted_s=10), now=NOW + 11)
-    assert not deletion_expired(ended(), Keep(deleted_s=10), now=NOW + 1e9)
+    assert not runs_expired(ended(), RetentionPolicy(), now=NOW + 1e9)
+    assert runs_expired(ended(), RetentionPolicy(runs_s=10), now=NOW + 11)
+    assert not runs_expired(saved(), RetentionPolicy(runs_s=10), now=NOW + 1e9)
+    assert not deletion_expired(ended(deleted_at=NOW), RetentionPolicy(), now=NOW + 1e9)
+    assert deletion_expired(ended(deleted_at=NOW), RetentionPolicy(deleted_s=10), now=NOW + 11)
+    assert not deletion_expired(ended(), RetentionPolicy(deleted_s=10), now=NOW + 1e9)
 
 
 @pytest.mark.parametrize(

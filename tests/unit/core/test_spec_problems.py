@@ -107,8 +107,8 @@ def test_unknown_scheme_is_refused_with_the_nearest() -> None:
         ("data_config.sources[0].sampling", {"weight": 0}, "must be more than 0"),
         ("training_config.environment.TRAINMASTER_X", "1", "names that begin with TRAINMASTER_ are reserved"),
         ("labels.type", "x", "the label 'type' and the prefix 'system/' are reserved"),
-        ("name", "\ud800", "holds half of a character"),
-        ("labels.a", "\ud800", "holds half of a character"),
+        ("name", "\ud800", "contains a lone surrogate"),
+        ("labels.a", "\ud800", "contains a lone surrogate"),
     ],
 )
 def test_wrong_value_is_refused_in_words_for_people(path: str, value: Any, message: str) -> None:

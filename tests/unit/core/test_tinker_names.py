@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmaster.protocol.trainer_requests import (
-    Mode,
+    ModelMode,
     Trainer,
     WeightsPath,
     owner_of_future,
@@ -80,16 +80,16 @@ def test_what_is_no_path_of_weights_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "mode"),
     [
-        ({"lora_config": {"rank": 8}}, Mode.LORA),
-        ({"lora_config": {}}, Mode.LORA),
-        ({"lora_config": {"rank": 0}}, Mode.FULL),
-        ({"lora_config": None}, Mode.FULL),
-        ({}, Mode.FULL),
-        ({"base_only": True}, Mode.LORA),
-        ({"lora_config": {"rank": 0}, "base_only": True}, Mode.LORA),
+        ({"lora_config": {"rank": 8}}, ModelMode.LORA),
+        ({"lora_config": {}}, ModelMode.LORA),
+        ({"lora_config": {"rank": 0}}, ModelMode.FULL),
+        ({"lora_config": None}, ModelMode.FULL),
+        ({}, ModelMode.FULL),
+        ({"base_only": True}, ModelMode.LORA),
+        ({"lora_config": {"rank": 0}, "base_only": True}, ModelMode.LORA),
     ],
 )
-def test_request_for_a_model_says_its_mode(request_: dict[str, Any], mode: Mode) -> None:
+def test_request_for_a_model_says_its_mode(request_: dict[str, Any], mode: ModelMode) -> None:
     assert mode_of(request_) is mode
 
 

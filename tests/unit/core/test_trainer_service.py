@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from job_factory import NOW, new_job, sight, training
+from job_factory import NOW, new_job, observation, training
 
 from trainmaster.protocol.launch import Launch, Lifetime
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.observations import observe
-from trainmaster.server.core.reports import Liveness, NodeSight
+from trainmaster.server.core.reports import Liveness, NodeObservation
 from trainmaster.server.core.retention import delete_checkpoint, expire_at, overdue_checkpoints, publish
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -91,8 +91,8 @@ def test_value_that_looks_like_an_argument_is_a_value() -> None:
 
 def saved(job: Job, checkpoint_id: str, **fields: Any) -> Change:
     record = {"type": "checkpoint", "checkpoint_id": checkpoint_id, "root": "r", "path": checkpoint_id, **fields}
-    seen = NodeSight(liveness=Liveness.ALIVE, records=[record])
-    change = observe(job, sight(job, seen), now=NOW)
+    seen = NodeObservation(liveness=Liveness.ALIVE, records=[record])
+    change = observe(job, observation(job, seen), now=NOW)
     assert change is not None
     return change
 

@@ -17,9 +17,9 @@ from deep_tree import deep_tree
 from patience import PATIENCE_S
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import (
-    Giver,
-    StrangeFileError,
+    UnsafeFileError,
     User,
+    UserDirectoryBuilder,
     directory_below,
     files_in_order,
     open_inside,
@@ -119,8 +119,8 @@ def test_specials_are_no_files_and_are_removed(tmp_path: Path) -> None:
     for name in ("pipe", "loop", "device", "socket"):
         with pytest.raises(FileNotFoundError):
             content(top, name)
-        with pytest.raises(StrangeFileError):
-            Giver(user=None).link_tree(tmp_path, "t", f"of-{name}")
+        with pytest.raises(UnsafeFileError):
+            UserDirectoryBuilder(user=None).link_tree(tmp_path, "t", f"of-{name}")
     account_files.remove(tmp_path, "t")
     assert not top.exists()
 
@@ -153,7 +153,7 @@ def test_a_large_file_without_content_takes_no_room_when_it_is_copied(
         file.truncate(1 << 40)
         file.seek(1 << 39)
         file.write(b"middle")
-    assert Giver(user=None).link_tree(tmp_path, "saved", "copy") == 1 << 40
+    assert UserDirectoryBuilder(user=None).link_tree(tmp_path, "saved", "copy") == 1 << 40
     copy = tmp_path / "copy" / "sparse"
     assert copy.stat().st_blocks * 512 < 1 << 20
     with open(copy, "rb") as file:
@@ -173,8 +173,8 @@ def test_hard_link_to_a_file_of_the_servers_is_not_the_accounts(tmp_path: Path, 
     assert content(saved, "own") == b"own"
     with pytest.raises(FileNotFoundError):
         content(saved, "linked")
-    with pytest.raises(StrangeFileError, match="another user"):
-        Giver(user=USER).link_tree(tmp_path, "saved", "copy")
+    with pytest.raises(UnsafeFileError, match="another user"):
+        UserDirectoryBuilder(user=USER).link_tree(tmp_path, "saved", "copy")
 
 
 @as_root
@@ -184,7 +184,7 @@ def test_linked_tree_gives_the_user_no_setuid_program_of_root(tmp_path: Path) ->
     saved.mkdir()
     (saved / "program").write_text("program")
     (saved / "program").chmod(0o4755)
-    Giver(user=USER).link_tree(tmp_path, "saved", "copy")
+    UserDirectoryBuilder(user=USER).link_tree(tmp_path, "saved", "copy")
     status = (tmp_path / "copy" / "program").stat()
     assert (status.st_uid, status.st_mode & 0o7777) == (UID, 0o600)
     assert (tmp_path / "copy" / "program").read_text() == "program"
@@ -193,7 +193,9 @@ def test_linked_tree_gives_the_user_no_setuid_program_of_root(tmp_path: Path) ->
 @as_root
 def test_layout_belongs_to_the_user_and_directories_on_the_way_do_not(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("content")
-    Giver(user=USER).lay_out(tmp_path, "ours/work", {"a/b/file": tmp_path / "blob", "c": tmp_path / "blob"}, link=False)
+    UserDirectoryBuilder(user=USER).lay_out(
+        tmp_path, "ours/work", {"a/b/file": tmp_path / "blob", "c": tmp_path / "blob"}, link=False
+    )
     work = tmp_path / "ours" / "work"
     assert {path.lstat().st_uid for path in (work, *work.rglob("*"))} == {UID}
     assert (work / "a" / "b" / "file").read_text() == "content"
@@ -273,9 +275,9 @@ def test_linked_tree_holds_plain_files_alone_while_the_source_is_swapped(tmp_pat
     with attacking(saved, swap):
         for number in range(300):
             try:
-                Giver(user=USER).link_tree(tmp_path, "saved", f"drafts/{number}")
+                UserDirectoryBuilder(user=USER).link_tree(tmp_path, "saved", f"drafts/{number}")
                 made += 1
-            except StrangeFileError:
+            except UnsafeFileError:
                 continue
     assert made
     for path in (tmp_path / "drafts").rglob("f*"):

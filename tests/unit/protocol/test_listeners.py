@@ -8,13 +8,13 @@ import socket
 import pytest
 
 from attacker import UID, squatting
-from trainmaster.protocol.sockets import stranger_at
+from trainmaster.protocol.sockets import untrusted_listener
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
 def stranger(connection: socket.socket, uid: int | None = None) -> int | None:
-    return stranger_at(connection.getpeername()[:2], connection.getsockname()[:2], uid)
+    return untrusted_listener(connection.getpeername()[:2], connection.getsockname()[:2], uid)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -39,4 +39,4 @@ def test_another_user_who_listens_is_a_stranger(leaves: bool) -> None:
 
 
 def test_other_machines_are_not_looked_at() -> None:
-    assert stranger_at(("192.0.2.1", 80), ("192.0.2.2", 1024), None) is None
+    assert untrusted_listener(("192.0.2.1", 80), ("192.0.2.2", 1024), None) is None

@@ -114,9 +114,9 @@ def test_job_that_waits_for_its_quota_is_no_head() -> None:
 def test_head_whose_quota_is_used_up_in_the_same_pass_gives_way_to_the_next() -> None:
     held = running("r", {"n": range(4)}, queue="q")
     first = waiting("first", 1, at=NOW - 20, queue="q")
-    barred = waiting("barred", 8, at=NOW - 10, queue="q")
+    first_untraversable = waiting("barred", 8, at=NOW - 10, queue="q")
     head = waiting("head", 8, at=NOW - 5, queue="o")
-    view = view_of([node("n", 8)], held, first, barred, head, waiting("small", 1, queue="o"))
+    view = view_of([node("n", 8)], held, first, first_untraversable, head, waiting("small", 1, queue="o"))
     assert starts(view.with_queues([Queue(name="q", quota_gpus=12)])) == ["first"]
 
 

@@ -12,7 +12,7 @@ from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.core.resources import NodeState, Queue, Share
 from trainmaster.server.core.states import JobStatus
-from trainmaster.server.scheduling.audit import Audit, BrokenPromiseError
+from trainmaster.server.scheduling.audit import Audit, GuaranteeViolationError
 from trainmaster.server.scheduling.schedule import Placement, Plan, Preemption
 from trainmaster.server.scheduling.simulation import TrueWork, arriving, makespan_bound
 from trainmaster.server.scheduling.traces import Trace, TraceJob
@@ -154,7 +154,7 @@ def audit(**more: object) -> Audit:
 def test_audit_finds_a_gpu_that_is_given_twice() -> None:
     books = audit()
     books.placed(at_work(queued(number=1), 0), 0.0)
-    with pytest.raises(BrokenPromiseError, match="from their holders"):
+    with pytest.raises(GuaranteeViolationError, match="from their holders"):
         books.placed(at_work(queued(number=2), 0), 0.0)
 
 
@@ -172,14 +172,14 @@ def test_audit_finds_a_gpu_that_is_given_twice() -> None:
     ],
 )
 def test_audit_finds_a_share_that_is_not_what_was_asked_for(broken: Job, message: str) -> None:
-    with pytest.raises(BrokenPromiseError, match=message):
+    with pytest.raises(GuaranteeViolationError, match=message):
         audit().placed(broken, 0.0)
 
 
 def test_audit_finds_a_quota_that_is_exceeded() -> None:
     books = audit(queues=[Queue(name="default", quota_gpus=1)])
     books.placed(at_work(queued(number=1), 0), 0.0)
-    with pytest.raises(BrokenPromiseError, match="quota"):
+    with pytest.raises(GuaranteeViolationError, match="quota"):
         books.placed(at_work(queued(number=2), 1), 0.0)
 
 
@@ -188,7 +188,7 @@ def test_audit_finds_what_is_given_back_twice() -> None:
     held = at_work(queued(), 0)
     books.placed(held, 0.0)
     books.left(held, held, 1.0)
-    with pytest.raises(BrokenPromiseError, match="does not hold"):
+    with pytest.raises(GuaranteeViolationError, match="does not hold"):
         books.left(held, held, 1.0)
 
 
@@ -196,13 +196,13 @@ def test_audit_finds_a_drained_node_in_use() -> None:
     books = audit()
     drained = [replace(node, state=NodeState.DRAINED) for node in nodes(2, gpus=2)]
     books.nodes_changed(ClusterView().with_nodes(drained), 0.0)
-    with pytest.raises(BrokenPromiseError, match="DRAINED"):
+    with pytest.raises(GuaranteeViolationError, match="DRAINED"):
         books.placed(at_work(queued(), 0), 0.0)
 
 
 def test_audit_finds_a_job_that_was_left_waiting_for_nothing() -> None:
     view = ClusterView().with_nodes(nodes(gpus=2)).with_jobs([queued()])
-    with pytest.raises(BrokenPromiseError, match="left waiting"):
+    with pytest.raises(GuaranteeViolationError, match="left waiting"):
         audit().finish(view, 0.0)
 
 
@@ -216,14 +216,14 @@ def test_audit_finds_a_job_that_was_left_waiting_for_nothing() -> None:
 def test_audit_finds_a_victim_that_must_be_spared(victim: dict[str, object], priority: int, message: str) -> None:
     held, waiting = at_work(queued("v", 1, **victim), 0), queued("w", 2, priority=priority)
     view = ClusterView().with_nodes(nodes(gpus=2)).with_jobs([held, waiting])
-    with pytest.raises(BrokenPromiseError, match=message):
+    with pytest.raises(GuaranteeViolationError, match=message):
         audit().passed(view, Plan(preemptions=[Preemption(victim=held, by=waiting)]), 0.0, 0.0)
 
 
 def test_audit_finds_a_plan_about_a_job_that_does_not_wait() -> None:
     held = at_work(queued(), 0)
     view = ClusterView().with_nodes(nodes(gpus=2)).with_jobs([held])
-    with pytest.raises(BrokenPromiseError, match="does not wait"):
+    with pytest.raises(GuaranteeViolationError, match="does not wait"):
         audit().passed(view, Plan(placements=[Placement(job=held, shares=())]), 0.0, 0.0)
 
 
@@ -232,7 +232,7 @@ def test_audit_finds_a_head_that_starts_later_than_promised() -> None:
     view = ClusterView().with_nodes(nodes(gpus=2)).with_jobs([head])
     books.passed(view, Plan(heads={head.job_id: (key_of(head), 100.0)}), 0.0, 0.0)
     books.passed(view, Plan(), 100.0, 0.0)
-    with pytest.raises(BrokenPromiseError, match="promised to start by 100"):
+    with pytest.raises(GuaranteeViolationError, match="promised to start by 100"):
         books.passed(view, Plan(), 101.0, 0.0)
 
 
@@ -245,7 +245,7 @@ def test_promise_to_a_head_stands_unless_somebody_comes_who_goes_before_it(prior
     if priority > 5:
         books.passed(view, Plan(), 101.0, 0.0)
     else:
-        with pytest.raises(BrokenPromiseError):
+        with pytest.raises(GuaranteeViolationError):
             books.passed(view, Plan(), 101.0, 0.0)
 
 
@@ -255,7 +255,7 @@ def test_audit_finds_a_job_that_waited_for_longer_than_ageing_allows() -> None:
         each = at_work(queued(number=number, priority=10), 0, since=since)
         books.placed(each, since)
         books.left(each, each.evolve(status=JobStatus.COMPLETED), since + 60.0)
-    with pytest.raises(BrokenPromiseError, match="waited 600 s"):
+    with pytest.raises(GuaranteeViolationError, match="waited 600 s"):
         books.finish(ClusterView(), 1000.0)
 
 

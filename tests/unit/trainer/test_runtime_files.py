@@ -106,7 +106,7 @@ def test_scripts_are_not_started_by_mpi_and_that_is_told(client: TrainerClient, 
 
 def test_memory_that_a_runtime_gives_is_all_that_its_jobs_get(client: TrainerClient) -> None:
     job = client.train(runtime="ours", trainer=CustomTrainer(func=take_too_much, num_nodes=1))
-    with pytest.raises(RuntimeError, match=r"(?s)OUT_OF_MEMORY.*250 MB are booked"):
+    with pytest.raises(RuntimeError, match=r"(?s)OUT_OF_MEMORY.*limit is 250 MB"):
         client.wait_for_job_status(job, timeout=PATIENCE_S, polling_interval=1)
 
 

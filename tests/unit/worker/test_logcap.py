@@ -30,16 +30,16 @@ def write(directory: RunDirectory, data: bytes) -> None:
 
 def test_log_is_left_alone_up_to_its_cap(directory: RunDirectory) -> None:
     cap = LogCap(directory, LOG, CAP)
-    cap.look()  # it does not exist yet
+    cap.poll()  # it does not exist yet
     write(directory, LINE * (CAP // len(LINE)))
-    cap.look()
+    cap.poll()
     assert directory.gap(LOG) is None
 
 
 def test_log_beyond_its_cap_is_cut_between_lines(directory: RunDirectory) -> None:
     cap = LogCap(directory, LOG, CAP)
     write(directory, b"odd\n" + LINE * (3 * CAP // len(LINE)) + b"the end\n")
-    cap.look()
+    cap.poll()
     gap = directory.gap(LOG)
     assert gap is not None
     size = (directory.path / LOG).stat().st_size
@@ -56,7 +56,7 @@ def test_every_further_cut_keeps_the_head_and_stays_below_the_cap(directory: Run
     starts = set()
     for _ in range(50):
         write(directory, LINE * 500)
-        cap.look()
+        cap.poll()
         size, gap = (directory.path / LOG).stat().st_size, directory.gap(LOG)
         assert size - (gap.end - gap.start if gap else 0) <= CAP
         starts |= {gap.start} if gap else set()
@@ -66,7 +66,7 @@ def test_every_further_cut_keeps_the_head_and_stays_below_the_cap(directory: Run
 def test_line_that_never_ends_is_cut_all_the_same(directory: RunDirectory) -> None:
     cap = LogCap(directory, LOG, CAP)
     write(directory, b"x" * 4 * CAP)
-    cap.look()
+    cap.poll()
     gap = directory.gap(LOG)
     assert gap is not None
     assert gap.start == CAP // 2
@@ -75,10 +75,10 @@ def test_line_that_never_ends_is_cut_all_the_same(directory: RunDirectory) -> No
 
 def test_worker_that_starts_on_a_cut_log_goes_on_with_its_gap(directory: RunDirectory) -> None:
     write(directory, LINE * (3 * CAP // len(LINE)))
-    LogCap(directory, LOG, CAP).look()
+    LogCap(directory, LOG, CAP).poll()
     before = directory.gap(LOG)
     again = LogCap(directory, LOG, CAP)
-    again.look()
+    again.poll()
     assert directory.gap(LOG) == before
 
 
@@ -87,7 +87,7 @@ def test_rank_that_locks_its_log_does_not_hold_up_its_worker(directory: RunDirec
     write(directory, LINE * (3 * CAP // len(LINE)))
     with (directory.path / LOG).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        looking = threading.Thread(target=cap.look, daemon=True)
+        looking = threading.Thread(target=cap.poll, daemon=True)
         looking.start()
         looking.join(PATIENCE_S)
         assert not looking.is_alive()

@@ -104,7 +104,7 @@ def test_verdict_kills_of_a_group_with_a_limit_explain_a_failure() -> None:
     missed = raised("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly")
     verdict = failure(exited(1), missed, oom_kills=1, memory_limit_mb=512)
     assert verdict.reason is Reason.OUT_OF_MEMORY
-    assert "out of memory (512 MB are booked for the node): RuntimeError" in verdict.message
+    assert "out of memory (the node's limit is 512 MB): RuntimeError" in verdict.message
     assert failure(exited(1), oom_kills=1, memory_limit_mb=512).reason is Reason.OUT_OF_MEMORY
     # One that was survived does not explain an error of the rank's own.
     own = failure(exited(1), raised("ValueError: bad"), oom_kills=1, memory_limit_mb=512)

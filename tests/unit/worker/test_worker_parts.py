@@ -132,36 +132,36 @@ def test_threads_of_a_rank_follow_the_cores_that_are_booked(
 def test_control_watch_sees_each_newer_wish_once(tmp_path: Path) -> None:
     watch = ControlWatch(tmp_path)
     directory = RunDirectory(tmp_path)
-    assert watch.look() is None
+    assert watch.poll() is None
     directory.set_control(Control(seq=3, stop=StopCause.PAUSE, save=True).to_json())
-    assert watch.look() == Control(seq=3, stop=StopCause.PAUSE, save=True)
-    assert watch.look() is None
+    assert watch.poll() == Control(seq=3, stop=StopCause.PAUSE, save=True)
+    assert watch.poll() is None
     directory.set_control(Control(seq=2, stop=StopCause.CANCEL).to_json())
-    assert watch.look(closely=True) is None
+    assert watch.poll(closely=True) is None
     directory.set_control(Control(seq=4, stop=StopCause.CANCEL).to_json())
-    assert watch.look(closely=True) == Control(seq=4, stop=StopCause.CANCEL)
+    assert watch.poll(closely=True) == Control(seq=4, stop=StopCause.CANCEL)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"seq": 1, "stop": "dance"}', '{"stop": "cancel"}'])
 def test_control_watch_ignores_what_it_does_not_understand(tmp_path: Path, content: str) -> None:
     watch = ControlWatch(tmp_path)
     (tmp_path / "control.json").write_text(content)
-    assert watch.look() is None
+    assert watch.poll() is None
     write_document(tmp_path / "control.json", Control(seq=2, save=True).to_json())
-    assert watch.look(closely=True) == Control(seq=2, save=True)
+    assert watch.poll(closely=True) == Control(seq=2, save=True)
 
 
 def test_log_clock_dates_growth_and_forgets_nothing_at_the_end(tmp_path: Path) -> None:
     log = tmp_path / "run.0.out"
     clock = LogClock(os.fspath(log))
-    clock.look()
+    clock.poll()
     log.write_bytes(b"one\n")
     before = time.time()
-    clock.look()
+    clock.poll()
     with log.open("ab") as file:
         file.write(b"two\n")
-    clock.look(last=True)
-    clock.look(last=True)
+    clock.poll(last=True)
+    clock.poll(last=True)
     entries = [line.split() for line in (tmp_path / "run.0.out.times").read_text().splitlines()]
     assert [int(size) for _, size in entries] == [4, 8]
     assert all(before - 1 <= float(moment) <= time.time() + 1 for moment, _ in entries)
@@ -171,15 +171,15 @@ def test_rank_watch_learns_what_ranks_can_do_from_whole_lines(tmp_path: Path) ->
     events = tmp_path / "events"
     watch = RankWatch(RunDirectory(tmp_path))
     watch.follow([], {3: os.fspath(events)})
-    assert not watch.look()
+    assert not watch.poll()
     events.write_text('{"type": "capable", "save": true}\nnonsense\n{"type": "capable", "stacks')
-    assert watch.look()
+    assert watch.poll()
     assert (watch.can_save, watch.dump_stacks, watch.has_finished) == (True, set(), False)
     with events.open("a") as file:
         file.write('": true}\n{"type": "finished"}\n')
-    assert watch.look()
+    assert watch.poll()
     assert (watch.dump_stacks, watch.has_finished) == ({3}, True)
-    assert not watch.look()
+    assert not watch.poll()
 
 
 def test_exit_record_is_tried_until_it_is_written(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_flood_of_events_takes_little_of_the_workers_time(line: bytes, tmp_path:
     watch = RankWatch(RunDirectory(tmp_path))
     watch.follow([], {0: str(events)})
     began = time.thread_time()
-    assert watch.look()
+    assert watch.poll()
     assert time.thread_time() - began < 1.5  # to parse every line takes several seconds
     assert watch.failures[0].message == "m"
-    assert not watch.look()
+    assert not watch.poll()

@@ -33,7 +33,7 @@ from trainmaster.backends.container.engine import (
 )
 from trainmaster.backends.container.images import Images
 from trainmaster.backends.container.preflight import checked
-from trainmaster.backends.container.upkeep import Upkeep
+from trainmaster.backends.container.upkeep import ContainerMonitor
 from trainmaster.backends.container.worker_files import packed_worker, put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
@@ -93,7 +93,7 @@ class ContainerBackend:
         self._fork_server = fork_server
         self._plans = plans.Plans(workers / "plans")
         self._images = Images(engine, runs)
-        self._upkeep = Upkeep(engine, runs, self._remove)
+        self._upkeep = ContainerMonitor(engine, runs, self._remove)
 
     def open(self) -> None:
         self._plans.clear()

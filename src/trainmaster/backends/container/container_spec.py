@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmaster.protocol.environment import WORKSPACE
 from trainmaster.protocol.launch import Lifetime, Volume
-from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, Within
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, ContainerOverrides
 from trainmaster.protocol.run_directory import PREPARED
 
 LABEL = "trainmaster."
@@ -117,12 +117,14 @@ def outside_document(
     return {**document, "Env": [], "WorkingDir": directory or "", "HostConfig": {**host, "Mounts": mounts}}
 
 
-def within_container(request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext) -> Within:
+def within_container(
+    request: AttemptRequest, node: int, image: ImageFacts, context: ContainerContext
+) -> ContainerOverrides:
     """What differs in a node's container."""
     gpus, steps = request.nodes[node].gpus, request.launch.steps
     # Inside, whole GPUs are numbered from 0, and slices keep their names.
     numbered = tuple(str(index) if gpu.isdecimal() else gpu for index, gpu in enumerate(gpus))
-    return Within(
+    return ContainerOverrides(
         address=f"node-{node}" if network_name(request) else None,
         port=context.port,
         gpus=numbered if gpus and context.passes_gpus else None,

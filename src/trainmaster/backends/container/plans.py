@@ -15,9 +15,9 @@ from typing import Any
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container import container_spec as spec
 from trainmaster.protocol.documents import read_document, write_document
-from trainmaster.protocol.launch import Gang, Size, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, Step
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.request import AttemptRequest, Within
+from trainmaster.protocol.request import AttemptRequest, ContainerOverrides
 from trainmaster.protocol.run_directory import PREPARED, RunDirectory, exit_document
 
 
@@ -68,10 +68,10 @@ def check_steps(request: AttemptRequest, images: Mapping[str, spec.ImageFacts]) 
     for step, image in _with_images(request):
         facts = images[image]
         if step.python and facts.python is None:
-            message = f"{step.name}: image {image} does not run Python code of ours: {facts.lacks}"
+            message = f"{step.name}: image {image} has no usable Python: {facts.lacks}"
             raise LaunchError(message, Reason.LAUNCH_REFUSED)
         if not (step.argv or facts.entrypoint or facts.command):
-            message = f"{step.name}: image {image} has no command of its own, which would fetch something"
+            message = f"{step.name}: image {image} has no entrypoint or command; use an initializer image that has one"
             raise LaunchError(message, Reason.LAUNCH_REFUSED)
 
 
@@ -118,7 +118,7 @@ def within_outside(
     context: spec.ContainerContext,
     *,
     leads: tuple[str, ...],
-) -> Within:
+) -> ContainerOverrides:
     """What differs for a worker outside; `leads` is the command that runs `supervision` with its plan."""
     through = {
         step.name: (*leads, step.name, *((str(images[own].python),) if step.python else ()))
@@ -185,7 +185,7 @@ def _gang(name: str, document: dict[str, Any], gang: Gang | None) -> dict[str, A
     }
 
 
-def sized(document: Mapping[str, Any], size: Size) -> dict[str, Any]:
+def sized(document: Mapping[str, Any], size: ContainerLimits) -> dict[str, Any]:
     """A container with these limits; where there is none, its own."""
     limits: dict[str, int] = {}
     if size.cpu_cores:

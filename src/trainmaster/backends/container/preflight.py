@@ -40,9 +40,7 @@ def _check_without_python(request: AttemptRequest, image: str, facts: ImageFacts
     launch = request.launch
     if launch.steps[-1].python or any(step.name == "environment" for step in launch.steps):
         needed = ".".join(map(str, OLDEST_PYTHON))
-        raise _refused(
-            f"image {image} does not run Python code of ours: {facts.lacks}, and Python {needed} or newer is needed"
-        )
+        raise _refused(f"image {image} has no usable Python: {facts.lacks}, and Python {needed} or newer is needed")
     if launch.lifetime is Lifetime.SERVICE and request.world_size > 1:
         raise _refused(f"image {image} has no Python, without which a service has one rank")
     if launch.blobs and launch.working_directory is not None:

@@ -97,7 +97,7 @@ def run_container(
         return End(reason=_reason_of(error), message=str(error))
     except Exception as error:
         traceback.print_exc()
-        return End(reason=Reason.WORKER_LOST, message=f"what leads into the container failed: {error!r}")
+        return End(reason=Reason.WORKER_LOST, message=f"the container's supervisor failed: {error!r}")
 
 
 def _lead(engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping[str, str], command: list[str]) -> End:

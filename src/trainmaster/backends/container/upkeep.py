@@ -42,7 +42,7 @@ _STOP_S = 1.0
 _EXIT_KILLED = 128 + signal.SIGKILL
 
 
-class Upkeep:
+class ContainerMonitor:
     def __init__(self, engine: ContainerEngine, runs: Path, remove: Callable[[str], None]) -> None:
         """`remove` removes a container with everything that belongs to it."""
         self._engine = engine
@@ -108,16 +108,16 @@ class Upkeep:
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
             try:
-                self.look()
+                self.poll()
                 self._is_away = False
             except ContainerEngineError as error:
                 if not self._is_away:
                     _log.warning("%s", error)
                 self._is_away = True
             except Exception:
-                _log.exception("containers could not be looked after")
+                _log.exception("the check of the containers failed")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         asked_at = time.monotonic()
         found = {container.name: container for container in self._engine.containers(self._label)}
         gone = self._seen.keys() - found.keys()  # a worker outside removes its own
@@ -147,7 +147,7 @@ class Upkeep:
                 return False
             self._remove(container.name)
         except (OSError, ValueError, TypeError, KeyError, RefusedByEngineError) as error:
-            _log.error("container %s cannot be looked after: %r", container.name, error)
+            _log.error("container %s cannot be checked or removed: %r", container.name, error)
             return False
         return True
 
@@ -194,7 +194,7 @@ def _is_idle(name: str, labels: Mapping[str, str]) -> bool:
     try:
         return spec.ATTEMPT in labels and _was_taken_up(labels)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        _log.error("network %s cannot be looked after: %r", name, error)
+        _log.error("network %s cannot be checked or removed: %r", name, error)
         return False
 
 

@@ -98,7 +98,7 @@ class LocalBackend:
         artifacts = {Path(directory).parents[1] for directory in (request.checkpoint_dir, request.output_dir)}
         caches = {Path(request.cache_dir).parent} if request.cache_dir else set()
         try:
-            open_passage(self._spool.parent, [runs, *artifacts, *caches])
+            grant_traversal(self._spool.parent, [runs, *artifacts, *caches])
         except OSError as error:
             raise LaunchError(f"uid {request.uid} cannot be let through to its files: {error}") from error
 
@@ -206,7 +206,7 @@ _OURS = (
 _OTHERS = 0o077
 
 
-def open_passage(data_dir: Path, targets: Iterable[Path]) -> None:
+def grant_traversal(data_dir: Path, targets: Iterable[Path]) -> None:
     """Let other users pass through these directories, and through the data directory if it contains any of them."""
     wanted = list(targets)
     if any(data_dir in target.parents for target in wanted):

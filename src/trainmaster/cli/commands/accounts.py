@@ -46,9 +46,7 @@ def _account_row(account: Account) -> tuple[str, ...]:
 @accounts_app.command("create")
 def create_account(
     name: NameArgument,
-    uid: Annotated[
-        int | None, typer.Option("--uid", min=1, help="The system's user as whom its jobs run on the server.")
-    ] = None,
+    uid: Annotated[int | None, typer.Option("--uid", min=1, help="The uid that runs its jobs on the server.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create an account."""
@@ -66,16 +64,14 @@ def create_account(
 @accounts_app.command("edit")
 def edit_account(
     name: NameArgument,
-    uid: Annotated[
-        int, typer.Option("--uid", min=0, help="The system's user as whom its jobs run on the server; 0 for none.")
-    ],
+    uid: Annotated[int, typer.Option("--uid", min=0, help="The uid that runs its jobs on the server; 0 for none.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say as which of the system's users the jobs of an account run."""
+    """Set the uid that runs the jobs of an account."""
     with connect() as client:
         account = client.admin.set_uid(name, uid or None)
-    user = f"uid {uid}" if uid else "no user in particular"
-    print_result(account, f"Jobs of account {name} run as {user} from now on", as_json=as_json)
+    how = f"run as uid {uid} from now on" if uid else "have no uid of their own from now on"
+    print_result(account, f"Jobs of account {name} {how}", as_json=as_json)
 
 
 @accounts_app.command("remove")

@@ -103,7 +103,7 @@ def _change(
     for name, reported in ((unlabel, before["given_labels"]), (no_capability, before["given_capabilities"])):
         for each in name:
             if each not in reported:
-                raise UsageError(f"nobody gave {node} '{each}'; given were: {', '.join(reported) or 'none'}")
+                raise UsageError(f"no operator set '{each}' on {node}; set are: {', '.join(reported) or 'none'}")
     return client.cluster.change_node(
         node,
         labels=_changed(before["given_labels"], label, unlabel),
@@ -134,7 +134,7 @@ def _parts(node: Node, events: Sequence[NodeEvent]) -> Iterator[RenderableType]:
     )
     for gpu in node["gpus"]:
         if not gpu["healthy"]:
-            yield styled(f"  GPU {gpu['index']} ({gpu['type']}) is out of the pool: {gpu['problem']}", "red")
+            yield styled(f"  GPU {gpu['index']} ({gpu['type']}) is not schedulable: {gpu['problem']}", "red")
     if events:
         yield ""
         rows = [(age(event["ts"]), event["type"], event["message"]) for event in events]
@@ -212,8 +212,8 @@ def enable(
     """Give a drained node work again."""
     with connect() as client:
         found = client.cluster.enable(node)
-    later = f"is {found['state']}: it takes work when it is seen again."
-    print_result(found, f"{found['id']} {'takes work.' if found['state'] == 'READY' else later}", as_json=as_json)
+    later = f"is {found['state']}: it accepts jobs when it is seen again."
+    print_result(found, f"{found['id']} {'accepts jobs.' if found['state'] == 'READY' else later}", as_json=as_json)
 
 
 def runtimes(

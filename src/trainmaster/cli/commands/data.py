@@ -41,14 +41,14 @@ def check(
     Bright text is trained on; what stands in ‹ › is context, which the model reads and is not trained to write.
     """
     from trainmaster.cli.job_file import load, set_values
-    from trainmaster.client.file_upload import ship
+    from trainmaster.client.file_upload import upload_files
 
     document, base = load(file)
     document = set_values(document, settings)
     if not isinstance(document.get("data_config"), dict):
         raise UsageError(f"{file} has no data_config, so that there is no data to look at")
     with connect() as client:
-        shipped = ship(client, document, base, weights=False, tell=say)
+        shipped = upload_files(client, document, base, weights=False, tell=say)
         training = _object(shipped, "training_config")
         custom = _object(training, "framework").get("type") == CUSTOM
         with waiting("reads and tokenizes rows", quiet=as_json):
@@ -111,8 +111,8 @@ def _verdict(found: CheckedData) -> str:
     if lost := sum(source["untrained"] for source in found["sources"]):
         read = sum(source["tokenized"] for source in found["sources"])
         return (
-            f"Every row can be read, but of {lost:,} of {read:,} nothing is learned: "
-            f"what would be is cut off at {found['max_seq_length']:,} tokens. Give more in data_config.max_seq_length."
+            f"Every row can be read, but {lost:,} of {read:,} have no tokens to train on within "
+            f"{found['max_seq_length']:,} tokens. Raise data_config.max_seq_length."
         )
     return "Nothing is wrong with what was read."
 

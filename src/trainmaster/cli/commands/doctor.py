@@ -189,15 +189,15 @@ def _cgroups() -> Iterator[Finding]:
         if controller in memberships:
             group = mount / memberships[controller].lstrip("/")
             if os.access(group / "cgroup.procs", os.W_OK):
-                held = "memory and cores are held to" if _has_limits(group) else "cores are not held to"
-                yield Finding("cgroups", OK, f"usable at {group}; {held} what jobs book")
+                held = "memory and core limits are enforced" if _has_limits(group) else "core limits are not enforced"
+                yield Finding("cgroups", OK, f"usable at {group}; {held}")
                 return
     yield Finding(
         "cgroups",
         WARN,
         "not writable for this user",
-        "jobs run without; a kill for want of memory may then show as a mere signal, and cores are not held to "
-        "what jobs book",
+        "memory and core limits of jobs are not enforced, and an out-of-memory kill may appear as SIGKILL; "
+        "delegate a cgroup to this user",
     )
 
 

@@ -76,7 +76,7 @@ def pause(
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write a checkpoint before it stops.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Park running jobs; they give their resources back."""
+    """Pause running jobs and release their resources."""
     for_each(
         jobs,
         lambda client, job: client.pause(job, save_checkpoint=save),

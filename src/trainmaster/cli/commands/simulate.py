@@ -61,7 +61,7 @@ def simulate(
         bool, typer.Option("--backfill/--no-backfill", help="Let short jobs run before the head, without delaying it.")
     ] = True,
     charge: Annotated[
-        bool, typer.Option("--charge-scheduler-time", help="Let time pass while the scheduler thinks.")
+        bool, typer.Option("--charge-scheduler-time", help="Count the scheduler's own time as virtual time.")
     ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Hold every step against what the scheduler promises.")
@@ -79,7 +79,7 @@ def simulate(
         print_json({"file": str(record), "jobs": written}) if as_json else say(f"{written} jobs written to {record}")
         return
 
-    from trainmaster.server.scheduling.audit import BrokenPromiseError
+    from trainmaster.server.scheduling.audit import GuaranteeViolationError
     from trainmaster.server.scheduling.simulation import simulate
     from trainmaster.server.scheduling.traces import uniform_nodes
     from trainmaster.server.scheduling.virtual_time import Rules
@@ -93,7 +93,7 @@ def simulate(
     with progress_of(len(asked.jobs), quiet=as_json) as watcher:
         try:
             figures = simulate(asked, rules=rules, check=check, watchers=(watcher,))
-        except BrokenPromiseError as error:
+        except GuaranteeViolationError as error:
             raise CommandError(f"the scheduler broke a promise: {error}") from error
     if as_json:
         print_json(dataclasses.asdict(figures) | {"stretch": figures.stretch, "checked": check})
@@ -248,7 +248,7 @@ def draw_figures(figures: Figures, *, checked: bool) -> None:
         else "",
         "scheduler": f"{figures.decisions_per_s:,.0f} decisions a second; {figures.passes:,} passes, "
         f"p50 {_ms(figures.pass_p50_s)}, p99 {_ms(figures.pass_p99_s)}, {duration(figures.scheduler_s)} in all",
-        "checked": "every promise was kept" if checked else "",
+        "checked": "every guarantee held" if checked else "",
     }
     waits = [
         (

@@ -11,7 +11,7 @@ from trainmaster.jobs.trees.safetensors import Sink, TensorEntry
 from trainmaster.jobs.trees.structure import Described, Node, TreeError
 
 if TYPE_CHECKING:
-    from trainmaster.jobs.trees.torch_tensors import Ferry
+    from trainmaster.jobs.trees.torch_tensors import HostToDeviceCopier
 
 Array: TypeAlias = Any
 """An array of NumPy, PyTorch or JAX; the three have no type in common."""
@@ -32,7 +32,7 @@ class ArrayModule(Protocol):
     def fill(self, value: Array, view: memoryview, /) -> None:
         """Copy the elements into a view. From a GPU the copy only starts; `torch_tensors.mark` tells when it ends."""
 
-    def allocate(self, node: Node, template: Array, ferry: Ferry | None, /) -> tuple[Array, Sink]:
+    def allocate(self, node: Node, template: Array, copier: HostToDeviceCopier | None, /) -> tuple[Array, Sink]:
         """Make a new array, and what takes its bytes."""
 
     def finish(self, node: Node, template: Array, array: Array, /) -> Array:

@@ -38,7 +38,7 @@ def fill(value: Any, view: memoryview) -> None:
     numpy.copyto(numpy.frombuffer(view, dtype=numpy.uint8).view(array.dtype).reshape(array.shape), array)
 
 
-def allocate(node: Node, _template: object, _ferry: object) -> tuple[numpy.ndarray[Any, Any], Sink]:
+def allocate(node: Node, _template: object, _copier: object) -> tuple[numpy.ndarray[Any, Any], Sink]:
     array = numpy.empty(tuple(node["shape"]), _parse(node["dtype"]))
     return array, Memory(array.reshape(-1).view(numpy.uint8).data if array.nbytes else memoryview(b""))
 

@@ -21,7 +21,7 @@ from trainmaster.jobs.trees.structure import ANYTHING, Node, TreeError, WantedAr
 from trainmaster.jobs.trees.writer import TREE, VERSION
 
 if TYPE_CHECKING:
-    from trainmaster.jobs.trees.torch_tensors import Ferry
+    from trainmaster.jobs.trees.torch_tensors import HostToDeviceCopier
 
 THREADS = max(8, min(16, os.cpu_count() or 1))
 """Nothing trains meanwhile: every core may compute digests, and disks serve several requests at a time."""
@@ -112,13 +112,13 @@ def _read_file(
         raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
     try:
         header = safetensors.read_header(descriptor, path)
-        with _ferry(wanted, buffers) as ferry:
+        with _copier(wanted, buffers) as copier:
             arrays: dict[str, Array] = {}
             sinks: dict[str, Sink] = {}
             for leaf in wanted:
                 key = leaf.node["name"]
                 if key not in arrays:
-                    arrays[key], sinks[key] = module_for(leaf.node["array"]).allocate(leaf.node, leaf.template, ferry)
+                    arrays[key], sinks[key] = module_for(leaf.node["array"]).allocate(leaf.node, leaf.template, copier)
                     if arrays[key].nbytes != header.nbytes(key, path):
                         raise safetensors.FormatError(f"{path}: {key} has another size than was expected")
             found = safetensors.read_into(descriptor, header, sinks, hashing=digests is not None, where=path)
@@ -133,19 +133,19 @@ def _read_file(
 
 
 @contextlib.contextmanager
-def _ferry(wanted: Sequence[WantedArray], buffers: Buffers) -> Iterator[Ferry | None]:
-    """The ferry that copies the arrays of one file to a GPU; None when none is wanted there."""
+def _copier(wanted: Sequence[WantedArray], buffers: Buffers) -> Iterator[HostToDeviceCopier | None]:
+    """Copies the arrays of one file to a GPU; None when none of them is wanted there."""
     if not any(module_for(leaf.node["array"]).on_gpu(leaf.template) for leaf in wanted):
         yield None
         return
-    from trainmaster.jobs.trees.torch_tensors import Ferry
+    from trainmaster.jobs.trees.torch_tensors import HostToDeviceCopier
 
-    buffer = buffers.acquire(Ferry.SIZE, pinned=True)
-    ferry = Ferry(buffer)
+    buffer = buffers.acquire(HostToDeviceCopier.SIZE, pinned=True)
+    copier = HostToDeviceCopier(buffer)
     try:
-        yield ferry
+        yield copier
     finally:
-        ferry.arrive()
+        copier.arrive()
         buffers.release(buffer)
 
 

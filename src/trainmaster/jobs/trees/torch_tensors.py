@@ -78,17 +78,17 @@ def mark(values: Iterable[torch.Tensor]) -> list[torch.cuda.Event]:
     return [torch.cuda.current_stream(device).record_event() for device in {value.device for value in values}]
 
 
-def allocate(node: Node, template: Any, ferry: Ferry | None) -> tuple[torch.Tensor, Sink]:
+def allocate(node: Node, template: Any, copier: HostToDeviceCopier | None) -> tuple[torch.Tensor, Sink]:
     """Make a new tensor, and what takes its bytes. A tensor that goes to a GPU as a whole is made there."""
     shape, dtype = tuple(node["shape"]), _parse(node["dtype"])
-    if ferry is not None and on_gpu(template) and not is_sharded(template):
+    if copier is not None and on_gpu(template) and not is_sharded(template):
         tensor = torch.empty(shape, dtype=dtype, device=template.device)
-        return tensor, ferry.to(tensor)
+        return tensor, copier.to(tensor)
     tensor = torch.empty(shape, dtype=dtype)
     return tensor, Memory(_bytes_of(tensor))
 
 
-class Ferry:
+class HostToDeviceCopier:
     """Copies the bytes of one file to a GPU: one half of the buffer is in flight while the other is filled."""
 
     SIZE = 2 * PIECE
@@ -98,7 +98,7 @@ class Ferry:
         self._sent: list[list[torch.cuda.Event]] = [[], []]
 
     def to(self, tensor: torch.Tensor) -> Sink:
-        return _Passage(self, tensor)
+        return _DeviceSink(self, tensor)
 
     def next_half(self) -> memoryview:
         """Wait for the half that was sent longer ago, and return it."""
@@ -121,16 +121,16 @@ class Ferry:
                 event.synchronize()
 
 
-class _Passage:
-    def __init__(self, ferry: Ferry, tensor: torch.Tensor) -> None:
-        self._ferry = ferry
+class _DeviceSink:
+    def __init__(self, copier: HostToDeviceCopier, tensor: torch.Tensor) -> None:
+        self._copier = copier
         self._target = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
 
     def room(self, begin: int, length: int) -> memoryview:  # noqa: ARG002 - the protocol's
-        return self._ferry.next_half()[:length]
+        return self._copier.next_half()[:length]
 
     def filled(self, begin: int, length: int) -> None:
-        self._ferry.send(self._target[begin : begin + length])
+        self._copier.send(self._target[begin : begin + length])
 
 
 def finish(_node: Node, template: Any, tensor: torch.Tensor) -> torch.Tensor:

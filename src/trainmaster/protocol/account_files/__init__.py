@@ -12,7 +12,7 @@ No other module of the server may chown, copy, link, rename, walk or remove file
 
 from __future__ import annotations
 
-from trainmaster.protocol.account_files.handover import Giver, StrangeFileError, User
+from trainmaster.protocol.account_files.handover import UnsafeFileError, User, UserDirectoryBuilder
 from trainmaster.protocol.account_files.safe_open import (
     claim_directory,
     closing,
@@ -37,9 +37,9 @@ from trainmaster.protocol.account_files.trees import (
 )
 
 __all__ = [
-    "Giver",
-    "StrangeFileError",
+    "UnsafeFileError",
     "User",
+    "UserDirectoryBuilder",
     "claim_directory",
     "closing",
     "directories_in",

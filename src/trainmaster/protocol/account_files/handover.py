@@ -65,12 +65,12 @@ MOST_DEPTH = 64
 _COPY_BYTES = 16 << 20
 
 
-class StrangeFileError(ValueError):
+class UnsafeFileError(ValueError):
     """A tree contains something else than regular files of its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Giver:
+class UserDirectoryBuilder:
     """Makes directories for a user, in a place where nobody else can write; the caller moves the result from there."""
 
     user: User | None
@@ -103,7 +103,7 @@ class Giver:
 
     def _link_tree(self, source: int, target: int, owner: os.stat_result, depth: int) -> int:
         if not depth:
-            raise StrangeFileError(f"directories that are more than {MOST_DEPTH} deep")
+            raise UnsafeFileError(f"directories that are more than {MOST_DEPTH} deep")
         size = 0
         with os.scandir(source) as entries:
             for entry in entries:
@@ -125,11 +125,11 @@ class Giver:
         try:
             descriptor = open_plain(name, directory=source)
         except FileNotFoundError:
-            raise StrangeFileError(f"{name!r}, which is no plain file") from None
+            raise UnsafeFileError(f"{name!r}, which is no plain file") from None
         with closing(descriptor):
             status = os.fstat(descriptor)
             if not is_own(status, owner):
-                raise StrangeFileError(f"{name!r}, which is a file of another user")
+                raise UnsafeFileError(f"{name!r}, which is a file of another user")
             # A link keeps owner and mode: it would give the user somebody else's file, perhaps a setuid program.
             self._put(descriptor, target, name, link=self.user is None or status.st_uid == self.user.uid)
         return status.st_size

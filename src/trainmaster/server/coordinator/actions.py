@@ -16,13 +16,13 @@ from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Launches
-from trainmaster.server.coordinator.threads import Act, ActPools
-from trainmaster.server.coordinator.watch import last_beat, look
+from trainmaster.server.coordinator.threads import ActionPools, PooledAction
+from trainmaster.server.coordinator.watch import last_beat, observe_attempt
 from trainmaster.server.core.commands import control_for
-from trainmaster.server.core.endings import name_attempt, refuse_launch, tell_wait, unclaimed_launches
+from trainmaster.server.core.endings import record_engine_handle, record_launch_wait, refuse_launch, unclaimed_launches
 from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Attempt, Change, Job
-from trainmaster.server.core.reports import AttemptSight, Liveness
+from trainmaster.server.core.reports import AttemptObservation, Liveness
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.storage import RUNS, Location, Roots, run_directory
@@ -99,7 +99,7 @@ class AttemptActions:
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
         self._acted_at = float("-inf")
-        self._pools = ActPools(backends, pool)
+        self._pools = ActionPools(backends, pool)
 
     def forget(self) -> None:
         """Forget what was done in an earlier term as leader."""
@@ -126,7 +126,7 @@ class AttemptActions:
             act = self._next(job, view, memory, now)
             if act is not None:
                 memory.busy = True
-                self._pools.for_act(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
+                self._pools.for_action(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
         for job_id in self._refusals.keys() - view.jobs.keys():
             del self._refusals[job_id]
         if len(self._memory) > len(live):
@@ -134,7 +134,7 @@ class AttemptActions:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
 
-    def look(self, job: Job, view: ClusterView) -> AttemptSight | None:
+    def observe(self, job: Job, view: ClusterView) -> AttemptObservation | None:
         """What can be seen of a job's attempt now; None when it was not launched yet."""
         memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
         directory = run_directory(self._roots, job.job_id, job.live.number)
@@ -158,7 +158,7 @@ class AttemptActions:
                     memory.lost.add(node)
                     alive = Liveness.UNKNOWN
             liveness[node] = alive
-        sight = look(
+        observation = observe_attempt(
             job,
             directory,
             liveness,
@@ -167,8 +167,8 @@ class AttemptActions:
             endpoint=functools.partial(backend.endpoint, request),
         )
         if Liveness.REVOKED in liveness:
-            sight = replace(sight, unclaimed_launches=unclaimed_launches(job, self._launches.attempts(job)))
-        return sight
+            observation = replace(observation, unclaimed_launches=unclaimed_launches(job, self._launches.attempts(job)))
+        return observation
 
     def heard_at(self, job: Job) -> float | None:
         """The last heartbeat of a preparing attempt's workers, of the one that has been silent for longest."""
@@ -194,15 +194,15 @@ class AttemptActions:
                 again_in_s=refusal.again_in_s,
             )
         if memory.wait is not None and now - memory.wait_told_at >= WAIT_TOLD_EVERY_S:
-            told = tell_wait(job, now=now, message=str(memory.wait))
+            told = record_launch_wait(job, now=now, message=str(memory.wait))
             if told is not None:
                 memory.wait_told_at = now
                 return told
         if memory.handle != job.live.handle and memory.handle is not None:
-            return name_attempt(job, now=now, handle=memory.handle)
+            return record_engine_handle(job, now=now, handle=memory.handle)
         return None
 
-    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Act | None:
+    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> PooledAction | None:
         attempt = job.live
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
@@ -215,22 +215,22 @@ class AttemptActions:
             memory.control = None
         elif not _same(control, memory.control):
             memory.control = control
-            return Act(lambda: backend.stop(self._prepared(job, view, memory), control))
+            return PooledAction(lambda: backend.stop(self._prepared(job, view, memory), control))
         if memory.lost:
-            return Act(lambda: self._sweep(backend, job, view, memory), slow=True)
+            return PooledAction(lambda: self._sweep(backend, job, view, memory), slow=True)
         if _stop_is_overdue(attempt, memory, now) and not memory.killed:
             memory.killed = True
-            return Act(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
+            return PooledAction(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
         return None
 
-    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> Act | None:
+    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> PooledAction | None:
         backend = self._backends[job.live.backend]
         awaited_from = now if memory.claim_awaited_from is None else memory.claim_awaited_from
         if job.live.stop is not None or now - awaited_from > LAUNCH_TIMEOUT_S:
             if memory.revoked:
                 return None
             memory.revoked = True
-            return Act(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
+            return PooledAction(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
         again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
         if memory.launched_at is not None and now - memory.launched_at < again_s:
             return None
@@ -241,7 +241,7 @@ class AttemptActions:
         def submit(request: AttemptRequest) -> str | None:
             return backend.submit(request, self._launches.secrets(job))
 
-        return Act(lambda: self._launch(submit, job, view, memory), launches=True)
+        return PooledAction(lambda: self._launch(submit, job, view, memory), launches=True)
 
     def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")

@@ -28,7 +28,7 @@ from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import LOCAL, Launch
 from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
-from trainmaster.server.coordinator.launch import Tenants
+from trainmaster.server.coordinator.launch import AccountIsolation
 from trainmaster.server.core.errors import (
     ForbiddenError,
     JobNotFoundError,
@@ -79,7 +79,7 @@ class Admission:
         *,
         backends: Mapping[str, Capabilities] = MappingProxyType({}),
         default_backend: str = LOCAL,
-        tenants: Tenants | None = None,
+        tenants: AccountIsolation | None = None,
         capacity: Capacity | None = None,
         models: BaseModels | None = None,
         sources: SourceChecks | None = None,

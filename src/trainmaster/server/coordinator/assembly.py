@@ -11,9 +11,9 @@ from trainmaster.backends import BackendContext, ContainerDefaults, make_backend
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.chores import Chores
+from trainmaster.server.coordinator.chores import Maintenance
 from trainmaster.server.coordinator.cluster_view import NodeReports
-from trainmaster.server.coordinator.launch import Launches, Vault
+from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
@@ -43,7 +43,7 @@ class CoordinatorRole:
         database: Database,
         roots: Roots,
         admission: Admission,
-        vault: Vault,
+        vault: JobSecrets,
         subscriptions: Subscriptions,
         declared_cluster: DeclaredCluster,
         collector: Collector,
@@ -85,7 +85,7 @@ class CoordinatorRole:
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
         )
-        self._chores = Chores(database, roots, leads=self.leads, collector=collector)
+        self._chores = Maintenance(database, roots, leads=self.leads, collector=collector)
         self._deliveries = Deliveries(database, subscriptions, epoch=lambda: self._leadership.epoch)
         self._listener = HintListener(hint_socket)
         self._stopping = threading.Event()

@@ -26,7 +26,7 @@ COLLECT_EVERY_S = 600.0
 
 
 @dataclass(eq=False)
-class Chores:
+class Maintenance:
     """Runs the chores in a thread every so often, while this server leads."""
 
     database: Database

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from trainmaster import __version__
 from trainmaster.server.coordinator.admission import Admission, check_queue
-from trainmaster.server.coordinator.launch import Vault
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.core import commands as decide
 from trainmaster.server.core.commands import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StaleWriteError
@@ -59,7 +59,7 @@ Done = Future[CommandOutcome]
 class Commands:
     database: Database
     admission: Admission
-    vault: Vault
+    vault: JobSecrets
     hint: Callable[[str], None]
     clock: Callable[[], float] = time.time
 
@@ -92,7 +92,7 @@ class Commands:
             self.admission.accept(connection, scope, change, compiled.request)
             jobs.require_free_handle(connection, scope, change.job)
 
-        # Nothing is written, but `Tenants` may only be used on that thread.
+        # Nothing is written, but `AccountIsolation` may only be used on that thread.
         return self.database.write(work)
 
     def cancel(self, scope: Scope, job_id: str, *, message: str = "", idempotency: Idempotency | None = None) -> Done:

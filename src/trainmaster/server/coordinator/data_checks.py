@@ -160,7 +160,7 @@ def _laid_out(files: Mapping[str, Path], uid: int | None) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="trainmaster-check-"))
     user = None if uid is None else User.of(uid)
     try:
-        giver = account_files.Giver(user=user)
+        giver = account_files.UserDirectoryBuilder(user=user)
         giver.lay_out(directory, "home", {}, link=False)
         giver.lay_out(directory, "work", files, link=user is None)
         if user is not None:

@@ -36,7 +36,7 @@ from trainmaster.server.store.scope import Scope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vault:
+class JobSecrets:
     """Encrypts the secrets of jobs, each bound to its job: it does not open in the row of another."""
 
     sealer: Sealer
@@ -75,7 +75,7 @@ class Launches:
 
     database: Database
     roots: Roots
-    vault: Vault
+    vault: JobSecrets
     settings: Settings
     hint_socket: str | None = None
     server_url: str | None = None
@@ -232,7 +232,7 @@ _REUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tenants:
+class AccountIsolation:
     """Checks at each submission that jobs of an account may run here. Call it on one thread."""
 
     settings: Settings

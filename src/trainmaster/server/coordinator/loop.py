@@ -19,7 +19,7 @@ from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
 from trainmaster.server.coordinator.launch import stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
-from trainmaster.server.coordinator.threads import Alarm
+from trainmaster.server.coordinator.threads import LoopWaker
 from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import NotLeaderError, StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Change, Job, merge
@@ -49,7 +49,7 @@ class LoopPace:
     occupied_s: float = 2.0
     """The inventory, while a GPU is only waiting for its memory to be freed."""
     behind_s: float = 0.1
-    """Between two looks at attempts that report more than one look reads, whatever hints come; they take turns."""
+    """Between two observations of attempts that report more than one observation reads, however many hints arrive."""
 
 
 PLACEMENTS_PER_PASS = 256
@@ -90,7 +90,7 @@ class Coordinator:
         self._stalled_after_s = stalled_after_s
         self._clock = clock
         self._pace = pace or LoopPace()
-        self._alarm = Alarm(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
+        self._alarm = LoopWaker(foreign_writes=database.data_version, poll_s=self._pace.poll_s)
         self._thread: threading.Thread | None = None
         self._epoch: int | None = None
         self._stored = StoredView(database)
@@ -241,15 +241,17 @@ class Coordinator:
         try:
             if (told := self._actions.take_outcome(job, now)) is not None:
                 return told
-            sight = self._actions.look(job, self.view)
-            if sight is None:
+            observation = self._actions.observe(job, self.view)
+            if observation is None:
                 return None
-            if sight.behind:
+            if observation.behind:
                 wait_s = self._pace.behind_s * min(1 + len(self._next_looks), MOST_BEHIND)
                 self._next_looks[f"{job.job_id}.{job.live.number}"] = time.monotonic() + wait_s
             if self._uncommitted[job.job_id] >= DROP_AFTER:
-                sight = sight.without_reports(f"reports could not be stored {DROP_AFTER} times in a row; dropped")
-            return observations.observe(job, sight, now=now)
+                observation = observation.without_reports(
+                    f"reports could not be stored {DROP_AFTER} times in a row; dropped"
+                )
+            return observations.observe(job, observation, now=now)
         except Exception:
             # One unreadable run directory must not hold up every other job.
             _log.exception("job %s could not be observed", job.job_id)

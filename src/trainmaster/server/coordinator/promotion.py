@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from trainmaster.protocol import account_files
-from trainmaster.protocol.account_files import Giver, StrangeFileError, User
+from trainmaster.protocol.account_files import UnsafeFileError, User, UserDirectoryBuilder
 from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.server.coordinator import base_models
 from trainmaster.server.coordinator.base_models import PROMOTED, BaseModels, promoted_name
@@ -162,7 +162,9 @@ class Promotions:
         self._make_places(job.account_id, user)
         account_files.remove(self._artifacts, draft)
         try:
-            size = Giver(user=user, tick=self._recorder(operation)).link_tree(self._artifacts, checkpoint.path, draft)
+            size = UserDirectoryBuilder(user=user, tick=self._recorder(operation)).link_tree(
+                self._artifacts, checkpoint.path, draft
+            )
             model = self._described(draft, checkpoint, wanted, job.account_id, size)
 
             def work(connection: Connection) -> None:
@@ -175,7 +177,7 @@ class Promotions:
                 promoted.finish(connection, scope, operation)
 
             self.database.write_now(work)
-        except StrangeFileError as error:
+        except UnsafeFileError as error:
             raise RefusedError(f"the checkpoint holds {error}") from None
         finally:
             for left in (draft, aside):

@@ -20,7 +20,7 @@ from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.core import commands, retention
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import Checkpoint, Job
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
@@ -57,12 +57,12 @@ class Collected:
     size_bytes: int
 
 
-Collect = Callable[[Database, Keep, float, bool], Iterator[Collected]]
+Collect = Callable[[Database, RetentionPolicy, float, bool], Iterator[Collected]]
 """Collects the records of a foreign API; with True as the last argument, only reports them."""
 
 
-def keep_from_settings(settings: Settings) -> Keep:
-    return Keep(
+def keep_from_settings(settings: Settings) -> RetentionPolicy:
+    return RetentionPolicy(
         runs_s=settings.keep_runs_s,
         checkpoints_s=settings.keep_checkpoints_s,
         deleted_s=settings.keep_deleted_s,
@@ -74,7 +74,13 @@ def keep_from_settings(settings: Settings) -> Keep:
 
 class Collector:
     def __init__(
-        self, database: Database, roots: Roots, keep: Keep, *, spool: Path | None = None, also: Sequence[Collect] = ()
+        self,
+        database: Database,
+        roots: Roots,
+        keep: RetentionPolicy,
+        *,
+        spool: Path | None = None,
+        also: Sequence[Collect] = (),
     ) -> None:
         self._also = also
         self._database = database

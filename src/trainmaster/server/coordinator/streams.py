@@ -1,4 +1,4 @@
-"""Reading the streams of an attempt on from where the last look stopped, within limits: ranks may write without end."""
+"""Reading the streams of an attempt on from where the last read stopped, within limits: ranks may write without end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainmaster.server.core.job import Attempt
 
 LONGEST_LINE = 1 << 20
 """A longer line is skipped: no report needs it, and it must not block the lines after it."""
-LOOK_LINES = 512
-"""Lines that one look takes from all event streams of an attempt together: other jobs wait meanwhile."""
+READ_LINES = 512
+"""Lines that one read takes from all event streams of an attempt together: other jobs wait meanwhile."""
 LEAST_LINES = 16
-"""Lines that each stream gets in one look, however many streams share it."""
-MOST_OF_LOOK = 2048
-"""After this many lines a look starts no further stream; a later look goes on there."""
+"""Lines that each stream gets in one read, however many streams share it."""
+MOST_LINES = 2048
+"""After this many lines a read starts no further stream; a later read goes on there."""
 LOOK_S = 0.2
-"""After this time, neither, once the look took a line."""
+"""After this time, neither, once the read took a line."""
 MOST_LINES = 50_000
 """Lines that are ever taken from one event stream of an attempt: each may become a row of the database."""
 MOST_BYTES = 64 * LONGEST_LINE
@@ -31,7 +31,7 @@ NEWEST_BYTES = 64 << 10
 """The last part of an event stream that is read where the rest is skipped."""
 METRICS_BYTES = 1 << 20
 METRICS_LINES = 1000
-"""The newest part of the metrics that one look parses: a job shows last values only; the series is read from the
+"""The newest part of the metrics that one read parses: a job shows last values only; the series is read from the
 file."""
 _RANKS_LINES, _RANKS_BYTES = "#lines", "#bytes"
 """The keys, beside the offsets of streams, for what was taken from the streams of all ranks."""
@@ -39,7 +39,7 @@ _RANKS_LINES, _RANKS_BYTES = "#lines", "#bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """What one look takes from one event stream."""
+    """What one read takes from one event stream."""
 
     records: Sequence[dict[str, Any]] = ()
     notes: Sequence[dict[str, Any]] = ()
@@ -50,17 +50,17 @@ _NOTHING = Fresh()
 
 
 class Streams:
-    """Reads streams from where the last look stopped, within the limits of one look."""
+    """Reads streams from where the last read stopped, within the limits of one read."""
 
     def __init__(self, directory: RunDirectory, attempt: Attempt, *, count: int) -> None:
         self._directory = directory
-        self._lines_each = max(LOOK_LINES // count, LEAST_LINES)
+        self._lines_each = max(READ_LINES // count, LEAST_LINES)
         self._deadline = time.monotonic() + LOOK_S
         self.offsets = dict(attempt.offsets)
         self._taken = 0
-        self._newest_lines = max(1, min(LEAST_LINES, MOST_OF_LOOK // count))
+        self._newest_lines = max(1, min(LEAST_LINES, MOST_LINES // count))
         self.behind = False
-        """Some stream has more than this look took, which later looks are to take."""
+        """Some stream has more than this read took, which later reads are to take."""
         self.skipped_bytes = 0
 
     def fresh(self, stream: str, *, of_rank: bool) -> Fresh:
@@ -72,9 +72,9 @@ class Streams:
         all_bytes = self.offsets.get(_RANKS_BYTES, 0)
         if start >= MOST_BYTES or not room or (of_rank and all_bytes >= MOST_OF_RANKS * MOST_BYTES):
             return _NOTHING
-        # Until something was taken there is no deadline: a slow disk would end every look before the ranks' reports.
+        # Until something was taken there is no deadline: a slow disk would end every read before the ranks' reports.
         late = self._taken and time.monotonic() > self._deadline
-        if late or self._taken >= MOST_OF_LOOK:
+        if late or self._taken >= MOST_LINES:
             status = self._directory.status(stream)
             return Fresh(behind=status is not None and status.st_size > start)
         # One byte back: unless it ends a line, this is the middle of one that is being skipped.
@@ -113,14 +113,14 @@ class Streams:
         behind = start < MOST_BYTES and (len(unread) == LONGEST_LINE or b"\n" in unread[length:])
         return Fresh(records=parse_lines(lines), notes=notes, behind=behind)
 
-    def reads_on_after_end(self, node: int, *, looks: int) -> bool:
-        """Whether another look may follow at a node that has ended; each call counts as one."""
+    def reads_on_after_end(self, node: int, *, reads: int) -> bool:
+        """Whether another read may follow at a node that has ended; each call counts as one."""
         key = f"#after_end/{node}"
         self.offsets[key] = self.offsets.get(key, 0) + 1
-        return self.offsets[key] <= looks
+        return self.offsets[key] <= reads
 
     def skip_to_newest(self, stream: str, said: Fresh) -> Fresh:
-        """What this look took of a stream, and its last lines; those in between are skipped for good."""
+        """What this read took of a stream, and its last lines; those in between are skipped for good."""
         status = self._directory.status(stream)
         start = self.offsets.get(stream, 0)
         if status is None or status.st_size <= start:

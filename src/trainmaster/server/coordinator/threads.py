@@ -21,7 +21,7 @@ _WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class PooledAction:
     work: Callable[[], None]
     slow: bool = False
     """May wait for processes to end, or for an engine; must delay neither launches nor other backends."""
@@ -69,7 +69,7 @@ class DaemonPool:
                 _log.exception("a call failed")
 
 
-class ActPools:
+class ActionPools:
     """The pools of a coordinator; a given `pool` replaces all of them."""
 
     def __init__(self, backends: Iterable[str], pool: Executor | None = None) -> None:
@@ -79,7 +79,7 @@ class ActPools:
         self._slow = {name: pool or DaemonPool(f"sweep {name}") for name in names}
         self._launching = {name: pool or DaemonPool(f"launch {name}") for name in names}
 
-    def for_act(self, act: Act, backend: str) -> DaemonPool | Executor:
+    def for_action(self, act: PooledAction, backend: str) -> DaemonPool | Executor:
         if act.launches:
             return self._launching[backend]
         return self._slow[backend] if act.slow else self._quick
@@ -102,7 +102,7 @@ class ActPools:
 # When the loop looks again: at once after a hint or another process's write, and every so often by itself.
 
 
-class Alarm:
+class LoopWaker:
     """Wakes one loop. Hints may come from any thread; they carry no state and may be lost."""
 
     def __init__(self, *, foreign_writes: Callable[[], int], poll_s: float, foreign_s: float = 0.2) -> None:

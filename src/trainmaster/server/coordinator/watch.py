@@ -1,4 +1,4 @@
-"""Reads run directories: turns what workers and ranks wrote into a `Sight` for the pure core."""
+"""Reads run directories: turns what workers and ranks wrote into an `AttemptObservation` for the pure core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
 from trainmaster.server.core import reports
 from trainmaster.server.core.job import Attempt, Job, Progress
-from trainmaster.server.core.reports import AttemptSight, Liveness, NodeSight
+from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE
@@ -25,15 +25,15 @@ _OF_RANKS = ("phase", "checkpoint", "capable", "finished", "note", "doing")
 """What a rank may report; only its worker may report anything else."""
 _MAX_ETA_S = 1e10
 _OVER = (Liveness.GONE, Liveness.REBOOTED, Liveness.REVOKED)
-LOOKS_AFTER_END = 8
-"""Looks at a node that has ended, while it has more reports than one look takes: some 2,000 reports of a single rank. A
-job that reports as it should has a handful left, or a few hundred after the server was away for a day."""
+READS_AFTER_END = 8
+"""Observations of a node that has ended, while it has more reports than one observation reads: some 2,000 reports of a
+single rank. A well-behaved job has a handful left, or a few hundred after the server was away for a day."""
 Endpoint = Callable[[int, str, int], str | None]
 IDENTITY = ("project", "group", "name")
 """What the path of a job class's checkpoints begins with."""
 
 
-def look(
+def observe_attempt(
     job: Job,
     directory: RunDirectory,
     liveness: Sequence[Liveness],
@@ -41,13 +41,13 @@ def look(
     ranks_per_node: int,
     roots: Roots,
     endpoint: Endpoint,
-) -> AttemptSight:
+) -> AttemptObservation:
     """What is new about the current attempt. `liveness`, one for each node, must have been taken before the call: a
     worker that was found gone has written all it ever will, so nothing is missed here. `endpoint` tells from a node,
     and the host and port that its worker names, where its service is reached."""
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
-        _look_at_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
+        _observe_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
         for node, alive in enumerate(liveness)
     ]
     if streams.skipped_bytes:
@@ -58,7 +58,7 @@ def look(
         nodes[0] = replace(nodes[0], records=[*nodes[0].records, {"type": "reports_cut", "message": message}])
     # After the exit of node 0 was looked for: they are complete when that is there.
     metrics = streams.newest(run_directory.metrics_stream(0, 0))
-    return AttemptSight(
+    return AttemptObservation(
         attempt=job.live.number,
         nodes=nodes,
         offsets=streams.offsets,
@@ -78,7 +78,7 @@ def last_beat(attempt: Attempt, directory: RunDirectory) -> float | None:
     return min(times, default=None)
 
 
-def _look_at_node(
+def _observe_node(
     job: Job,
     directory: RunDirectory,
     node: int,
@@ -87,7 +87,7 @@ def _look_at_node(
     streams: Streams,
     roots: Roots,
     reached: Endpoint,
-) -> NodeSight:
+) -> NodeObservation:
     attempt = job.live
     # The exit is written last: read it before the streams, and they are complete when it is there.
     ended = directory.document(run_directory.exit_document(node)) if node not in attempt.exits else None
@@ -100,7 +100,7 @@ def _look_at_node(
     if over and any(each.behind for each in said):
         # Its end would cut off earlier reports: they are read first, but not for long, as others wait for its node.
         wanted = job.desired not in (Desired.STOP, Desired.DELETE)
-        if streams.reads_on_after_end(node, looks=LOOKS_AFTER_END if wanted else 0):
+        if streams.reads_on_after_end(node, reads=READS_AFTER_END if wanted else 0):
             ended, alive = None, Liveness.UNKNOWN
         else:
             said = [
@@ -123,7 +123,7 @@ def _look_at_node(
     if ended is None and alive is Liveness.GONE and disk_is_full(directory.path):
         message = f"the worker of node {node} died without a report, and the disk of its run directory is full"
         ended = {"reason": Reason.DISK_FULL, "message": message}
-    return NodeSight(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
+    return NodeObservation(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
 def _ranks(node: int, ranks_per_node: int) -> range:

@@ -106,7 +106,7 @@ class Deliveries:
             try:
                 await self._look()
             except TrainmasterError as error:
-                _log.warning("webhooks have to wait: %s", error.message)
+                _log.warning("webhook deliveries are delayed: %s", error.message)
                 self._due = time.monotonic() + REST_S
             except Exception:
                 _log.exception("webhooks could not be read; this is tried again")

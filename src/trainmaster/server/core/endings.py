@@ -8,7 +8,7 @@ from typing import Any
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason, StopCause
 from trainmaster.server.core.commands import bury, request_stop
 from trainmaster.server.core.job import PREEMPTION_BUDGET, Attempt, Change, Job
-from trainmaster.server.core.reports import Liveness, NodeSight, ending
+from trainmaster.server.core.reports import Liveness, NodeObservation, ending
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import CONSEQUENCES, RUNNING, Actor, AttemptOutcome, Desired, JobStatus, Trigger
 from trainmaster.server.core.workloads.programs import DEFAULT_INACTIVITY_S
@@ -51,7 +51,7 @@ def refuse_launch(
     return draft.change()
 
 
-def tell_wait(job: Job, *, now: float, message: str) -> Change | None:
+def record_launch_wait(job: Job, *, now: float, message: str) -> Change | None:
     """Record what a backend has to do before it can launch the current attempt."""
     if job.status is not JobStatus.SCHEDULING or job.live.stop is not None or job.message == message:
         return None
@@ -61,7 +61,7 @@ def tell_wait(job: Job, *, now: float, message: str) -> Change | None:
     return draft.change()
 
 
-def name_attempt(job: Job, *, now: float, handle: str) -> Change | None:
+def record_engine_handle(job: Job, *, now: float, handle: str) -> Change | None:
     """Record what the backend's engine calls the current attempt."""
     draft = Draft(job, now)
     draft.set_attempt(handle=handle)
@@ -75,7 +75,7 @@ _LOST: Mapping[Liveness, tuple[Reason, str]] = {
 }
 
 
-def take_exit(draft: Draft, node: int, seen: NodeSight) -> None:
+def record_node_exit(draft: Draft, node: int, seen: NodeObservation) -> None:
     """Record that a node has ended: by its exit document, or because its worker is known to be gone."""
     attempt = draft.job.live
     if node in attempt.exits or (seen.exit is None and seen.liveness not in _LOST):

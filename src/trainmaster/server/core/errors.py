@@ -64,7 +64,7 @@ class ForbiddenError(TrainmasterError):
 
 
 class NotFoundError(TrainmasterError):
-    """There is no such thing."""
+    """Not found."""
 
     code = "NOT_FOUND"
 
@@ -76,7 +76,7 @@ class JobNotFoundError(NotFoundError):
 
 
 class ConflictError(TrainmasterError):
-    """That cannot be done now."""
+    """The request conflicts with the current state."""
 
     code = "CONFLICT"
 
@@ -118,7 +118,7 @@ class DoubleBookedError(ConflictError):
 
 
 class NotLeaderError(TrainmasterError):
-    """This server does not lead."""
+    """This server is not the leader."""
 
     code = "NOT_LEADER"
 

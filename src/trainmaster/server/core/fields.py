@@ -59,14 +59,14 @@ class Model(BaseModel):
     )
 
 
-class Broken(NamedTuple):
+class RuleViolation(NamedTuple):
     """A rule between fields that does not hold: the field to blame, relative to the model, and what to do."""
 
     field: tuple[str | int, ...]
     message: str
 
 
-def refuse(broken: Iterable[Broken]) -> None:
+def refuse(broken: Iterable[RuleViolation]) -> None:
     """Fail a validator with every rule that does not hold, each at its own field."""
     details = [
         InitErrorDetails(type=PydanticCustomError("rule", rule.message), loc=rule.field, input=None) for rule in broken
@@ -83,7 +83,7 @@ class RuledModel(Model):
         refuse(self.broken_rules())
         return self
 
-    def broken_rules(self) -> Iterable[Broken]:
+    def broken_rules(self) -> Iterable[RuleViolation]:
         """Every rule that does not hold, of a model whose fields are valid each by itself."""
         return ()
 
@@ -116,7 +116,7 @@ class Matches:
 
         def check(value: str) -> str:
             if not is_unicode(value):
-                raise PydanticCustomError("rule", "holds half of a character (a lone surrogate); send proper Unicode")
+                raise PydanticCustomError("rule", "contains a lone surrogate; send valid Unicode")
             if matches(value) is None:
                 raise PydanticCustomError("rule", self.says)
             return value
@@ -157,7 +157,7 @@ class TaggedUnion:
         if not isinstance(value, dict):
             raise ValidationError.from_exception_data(self._tag, [InitErrorDetails(type="dict_type", input=value)])
         if (name := value.get(self._tag)) is None:
-            refuse([Broken((self._tag,), f"required; choices: {', '.join(self.models)}")])
+            refuse([RuleViolation((self._tag,), f"required; choices: {', '.join(self.models)}")])
         model = self.models.get(name) if isinstance(name, str) else None
         if model is None:
             expected = ", ".join(f"'{known}'" for known in self.models)
@@ -197,7 +197,7 @@ def _is_storable(value: JsonValue, depth: int = MAX_JSON_DEPTH) -> bool:
 
 def _names_a_program(argv: tuple[str, ...]) -> tuple[str, ...]:
     if not argv[0].strip():
-        refuse([Broken((0,), "must name a program")])
+        refuse([RuleViolation((0,), "must name a program")])
     return argv
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import reports
-from trainmaster.server.core.endings import settle, take_exit
+from trainmaster.server.core.endings import record_node_exit, settle
 from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job, Progress
-from trainmaster.server.core.reports import AttemptSight
+from trainmaster.server.core.reports import AttemptObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import ACTIVE, TRANSITIONS, Actor, JobStatus, Trigger
@@ -59,28 +59,28 @@ def place(job: Job, *, now: float, shares: Sequence[Share], token: str) -> Chang
     return draft.change()
 
 
-def observe(job: Job, sight: AttemptSight, *, now: float) -> Change | None:
+def observe(job: Job, observation: AttemptObservation, *, now: float) -> Change | None:
     """Apply what was seen of the current attempt; what is about an older one is ignored."""
     attempt = job.attempt
-    if attempt is None or attempt.number != sight.attempt or job.status not in ACTIVE:
+    if attempt is None or attempt.number != observation.attempt or job.status not in ACTIVE:
         return None
     draft = Draft(job, now)
-    if sight.progress is not None:
-        _take_progress(draft, sight.progress)
-    for node, seen in enumerate(sight.nodes):
+    if observation.progress is not None:
+        _take_progress(draft, observation.progress)
+    for node, seen in enumerate(observation.nodes):
         for record in seen.records:
             try:
                 _take_record(draft, node, record)
             except (KeyError, ValueError) as error:
                 # Ranks write these; a wrong one must not hide the rest.
                 draft.note("report_ignored", actor=Actor.WORKER, message=f"a report was not understood: {error!r}")
-        take_exit(draft, node, seen)
-    if dict(sight.offsets) != dict(attempt.offsets):
-        draft.set_attempt(offsets={**attempt.offsets, **sight.offsets})
-    endpoint = next((seen.endpoint for seen in sight.nodes if seen.endpoint), None)
+        record_node_exit(draft, node, seen)
+    if dict(observation.offsets) != dict(attempt.offsets):
+        draft.set_attempt(offsets={**attempt.offsets, **observation.offsets})
+    endpoint = next((seen.endpoint for seen in observation.nodes if seen.endpoint), None)
     if endpoint and endpoint != job.endpoint:
         draft.set(endpoint=endpoint)
-    settle(draft, unclaimed_launches=sight.unclaimed_launches)
+    settle(draft, unclaimed_launches=observation.unclaimed_launches)
     return draft.change()
 
 
@@ -171,7 +171,7 @@ def _take_phase(draft: Draft, name: str) -> None:
     if draft.edge(trigger) is not None:
         draft.move(trigger)
     else:
-        message = f"reported {name} while {draft.job.status}; that is no legal move"
+        message = f"reported {name} while {draft.job.status}; ignored, because it is not allowed in this state"
         draft.note("phase_ignored", actor=Actor.WORKER, message=message)
 
 

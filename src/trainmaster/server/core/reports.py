@@ -29,8 +29,8 @@ class Liveness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSight:
-    """What was seen of one node of an attempt since the last look."""
+class NodeObservation:
+    """What was seen of one node of an attempt since the last observation."""
 
     liveness: Liveness
     records: Sequence[Mapping[str, Any]] = ()
@@ -40,18 +40,18 @@ class NodeSight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptSight:
+class AttemptObservation:
     attempt: int
-    nodes: Sequence[NodeSight]
+    nodes: Sequence[NodeObservation]
     offsets: Mapping[str, int] = field(default_factory=dict)
     """How far each stream will have been read, and how many of its lines were taken."""
     progress: Progress | None = None
     behind: bool = False
-    """The streams have more than this look took."""
+    """The streams have more than this observation read."""
     unclaimed_launches: int = 0
     """How many launches of the job in a row, this one among them, no worker claimed in time."""
 
-    def without_reports(self, note: str) -> AttemptSight:
+    def without_reports(self, note: str) -> AttemptObservation:
         """The same, with a note in place of everything that the attempt reported."""
         cut = [{"type": "reports_cut", "message": note}]
         nodes = [replace(node, records=cut if number == 0 else ()) for number, node in enumerate(self.nodes)]

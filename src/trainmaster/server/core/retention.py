@@ -21,7 +21,7 @@ _PRUNED_SINCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class RetentionPolicy:
     """How long things are kept, in seconds; 0 means for ever."""
 
     runs_s: float = 0.0
@@ -93,7 +93,7 @@ def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint |
 
 
 def expired_checkpoints(
-    job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: Keep, now: float
+    job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: RetentionPolicy, now: float
 ) -> list[Checkpoint]:
     if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
         return []
@@ -135,11 +135,11 @@ def expire_runs(job: Job, *, now: float) -> Change | None:
     return draft.change()
 
 
-def runs_expired(job: Job, keep: Keep, *, now: float) -> bool:
+def runs_expired(job: Job, keep: RetentionPolicy, *, now: float) -> bool:
     return bool(keep.runs_s) and ended_before(job, now - keep.runs_s)
 
 
-def deletion_expired(job: Job, keep: Keep, *, now: float) -> bool:
+def deletion_expired(job: Job, keep: RetentionPolicy, *, now: float) -> bool:
     return bool(keep.deleted_s) and job.deleted_at is not None and job.deleted_at < now - keep.deleted_s
 
 

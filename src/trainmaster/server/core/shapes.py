@@ -13,13 +13,13 @@ from pydantic import Field, Strict
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, choice_message
 from trainmaster.server.core.fields import (
     DNS_LABEL,
-    Broken,
     Count,
     Flag,
     Model,
     Name,
     Names,
     RuledModel,
+    RuleViolation,
     Scalar,
     Text,
     optional,
@@ -33,7 +33,7 @@ LATEST = "latest"
 _REFERENCE = re.compile(r"accounts/([^/]+)/trainingShapes/([^/]+)(?:/versions/([^/]+))?")
 
 
-class TrainerMode(StrEnum):
+class ShapeMode(StrEnum):
     """What trainers of a shape are for."""
 
     POLICY = "POLICY_TRAINER"  # the weights themselves
@@ -55,7 +55,7 @@ class ShapeVersion(Model):
 
     version: Annotated[Scalar, DNS_LABEL] = Field(description="Its name among the versions.")
     validated: Flag = Field(default=True, description="Whether it may be launched without asking for it by name.")
-    trainer_mode: TrainerMode = Field(default=TrainerMode.LORA, description="What its trainers are for.")
+    trainer_mode: ShapeMode = Field(default=ShapeMode.LORA, description="What its trainers are for.")
     base_models: Names = Field(default=(), description="The models that it is for; empty: any.")
     region: Name | None = optional("The label `region=...` of the nodes that it runs on.")
     accelerator_type: Name | None = optional("Such as NVIDIA_H100_80GB, or H100.")
@@ -87,11 +87,11 @@ class Shape(RuledModel):
         description="The latest last."
     )
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         names = [each.version for each in self.versions]
         for index, name in enumerate(names):
             if name in names[:index] or name == LATEST:
-                yield Broken(("versions", index, "version"), f"'{name}' is there twice, or stands for another")
+                yield RuleViolation(("versions", index, "version"), f"'{name}' is there twice, or stands for another")
 
     @property
     def latest(self) -> ShapeVersion | None:

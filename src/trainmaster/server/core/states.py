@@ -69,7 +69,7 @@ class PendingCode(StrEnum):
     STARTING = "STARTING"  # the next pass of the scheduler places it
     QUOTA = "QUOTA"  # its queue holds all the GPUs that it may
     IMPOSSIBLE = "IMPOSSIBLE"  # no node could ever run it
-    UNAVAILABLE = "UNAVAILABLE"  # only nodes that take no work, or GPUs out of the pool, could run it
+    UNAVAILABLE = "UNAVAILABLE"  # only nodes that accept no jobs, or GPUs that are not schedulable, could run it
     ROOM = "ROOM"  # others hold what it needs
     PREEMPTING = "PREEMPTING"  # others are being stopped for it
     BEHIND = "BEHIND"  # it would fit, and others come first
@@ -290,11 +290,11 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.NOT_READY: row(permanent, user, "check the readiness path, the port and the log of the service"),
         Reason.CREDENTIALS_REFUSED: row(permanent, user, "renew the credentials and submit again"),
         Reason.ADMISSION: row(permanent, user, "fix what the message names and submit again"),
-        Reason.LAUNCH_REFUSED: row(permanent, user, "the backend refused the launch; the message says why"),
+        Reason.LAUNCH_REFUSED: row(permanent, user, "fix what the message names and submit again"),
         Reason.RETRYABLE_EXIT: row(
             transient,
             user,
-            "it exited with one of the job's retry_exit_codes",
+            "it exited with one of the job's retry_exit_codes until no retries were left; read its log, then retry",
             "it exited with a code that the job declares as transient; resume it",
         ),
         Reason.KILLED_BY_SIGNAL: row(
@@ -319,7 +319,9 @@ def _rows() -> dict[Reason, Consequence]:
             "the node was lost or rebooted; retry from its checkpoint",
             "the node was lost or rebooted; resume it",
         ),
-        Reason.STALLED: row(transient, user, "it reported no step for too long; its stacks are in the events"),
+        Reason.STALLED: row(
+            transient, user, "it reported no step for too long; read its stacks with `trainmaster events`, then {again}"
+        ),
         Reason.DISK_FULL: row(transient, infrastructure, "free space on the disk that the message names, then {again}"),
         Reason.STORAGE_UNAVAILABLE: row(transient, infrastructure, "the storage did not answer; {again} when it does"),
         Reason.ENGINE_UNAVAILABLE: row(

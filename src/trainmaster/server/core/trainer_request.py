@@ -10,7 +10,7 @@ from typing import Any
 
 from trainmaster.server.core.errors import Problem, RefusedError
 from trainmaster.server.core.resources import REGION
-from trainmaster.server.core.shapes import ChosenShape, Shapes, ShapeVersion, TrainerMode
+from trainmaster.server.core.shapes import ChosenShape, ShapeMode, Shapes, ShapeVersion
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.workloads.trainer_service import KIND
@@ -167,10 +167,10 @@ def _not_for(wanted: WantedTrainer, version: ShapeVersion) -> Iterator[Problem]:
     field = "trainingShape"
     if version.unusable is not None:
         yield Problem(field=field, message=f"cannot be honoured: {version.unusable}")
-    if version.trainer_mode is TrainerMode.FORWARD_ONLY and not wanted.forward_only:
+    if version.trainer_mode is ShapeMode.FORWARD_ONLY and not wanted.forward_only:
         message = "the shape is for forward passes alone; set forward_only, or take another shape"
         yield Problem(field=field, message=message)
-    if version.trainer_mode is TrainerMode.POLICY and wanted.lora_rank:
+    if version.trainer_mode is ShapeMode.POLICY and wanted.lora_rank:
         message = "the shape is for training the weights themselves; set lora_rank to 0, or take another shape"
         yield Problem(field=field, message=message)
     if version.base_models and wanted.base_model not in version.base_models:

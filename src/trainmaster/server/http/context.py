@@ -17,7 +17,7 @@ from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import Vault
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.coordinator.operator_files import RuntimeFiles
 from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
@@ -40,7 +40,7 @@ class ApiContext:
     database: Database
     commands: Commands
     explainer: Explainer
-    vault: Vault
+    vault: JobSecrets
     subscriptions: Subscriptions
     collector: Collector
     roots: Roots

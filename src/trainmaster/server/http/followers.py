@@ -1,8 +1,8 @@
 """Following logs, metrics, events and control documents, most of them as server-sent events.
 
-One task looks at all *sources*, things that grow, and wakes the followers of those that have changed. What a follower
-is sent depends on its cursor and on the last look alone, so that followers at the same cursor share one read of the
-files and one encoding: a thousand followers of one source cost little more than one.
+One task takes snapshots of all *sources*, things that grow, and wakes the followers of those that have changed. What a
+follower is sent depends on its cursor and on the last snapshot alone, so that followers at the same cursor share one
+read of the files and one encoding: a thousand followers of one source cost little more than one.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class EventStream(StreamingResponse):
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.1
+SNAPSHOT_EVERY_S = 0.1
 REST_FACTOR = 4.0
-"""The pause after a look, as a multiple of its duration: a thousand followed jobs must not take a whole core."""
+"""The pause after a snapshot, as a multiple of its duration: a thousand followed jobs must not take a whole core."""
 WAKE_S = 0.0002
-"""The rough cost of sending to one follower; the next look waits until all were sent to."""
+"""The rough cost of sending to one follower; the next snapshot waits until all were sent to."""
 PASSING_EVERY_S = 1.0
 """How often a follower is sent passing data: a progress bar may change many times a second."""
 HEARTBEAT_S = 10.0
 _SHARED_PIECES = 64
-"""Pieces of one source that are shared between two looks; a follower that is far behind reads its own."""
+"""Pieces of one source that are shared between two snapshots; a follower that is far behind reads its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ class Watched(Protocol):
     def job_id(self) -> str | None:
         """The job whose events announce a change; None when any event does."""
 
-    def look(self, connection: Connection, before: Any, *, changed: bool) -> Any:
+    def take_snapshot(self, connection: Connection, before: Any, *, changed: bool) -> Any:
         """What can be read now, unequal to `before` (first None) if it is more; `changed`: the database was written."""
 
 
 class FollowedSource(Watched, Protocol):
     """Something that grows, and is read piece by piece."""
 
-    def read(self, sight: Any, cursor: str) -> StreamPiece:
+    def read(self, snapshot: Any, cursor: str) -> StreamPiece:
         """The next piece after a cursor, within what was seen."""
 
 
@@ -187,24 +187,24 @@ class Followers:
         all_woken_at = time.monotonic()
         while self._watches and not self.closed:
             try:
-                seen, took_s = await run_in_threadpool(self._look_at_all, list(self._watches.values()))
+                seen, took_s = await run_in_threadpool(self._take_snapshots, list(self._watches.values()))
             except StoreUnavailableError as error:
-                _log.warning("followers have to wait: %s", error)
+                _log.warning("followed streams are delayed: %s", error)
                 seen, took_s = [], 1.0
             woken = 0
-            for watch, sight in seen:
-                if sight != watch.sight:
-                    watch.sight = sight
+            for watch, snapshot in seen:
+                if snapshot != watch.snapshot:
+                    watch.snapshot = snapshot
                     watch.wake()
                     woken += watch.followers
             if time.monotonic() - all_woken_at >= HEARTBEAT_S / 4:
                 all_woken_at = time.monotonic()
                 for watch in self._watches.values():
                     watch.wake()
-            await asyncio.sleep(max(LOOK_EVERY_S, took_s * REST_FACTOR, woken * WAKE_S))
+            await asyncio.sleep(max(SNAPSHOT_EVERY_S, took_s * REST_FACTOR, woken * WAKE_S))
 
-    def _look_at_all(self, watches: Collection[_Watch]) -> tuple[list[tuple[_Watch, Any]], float]:
-        """What each source shows now, and how long the look took."""
+    def _take_snapshots(self, watches: Collection[_Watch]) -> tuple[list[tuple[_Watch, Any]], float]:
+        """What each source shows now, and how long the snapshots took."""
         began = time.monotonic()
         version = self._data_version
         now_version = self._database.data_version()
@@ -220,7 +220,7 @@ class Followers:
             for watch in watches:
                 job_id = watch.source.job_id
                 changed = not watch.confirmed or (bool(changed_jobs) if job_id is None else job_id in changed_jobs)
-                seen.append((watch, _look(watch.source, connection, watch.sight, changed=changed)))
+                seen.append((watch, _take_snapshot(watch.source, connection, watch.snapshot, changed=changed)))
                 watch.confirmed = True
         self._data_version, self._last_event = now_version, last_event
         return seen, time.monotonic() - began
@@ -232,9 +232,9 @@ class _Watch:
     def __init__(self, source: Watched) -> None:
         self.source = source
         self.followers = 0
-        self.sight: Any = None
+        self.snapshot: Any = None
         self.confirmed = False
-        """The sight comes from a look at all sources, which notices later changes; the first look does not."""
+        """Whether the snapshot was taken together with those of all sources, which notices later changes."""
         self.changed = asyncio.Event()
         self._first: asyncio.Task[None] | None = None
         self._pieces: dict[str, asyncio.Task[StreamPiece]] = {}
@@ -242,23 +242,23 @@ class _Watch:
     async def first_look(self, database: Database) -> None:
         """Look once, for all who begin to follow at the same time."""
         if self._first is None:
-            self._first = asyncio.create_task(self._look(database))
+            self._first = asyncio.create_task(self._take_snapshot(database))
         await asyncio.shield(self._first)
 
-    async def _look(self, database: Database) -> None:
-        def look() -> Any:
+    async def _take_snapshot(self, database: Database) -> None:
+        def take_snapshot() -> Any:
             with database.read() as connection:
-                return _look(self.source, connection, None, changed=True)
+                return _take_snapshot(self.source, connection, None, changed=True)
 
-        sight = await run_in_threadpool(look)
-        if self.sight is None:
-            self.sight = sight
+        snapshot = await run_in_threadpool(take_snapshot)
+        if self.snapshot is None:
+            self.snapshot = snapshot
 
     def seen(self) -> Any:
-        """What was last seen; raises the exception of a look that failed."""
-        if isinstance(self.sight, Exception):
-            raise self.sight
-        return self.sight
+        """What was last seen; raises the exception of a snapshot that failed."""
+        if isinstance(self.snapshot, Exception):
+            raise self.snapshot
+        return self.snapshot
 
     def wake(self) -> None:
         self._pieces.clear()
@@ -276,10 +276,10 @@ class _Watch:
         return task.result() if task.done() else await asyncio.shield(task)
 
 
-def _look(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:
-    """What a source shows, or its exception: a broken source must not stop the look at the others."""
+def _take_snapshot(source: Watched, connection: Connection, before: Any, *, changed: bool) -> Any:
+    """What a source shows, or its exception: a broken source must not stop the snapshots of the others."""
     try:
-        return source.look(connection, None if isinstance(before, Exception) else before, changed=changed)
+        return source.take_snapshot(connection, None if isinstance(before, Exception) else before, changed=changed)
     except StoreUnavailableError:
         raise
     except Exception as error:

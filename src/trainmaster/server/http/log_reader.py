@@ -74,7 +74,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSight:
+class LogSnapshot:
     """What can be read of a job's log at one time."""
 
     attempt: int
@@ -112,10 +112,10 @@ class LogReader:
         self.job_id = job_id
         self._filter = chosen
 
-    def look(self, job: Job) -> LogSight:
+    def take_snapshot(self, job: Job) -> LogSnapshot:
         """What can be read now. `job` was read before this look, so that the files of ended attempts are complete."""
         attempt = max(1, job.attempt_count)
-        return LogSight(
+        return LogSnapshot(
             attempt=attempt,
             ended=has_ended(job),
             status=job.status,
@@ -123,26 +123,26 @@ class LogReader:
             notice=removal_notice(self._roots, job),
         )
 
-    def look_again(self, sight: LogSight) -> LogSight:
+    def look_again(self, snapshot: LogSnapshot) -> LogSnapshot:
         """What can be read now of an unchanged job whose files may have grown."""
-        return sight if sight.ended else replace(sight, files=tuple(self._files(sight.attempt)))
+        return snapshot if snapshot.ended else replace(snapshot, files=tuple(self._files(snapshot.attempt)))
 
-    def start(self, sight: LogSight, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
+    def start(self, snapshot: LogSnapshot, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
         """The cursor of the last `tail` lines, of those `since` a time, or of the latest or (`whole`) first attempt."""
-        first = self._filter.attempt or (1 if whole else sight.attempt)
-        if first > sight.attempt:
-            raise NotFoundError(f"there is no attempt {first}; the latest is {sight.attempt}")
+        first = self._filter.attempt or (1 if whole else snapshot.attempt)
+        if first > snapshot.attempt:
+            raise NotFoundError(f"there is no attempt {first}; the latest is {snapshot.attempt}")
         if since is not None:
-            return self._start_since(sight, first, since)
-        return self._start_of_last(sight, first, tail) if tail is not None else Cursor(attempt=first)
+            return self._start_since(snapshot, first, since)
+        return self._start_of_last(snapshot, first, tail) if tail is not None else Cursor(attempt=first)
 
-    def read(self, sight: LogSight, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    def read(self, snapshot: LogSnapshot, cursor: Cursor, limit: int | None, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """The lines after a cursor, at most `limit` of them."""
         entries: list[LogEntry] = []
         size, room = 0, math.inf if limit is None else limit
         while True:
             offsets = dict(cursor.offsets)
-            for file, run in self._merged(sight, cursor):
+            for file, run in self._merged(snapshot, cursor):
                 if room <= 0 or size >= max_bytes:
                     here = Cursor(attempt=cursor.attempt, offsets=offsets)
                     return Page(entries=entries, cursor=here, complete=False, at_end=False)
@@ -152,22 +152,22 @@ class LogReader:
                 size, room = size + len(run.data), room - run.line_count
                 offsets[file.name] = run.end
             cursor = Cursor(attempt=cursor.attempt, offsets=offsets)
-            if not _ended(sight, cursor.attempt) or self._filter.attempt or cursor.attempt >= sight.attempt:
+            if not _ended(snapshot, cursor.attempt) or self._filter.attempt or cursor.attempt >= snapshot.attempt:
                 return Page(
                     entries=entries,
                     cursor=cursor,
-                    complete=self._complete(sight, cursor),
+                    complete=self._complete(snapshot, cursor),
                     at_end=True,
-                    open_lines=tuple(self._open_lines(sight, cursor)),
+                    open_lines=tuple(self._open_lines(snapshot, cursor)),
                 )
             cursor = Cursor(attempt=cursor.attempt + 1)
 
-    def _open_lines(self, sight: LogSight, cursor: Cursor) -> Iterator[LogEntry]:
+    def _open_lines(self, snapshot: LogSnapshot, cursor: Cursor) -> Iterator[LogEntry]:
         """The newest state of each line that is being overwritten."""
-        if _ended(sight, cursor.attempt):
+        if _ended(snapshot, cursor.attempt):
             return
         directory = self._directory(cursor.attempt)
-        for file in self._seen(sight, cursor.attempt):
+        for file in self._seen(snapshot, cursor.attempt):
             start = cursor.offsets.get(file.name, 0)
             if start >= file.size:
                 continue
@@ -176,37 +176,37 @@ class LogReader:
                 status = directory.status(file.name)
                 yield LogEntry(cursor.attempt, file, Run(status.st_mtime if status else 0.0, start, start, state))
 
-    def _complete(self, sight: LogSight, cursor: Cursor) -> bool:
+    def _complete(self, snapshot: LogSnapshot, cursor: Cursor) -> bool:
         if self._filter.attempt:
-            return _ended(sight, cursor.attempt)
-        return sight.status in TERMINAL and sight.ended and cursor.attempt >= sight.attempt
+            return _ended(snapshot, cursor.attempt)
+        return snapshot.status in TERMINAL and snapshot.ended and cursor.attempt >= snapshot.attempt
 
-    def _start_since(self, sight: LogSight, first: int, since: float) -> Cursor:
-        for attempt in range(first, sight.attempt + 1):
-            directory, ended = self._directory(attempt), _ended(sight, attempt)
-            files = list(self._seen(sight, attempt))
+    def _start_since(self, snapshot: LogSnapshot, first: int, since: float) -> Cursor:
+        for attempt in range(first, snapshot.attempt + 1):
+            directory, ended = self._directory(attempt), _ended(snapshot, attempt)
+            files = list(self._seen(snapshot, attempt))
             offsets = {file.name: log_files.start_since(directory, file, since, ended=ended) for file in files}
             if self._filter.attempt or any(offsets[file.name] < file.size for file in files):
                 break
         return Cursor(attempt=attempt, offsets=offsets)
 
-    def _start_of_last(self, sight: LogSight, first: int, count: int) -> Cursor:
-        last = self._filter.attempt or sight.attempt
+    def _start_of_last(self, snapshot: LogSnapshot, first: int, count: int) -> Cursor:
+        last = self._filter.attempt or snapshot.attempt
         for attempt in range(last, first - 1, -1):
-            starts, found = self._last_lines(sight, attempt, count)
+            starts, found = self._last_lines(snapshot, attempt, count)
             count -= found
             if count <= 0 or attempt == first:
                 break
         return Cursor(attempt=attempt, offsets=starts)
 
-    def _last_lines(self, sight: LogSight, attempt: int, count: int) -> tuple[dict[str, int], int]:
+    def _last_lines(self, snapshot: LogSnapshot, attempt: int, count: int) -> tuple[dict[str, int], int]:
         """Where the last lines of one attempt begin in each file, and how many there are."""
-        directory, ended = self._directory(attempt), _ended(sight, attempt)
-        files = list(self._seen(sight, attempt))
+        directory, ended = self._directory(attempt), _ended(snapshot, attempt)
+        files = list(self._seen(snapshot, attempt))
         starts = {file.name: log_files.start_of_last(directory, file, count, ended=ended) for file in files}
         kept: deque[tuple[LogFile, Run]] = deque()
         found = 0
-        for file, run in self._merged(sight, Cursor(attempt=attempt, offsets=starts)):
+        for file, run in self._merged(snapshot, Cursor(attempt=attempt, offsets=starts)):
             kept.append((file, run))
             found += run.line_count
             while kept and found - kept[0][1].line_count >= count:
@@ -220,10 +220,10 @@ class LogReader:
             offsets[file.name] = run.start
         return offsets, found
 
-    def _merged(self, sight: LogSight, cursor: Cursor) -> Iterator[tuple[LogFile, Run]]:
+    def _merged(self, snapshot: LogSnapshot, cursor: Cursor) -> Iterator[tuple[LogFile, Run]]:
         """The lines of an attempt after a cursor, by time; within a file they stay in order."""
-        directory, ended = self._directory(cursor.attempt), _ended(sight, cursor.attempt)
-        files = list(self._seen(sight, cursor.attempt))
+        directory, ended = self._directory(cursor.attempt), _ended(snapshot, cursor.attempt)
+        files = list(self._seen(snapshot, cursor.attempt))
         sources = [
             map(partial(_tagged, place), log_files.runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
             for place, file in enumerate(files)
@@ -232,9 +232,9 @@ class LogReader:
         for _, place, run in heapq.merge(*sources) if len(sources) > 1 else (sources[0] if sources else ()):
             yield files[place], run
 
-    def _seen(self, sight: LogSight, attempt: int) -> Iterator[LogFile]:
-        if attempt == sight.attempt:
-            yield from sight.files
+    def _seen(self, snapshot: LogSnapshot, attempt: int) -> Iterator[LogFile]:
+        if attempt == snapshot.attempt:
+            yield from snapshot.files
         else:
             yield from self._files(attempt)  # Ended long ago: nothing changes there any more.
 
@@ -259,5 +259,5 @@ def _tagged(place: int, run: Run) -> tuple[float, int, Run]:
     return run.at, place, run
 
 
-def _ended(sight: LogSight, attempt: int) -> bool:
-    return attempt < sight.attempt or sight.ended
+def _ended(snapshot: LogSnapshot, attempt: int) -> bool:
+    return attempt < snapshot.attempt or snapshot.ended

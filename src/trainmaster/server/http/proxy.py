@@ -18,7 +18,7 @@ import httptools
 from starlette.requests import Request
 
 from trainmaster.protocol.environment import TOKEN_HEADER
-from trainmaster.protocol.sockets import stranger_at
+from trainmaster.protocol.sockets import untrusted_listener
 from trainmaster.protocol.trainer_requests import HEADER_PREFIX
 
 CONNECT_TIMEOUT_S = 5.0
@@ -224,7 +224,7 @@ class Connections:
             raise BrokenOffError(f"the service does not answer: {error or type(error).__name__}") from None
         connection = ServiceConnection(key=key, token=token.encode(), reader=reader, writer=writer)
         peer, own = (writer.get_extra_info(name) for name in ("peername", "sockname"))
-        stranger = stranger_at(peer[:2], own[:2], uid) if peer and own else None
+        stranger = untrusted_listener(peer[:2], own[:2], uid) if peer and own else None
         if stranger is not None:
             connection.close()
             raise BrokenOffError(f"the service does not answer: its port is taken by uid {stranger}")

@@ -42,7 +42,7 @@ _MEANINGS: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "Well-formed, but refused.",
     HTTPStatus.UNAUTHORIZED: "No credentials, or wrong ones.",
     HTTPStatus.FORBIDDEN: "The key lacks a scope.",
-    HTTPStatus.NOT_FOUND: "There is no such thing, or it is not yours to see.",
+    HTTPStatus.NOT_FOUND: "Not found, or not visible to this key.",
     HTTPStatus.CONFLICT: "Not now.",
     HTTPStatus.GONE: "It has ended.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",

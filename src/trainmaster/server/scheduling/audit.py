@@ -1,6 +1,6 @@
 """Checks a simulation against the scheduler's guarantees, with its own accounts: it trusts neither view nor plan.
 
-Checked at every step: placements are whole gangs on nodes that take work and have what was asked for; no resource is
+Checked at every step: placements are whole gangs on nodes that accept jobs and have what was asked for; no resource is
 given twice or beyond what a node has; what was given is given back once; quotas are kept; only preemptible jobs of
 lower priority are stopped, once, for a job that waits; and a head starts when it was promised to, unless somebody came
 or started who goes before it (also one of another queue, by its share), or the nodes changed. At the end: no job that
@@ -31,7 +31,7 @@ PUNCTUAL_S = 1e-6
 """Times are sums of floating-point numbers."""
 
 
-class BrokenPromiseError(AssertionError):
+class GuaranteeViolationError(AssertionError):
     """The scheduler broke one of its guarantees."""
 
 
@@ -67,7 +67,7 @@ class Audit(Watcher):
         self._release_promises(job)
 
     def nodes_changed(self, view: ClusterView, now: float) -> None:  # noqa: ARG002 - as the base has it
-        """Other nodes take work now, so no promise holds any more."""
+        """Other nodes accept jobs now, so no promise holds any more."""
         self._promised.clear()
         self._nodes = view.nodes
 
@@ -134,7 +134,7 @@ class Audit(Watcher):
         came until then ran one after the other, and the longest of those behind it twice (what runs when its turn
         comes, and when it has become the head)."""
         for job_id, attempt in self._held.items():
-            raise BrokenPromiseError(f"at {now:g}: {job_id} still holds {attempt.shares}")
+            raise GuaranteeViolationError(f"at {now:g}: {job_id} still holds {attempt.shares}")
         empty = Pool(ClusterView().with_nodes(view.nodes.values()))
         for job in view.queued():
             quota = self._quotas.get(job.queue)
@@ -205,7 +205,7 @@ class Audit(Watcher):
 
 def _require(holds: bool, message: str, now: float, job: Job | None = None) -> None:
     if not holds:
-        raise BrokenPromiseError(f"at {now:g}: {f'{job.job_id} ({job.name}) ' if job else ''}{message}")
+        raise GuaranteeViolationError(f"at {now:g}: {f'{job.job_id} ({job.name}) ' if job else ''}{message}")
 
 
 def _gpus(attempt: Attempt) -> int:

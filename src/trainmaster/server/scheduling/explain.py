@@ -145,7 +145,7 @@ class _Case:
                 remedy = f"{remedy}, or the quota were {way.gpus_held + way.demand.total_gpus} GPUs"
             return told(PendingCode.QUOTA, "; ".join([f"{asks}, which {holds}", *others]), remedy)
         if not way.fits:
-            have = free_in_words(way.demand, way.pool, best) if best else "no node takes work"
+            have = free_in_words(way.demand, way.pool, best) if best else "no node accepts jobs"
             return told(PendingCode.ROOM, "; ".join([f"needs {self._needs}; {have}", *others]), remedy)
         if any(other.queue != job.queue and key_of(other) > key_of(job) for other in ahead):
             held = f" ({_gpus(way.gpus_held)})" if way.gpus_held else ""

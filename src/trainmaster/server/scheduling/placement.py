@@ -98,7 +98,7 @@ class NodeKind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     kinds: Mapping[NodeKind, tuple[str, ...]] = field(default_factory=dict)
-    """The nodes of each kind that take work."""
+    """The nodes of each kind that accept jobs."""
     kind_of: Mapping[str, NodeKind] = field(default_factory=dict)
     totals: Mapping[str, Amounts] = field(default_factory=dict)
     with_whole_gpus: frozenset[str] = frozenset()
@@ -182,7 +182,7 @@ def judge(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Node]:
 
 
 def occupied(nodes: Iterable[Node]) -> bool:
-    """Whether a GPU is out of the pool only until its memory is free, so that it should be checked again soon."""
+    """Whether a GPU is unschedulable only until its memory is free, so that it should be checked again soon."""
     return any(not gpu.healthy and _in_use(gpu) for node in nodes for gpu in node.gpus)
 
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from trainmaster.server.core.resources import Free, Needs, Share
 from trainmaster.server.scheduling.placement import NodeKind, preference, share_of
-from trainmaster.server.scheduling.view import ClusterView, Stay
+from trainmaster.server.scheduling.view import ClusterView, HeldShare
 
 
-class Keeper(Protocol):
+class CapacityHolder(Protocol):
     """A job for which capacity is kept free."""
 
     def room(self, node_id: str, free: Free) -> Free:
@@ -69,7 +69,7 @@ class Pool:
         self._inventory = view.inventory
         self._occupancy = view.occupancy
         self._left = dict(view.occupancy.left)
-        self._stays: dict[str, list[Stay]] = {}
+        self._stays: dict[str, list[HeldShare]] = {}
         self._marked: dict[str, list[str]] | None = None
         self._shelves: dict[NodeKind, list[list[tuple[int, str]]]] = {}
         for kind, node_ids in view.inventory.kinds.items():
@@ -102,7 +102,7 @@ class Pool:
     def left(self, node_id: str) -> Free:
         return self._left[node_id]
 
-    def stays(self, node_id: str) -> Sequence[Stay]:
+    def stays(self, node_id: str) -> Sequence[HeldShare]:
         """What is held of a node, sorted by its end."""
         return self._stays.get(node_id) or self._occupancy.stays.get(node_id, ())
 
@@ -119,7 +119,7 @@ class Pool:
             for row in self._shelves[kind][demand.gpus :]:
                 yield from (node_id for _, node_id in row)
 
-    def find(self, demand: Demand, keepers: Sequence[Keeper] = ()) -> list[Share] | None:
+    def find(self, demand: Demand, keepers: Sequence[CapacityHolder] = ()) -> list[Share] | None:
         """The best place for a gang beside what is kept for others; None when there is none now."""
         if not demand.possible or not self._may_fit(demand):
             return None
@@ -152,7 +152,7 @@ class Pool:
     def place(self, job_id: str, shares: Iterable[Share], *, end: float, lasting: bool) -> None:
         for rank, share in enumerate(shares):
             self._put(share.node_id, self._left[share.node_id].without(share))
-            stay = Stay(end, lasting, job_id, rank, share)
+            stay = HeldShare(end, lasting, job_id, rank, share)
             self._stays[share.node_id] = sorted([*self.stays(share.node_id), stay])
 
     def stop(self, job_id: str, node_ids: Iterable[str], *, end: float) -> None:
@@ -188,7 +188,7 @@ class Pool:
                 return True
         return False
 
-    def _pick(self, demand: Demand, keepers: Sequence[Keeper], used: _Used) -> Share | None:
+    def _pick(self, demand: Demand, keepers: Sequence[CapacityHolder], used: _Used) -> Share | None:
         """For one node of a gang: soft labels first, then a machine that it does not use yet, then the tightest."""
         if not demand.preferences:
             return self._tightest(demand, keepers, used, used) or (
@@ -206,7 +206,9 @@ class Pool:
                 return share
         return None
 
-    def _tightest(self, demand: Demand, keepers: Sequence[Keeper], used: _Used, apart: Collection[str]) -> Share | None:
+    def _tightest(
+        self, demand: Demand, keepers: Sequence[CapacityHolder], used: _Used, apart: Collection[str]
+    ) -> Share | None:
         """On the node with the fewest free GPUs, then the fewest free cores, that has room; not on those in `apart`."""
         needs = demand.needs
         open_kinds = []
@@ -234,7 +236,7 @@ class Pool:
                 return best[1]
         return None
 
-    def _tightest_of(self, demand: Demand, keepers: Sequence[Keeper], used: _Used, degree: int) -> Share | None:
+    def _tightest_of(self, demand: Demand, keepers: Sequence[CapacityHolder], used: _Used, degree: int) -> Share | None:
         """The same among the nodes of one degree of preference."""
         matching = dict(demand.kinds)
         best: tuple[tuple[bool, int, int, str], Share] | None = None
@@ -250,7 +252,7 @@ class Pool:
         return best[1] if best else None
 
     def _share(
-        self, demand: Demand, matching: tuple[int, ...], node_id: str, keepers: Sequence[Keeper], used: _Used
+        self, demand: Demand, matching: tuple[int, ...], node_id: str, keepers: Sequence[CapacityHolder], used: _Used
     ) -> Share | None:
         """What one node of a gang would take of what is free; None when it does not fit."""
         free = self._left[node_id]
@@ -284,7 +286,7 @@ class Pool:
         return {node_id: degree for node_id, degree in found.items() if degree}
 
 
-def _kept(keepers: Sequence[Keeper], kind: NodeKind) -> tuple[int, int] | None:
+def _kept(keepers: Sequence[CapacityHolder], kind: NodeKind) -> tuple[int, int] | None:
     gpus = cores = 0
     for keeper in keepers:
         if (kept := keeper.kept(kind)) is None:

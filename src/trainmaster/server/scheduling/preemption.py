@@ -19,8 +19,8 @@ from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Node, NodeState
 from trainmaster.server.scheduling.placement import NOTHING, FreeAmounts, free_amounts, given_amounts, plus
-from trainmaster.server.scheduling.pool import Demand, Keeper, Pool
-from trainmaster.server.scheduling.reservations import Near
+from trainmaster.server.scheduling.pool import CapacityHolder, Demand, Pool
+from trainmaster.server.scheduling.reservations import PendingRelease
 from trainmaster.server.scheduling.victims import (
     EXACT,
     Cost,
@@ -84,11 +84,11 @@ class VictimSearch:
                 gpus[share.node_id] += len(share.gpus)
         return gpus
 
-    def near(self) -> Near:
+    def near(self) -> PendingRelease:
         """Where jobs are being stopped, and when the last of them is gone."""
         nodes = self.given_back()
         ends = (stay.end for node_id in nodes for stay in self._pool.stays(node_id) if stay.job_id in self._stopping)
-        return Near(nodes, max(ends, default=-math.inf))
+        return PendingRelease(nodes, max(ends, default=-math.inf))
 
     def stop(self, victims: Iterable[Job]) -> None:
         self._preemptors += 1
@@ -107,7 +107,9 @@ class VictimSearch:
                     weighed.pop(node_id, None)
             self._pool.stop(job.job_id, nodes, end=self._now + grace_s(job, StopCause.PREEMPT))
 
-    def find(self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, quota_gpus: int = 0) -> list[Job] | None:
+    def find(
+        self, job: Job, demand: Demand, keepers: Sequence[CapacityHolder], *, quota_gpus: int = 0
+    ) -> list[Job] | None:
         """The jobs to stop for one that does not fit: none when what is being given back is enough, None when it would
         not help. With `quota_gpus`, so many GPUs must come from the job's own queue, and only its jobs are stopped."""
         if not self._sorted:
@@ -126,7 +128,7 @@ class VictimSearch:
         self._lowest.clear()
 
     def _within_queue(
-        self, job: Job, demand: Demand, keepers: Sequence[Keeper], quota_gpus: int
+        self, job: Job, demand: Demand, keepers: Sequence[CapacityHolder], quota_gpus: int
     ) -> Collection[Victim] | None:
         """Victims in the job's own queue, which free its quota as well."""
         own = [self._victim(other) for other in self._of_queue(job.queue) if _may(job, other, own_queue=True)]
@@ -152,7 +154,7 @@ class VictimSearch:
         return None if room is None else spared(with_gpus(room, allowed, quota_gpus), enough)
 
     def _places(
-        self, job: Job, demand: Demand, keepers: Sequence[Keeper], *, own_queue: bool = False
+        self, job: Job, demand: Demand, keepers: Sequence[CapacityHolder], *, own_queue: bool = False
     ) -> Collection[Victim] | None:
         """Room for a gang where it costs the least; a node is looked at closely only when no other can be cheaper."""
         near = {*self.given_back(), *(self._pool.roomy(demand) if demand.count > 1 else ())}
@@ -220,13 +222,13 @@ class VictimSearch:
         return self._by_node
 
     def _sites(
-        self, nodes: Iterable[str], job: Job, demand: Demand, keepers: Sequence[Keeper], *, own_queue: bool
+        self, nodes: Iterable[str], job: Job, demand: Demand, keepers: Sequence[CapacityHolder], *, own_queue: bool
     ) -> list[Site]:
         sites = (self._site(node_id, job, demand, keepers, own_queue=own_queue) for node_id in sorted(nodes))
         return [site for site in sites if site is not None]
 
     def _site(
-        self, node_id: str, job: Job, demand: Demand, keepers: Sequence[Keeper], *, own_queue: bool
+        self, node_id: str, job: Job, demand: Demand, keepers: Sequence[CapacityHolder], *, own_queue: bool
     ) -> Site | None:
         kind = self._pool.kind_of(node_id)
         matching = next((matching for each, matching in demand.kinds if each is kind), None)
@@ -275,19 +277,19 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drainage:
+class DrainPlan:
     """What the nodes that are being drained call for."""
 
     evictions: Sequence[Eviction] = ()
     empty: Sequence[str] = ()
 
 
-def drain(view: ClusterView) -> Drainage:
+def drain(view: ClusterView) -> DrainPlan:
     """Evict what holds a node that is drained by force, and name the nodes that are done. `preemptible` does not matter
     here: it is about priority, and an operator who forces a drain means it."""
     draining = {node.node_id: node for node in view.nodes.values() if node.state is NodeState.DRAINING}
     if not draining:
-        return Drainage()
+        return DrainPlan()
     holders: defaultdict[str, list[Job]] = defaultdict(list)
     for job in view.holding.values():
         for node_id in {share.node_id for share in job.live.shares} & draining.keys():
@@ -298,4 +300,4 @@ def drain(view: ClusterView) -> Drainage:
             if job.live.stop is None:
                 evicted.setdefault(job.job_id, Eviction(job=job, node=draining[node_id]))
     empty = tuple(node_id for node_id in draining if node_id not in holders)
-    return Drainage(evictions=tuple(evicted.values()), empty=empty)
+    return DrainPlan(evictions=tuple(evicted.values()), empty=empty)

@@ -41,7 +41,7 @@ class QueueState:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class DemandState:
     """Jobs with the same needs on one backend, and what this pass knows of them."""
 
     demand: Demand
@@ -80,7 +80,7 @@ class Asked:
 class GroupState:
     __slots__ = ("_at", "_done", "_entries", "_now", "_skipped", "_skipped_at", "asked", "queue")
 
-    def __init__(self, entries: list[Entry], asked: Asked, queue: QueueState, now: float) -> None:
+    def __init__(self, entries: list[Entry], asked: DemandState, queue: QueueState, now: float) -> None:
         self.asked = asked
         self.queue = queue
         self._entries = entries
@@ -158,12 +158,12 @@ class LineState:
 
 class Lines:
     def __init__(self, view: ClusterView, pool: Pool, now: float) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[DemandState] = []
         self.lines: dict[tuple[str, str], LineState] = {}
-        self.room: list[tuple[Entry, Asked]] = []
+        self.room: list[tuple[Entry, DemandState]] = []
         """Those that room is made for, in order."""
         self.queues: dict[str, QueueState] = {}
-        known: dict[tuple[str, object], Asked] = {}
+        known: dict[tuple[str, object], DemandState] = {}
         for (name, _), used in view.occupancy.usage.items():
             self._queue(view, name).held_gpus += used.gpus
         for line, groups in view.waiting.items():
@@ -173,7 +173,7 @@ class Lines:
             state = self.lines[line] = LineState(queue, view.occupancy.usage.get(line, Amounts()), total)
             for group, entries in groups.items():
                 if (asked := known.get((backend, group.needs))) is None:
-                    asked = Asked(pool.demand(backend, group.needs), len(self.asked))
+                    asked = DemandState(pool.demand(backend, group.needs), len(self.asked))
                     known[backend, group.needs] = asked
                     self.asked.append(asked)
                 for entry in entries:

@@ -25,7 +25,7 @@ from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, Share
 from trainmaster.server.scheduling.placement import NodeKind, members, share_of
 from trainmaster.server.scheduling.pool import Demand, Pool
-from trainmaster.server.scheduling.view import Key, Stay
+from trainmaster.server.scheduling.view import HeldShare, Key
 
 Claims = Callable[[str], Iterable[Share]]
 """What others reserve on a node, who come before."""
@@ -33,15 +33,15 @@ Claims = Callable[[str], Iterable[Share]]
 _NOTHING = Free()
 
 
-class Near(NamedTuple):
+class PendingRelease(NamedTuple):
     """Where room is being made, and by when. A job for which that is enough needs no other nodes."""
 
     nodes: Collection[str]
     by: float
 
 
-class Head:
-    """A job that is first in line, and what is kept for it; a `Keeper`."""
+class Reservation:
+    """A job that is first in line, and what is kept for it; a `CapacityHolder`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Head:
         claims: Claims,
         now: float,
         backfill: bool = True,
-        near: Near | None = None,
+        near: PendingRelease | None = None,
     ) -> None:
         self.job = job
         self.key = key
@@ -135,7 +135,7 @@ class Head:
 
     def _kind(self, node_id: str) -> NodeKind:
         kind = self._pool.kind_of(node_id)
-        assert kind is not None  # Only nodes that take work are looked at.
+        assert kind is not None  # Only nodes that accept jobs are considered.
         return kind
 
     def _survey(self, kind: NodeKind) -> None:
@@ -192,7 +192,7 @@ def openings(
     kind: NodeKind,
     matching: Sequence[int],
     *,
-    stays: Sequence[Stay],
+    stays: Sequence[HeldShare],
     claims: Iterable[Share],
     now: float,
 ) -> list[float]:
@@ -220,25 +220,25 @@ def openings(
     return times
 
 
-class Heads:
+class Reservations:
     def __init__(self, pool: Pool, *, now: float, backfill: bool) -> None:
         self._pool = pool
         self._now = now
         self._backfill = backfill
         self._covered: dict[NodeKind, Key] = {}
-        self._all: dict[str, Head] = {}
+        self._all: dict[str, Reservation] = {}
 
-    def __iter__(self) -> Iterator[Head]:
+    def __iter__(self) -> Iterator[Reservation]:
         return iter(list(self._all.values()))
 
-    def get(self, job_id: str) -> Head | None:
+    def get(self, job_id: str) -> Reservation | None:
         return self._all.get(job_id)
 
-    def before(self, key: Key, end: float) -> list[Head]:
+    def before(self, key: Key, end: float) -> list[Reservation]:
         """The heads that a job with this place in line, which ends at `end`, must not delay."""
         return [head for head in self._all.values() if head.key < key and not end <= head.open_until]
 
-    def elect(self, job: Job, key: Key, demand: Demand) -> Head | None:
+    def elect(self, job: Job, key: Key, demand: Demand) -> Reservation | None:
         """Make a job a head, unless one before it waits for the same kind of node."""
         if job.job_id in self._all or any(self._covered.get(kind, key) < key for kind, _ in demand.kinds):
             return None
@@ -247,9 +247,9 @@ class Heads:
                 self._covered[kind] = min(key, self._covered.get(kind, key))
         return head
 
-    def add(self, job: Job, key: Key, demand: Demand, *, near: Near | None = None) -> Head | None:
+    def add(self, job: Job, key: Key, demand: Demand, *, near: PendingRelease | None = None) -> Reservation | None:
         """Make a job a head whoever else is one; None when it could never run beside jobs that never end."""
-        head = Head(
+        head = Reservation(
             job,
             key,
             demand,
@@ -267,7 +267,7 @@ class Heads:
                 other.touch(head.reserved)
         return head
 
-    def remove(self, head: Head) -> None:
+    def remove(self, head: Reservation) -> None:
         del self._all[head.job.job_id]
         if any(self._covered.get(kind) == head.key for kind, _ in head.demand.kinds):
             self._covered = {kind: key for kind, key in self._covered.items() if key != head.key}

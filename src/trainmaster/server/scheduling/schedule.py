@@ -29,8 +29,8 @@ from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.preemption import VictimSearch
-from trainmaster.server.scheduling.queue_order import Asked, GroupState, Lines, LineState, QueueState
-from trainmaster.server.scheduling.reservations import Head, Heads
+from trainmaster.server.scheduling.queue_order import DemandState, GroupState, Lines, LineState, QueueState
+from trainmaster.server.scheduling.reservations import Reservation, Reservations
 from trainmaster.server.scheduling.view import ClusterView, Key, key_of
 
 _ANY_PRIORITY = 1_000_000
@@ -91,7 +91,7 @@ class _Pass:
         self._limit = limit
         self._pool = Pool(view)
         self._lines = Lines(view, self._pool, now)
-        self._heads = Heads(self._pool, now=now, backfill=backfill)
+        self._heads = Reservations(self._pool, now=now, backfill=backfill)
         self._preempting = VictimSearch(self._pool, view.occupancy, now)
         self._placements: list[Placement] = []
         self._preemptions: list[Preemption] = []
@@ -169,7 +169,7 @@ class _Pass:
         self._held_up.append((group, line))
         return False
 
-    def _try(self, job: Job, key: Key, asked: Asked, line: LineState, group: GroupState | None = None) -> bool:
+    def _try(self, job: Job, key: Key, asked: DemandState, line: LineState, group: GroupState | None = None) -> bool:
         """Start a job, or make room for it; False when it has to wait."""
         demand, queue = asked.demand, line.queue
         shares = None if asked.blocked else self._pool.find(demand)
@@ -194,7 +194,7 @@ class _Pass:
                 asked.failed.append(names)
         return self._preempt(job, key, asked, heads, over, group) or self._wait(job, key, asked, queue)
 
-    def _wait(self, job: Job, key: Key, asked: Asked, queue: QueueState) -> bool:
+    def _wait(self, job: Job, key: Key, asked: DemandState, queue: QueueState) -> bool:
         if queue.over(asked.demand.total_gpus) and key[0] == math.inf:
             queue.close(key)
             self._check_quotas(queue)
@@ -202,16 +202,16 @@ class _Pass:
             self._heads.add(job, key, asked.demand, near=self._preempting.near())
         return False
 
-    def _in_the_way(self, job: Job, key: Key) -> list[Head]:
+    def _in_the_way(self, job: Job, key: Key) -> list[Reservation]:
         return self._heads.before(key, self._now + _runtime_s(job))
 
-    def _quota_for_all(self, job: Job, asked: Asked, queue: QueueState, heads: Sequence[Head]) -> bool:
+    def _quota_for_all(self, job: Job, asked: DemandState, queue: QueueState, heads: Sequence[Reservation]) -> bool:
         """Whether the quota has room for a job and for each head of the same queue."""
         gpus = asked.demand.total_gpus
         kept = (head.demand.total_gpus for head in heads if head.job.queue == job.queue)
         return not gpus or not any(queue.over(gpus + each) for each in kept if each)
 
-    def _place(self, job: Job, shares: list[Share], asked: Asked, line: LineState) -> None:
+    def _place(self, job: Job, shares: list[Share], asked: DemandState, line: LineState) -> None:
         self._placements.append(Placement(job=job, shares=shares))
         if (head := self._heads.get(job.job_id)) is not None:
             self._remove(head)
@@ -264,7 +264,7 @@ class _Pass:
             elif entry is not None:
                 self._heads.elect(entry[3], entry[:3], asked.demand)
 
-    def _would_crowd_out(self, shares: Sequence[Share], asked: Asked, key: Key) -> bool:
+    def _would_crowd_out(self, shares: Sequence[Share], asked: DemandState, key: Key) -> bool:
         """Whether a larger job that comes before, a head, would no longer fit. If the shares of the queues decided now,
         what was kept for it would go to smaller jobs of other queues, and it might never start."""
         near = {number for share in shares for number in self._relied_on.get(share.node_id, ())}
@@ -278,14 +278,14 @@ class _Pass:
                 crowded = self._heads.elect(entry[3], entry[:3], other.demand) is not None or crowded
         return crowded
 
-    def _block(self, asked: Asked) -> None:
+    def _block(self, asked: DemandState) -> None:
         """It does not fit into what is free, and what is free only shrinks during a pass."""
         asked.blocked = True
         asked.failed = [frozenset()]
         if (entry := asked.first()) is not None:
             heappush(self._unelected, (entry[:3], asked.number))
 
-    def _remove(self, head: Head) -> None:
+    def _remove(self, head: Reservation) -> None:
         """It is a head no longer; another job may be one now."""
         self._heads.remove(head)
         self._unelected = _by_first(each for each in self._lines.asked if each.blocked)
@@ -293,7 +293,7 @@ class _Pass:
     # -- preemption --
 
     def _preempt(
-        self, job: Job, key: Key, asked: Asked, heads: Sequence[Head], over: int, group: GroupState | None
+        self, job: Job, key: Key, asked: DemandState, heads: Sequence[Reservation], over: int, group: GroupState | None
     ) -> bool:
         """Make room for a job by stopping others, unless room is being made already."""
         preempting, demand = self._preempting, asked.demand
@@ -322,36 +322,36 @@ class _Pass:
         self._heads.add(job, key, demand, near=preempting.near())
         return True
 
-    def _may_preempt(self, job: Job, asked: Asked, behind: frozenset[str]) -> bool:
+    def _may_preempt(self, job: Job, asked: DemandState, behind: frozenset[str]) -> bool:
         """Whether looking for victims makes sense for a job behind these heads."""
         if self._preempting.spent or job.priority <= self._spared(asked):
             return False
         return not any(job.priority <= priority and heads <= behind for priority, heads in asked.hopeless)
 
-    def _spared(self, asked: Asked) -> int:
+    def _spared(self, asked: DemandState) -> int:
         """The highest priority for which nobody on a backend can be preempted."""
         lowest = self._preempting.lowest(asked.demand.backend)
         return _ANY_PRIORITY if lowest is None else lowest
 
-    def _told(self, asked: Asked) -> Blocked:
+    def _told(self, asked: DemandState) -> Blocked:
         if not asked.demand.possible:
             return Blocked(behind=(frozenset(),), hopeless=_ANY_PRIORITY)
         tried = (priority for priority, heads in asked.hopeless if not heads)
         return Blocked(behind=tuple(asked.failed), hopeless=max(self._spared(asked), *tried, -1))
 
 
-def _by_first(demands: Iterable[Asked]) -> list[tuple[Key, int]]:
+def _by_first(demands: Iterable[DemandState]) -> list[tuple[Key, int]]:
     """A heap of demands, by who waits first for each."""
     heap = [(entry[:3], each.number) for each in demands if (entry := each.first()) is not None]
     heapify(heap)
     return heap
 
 
-def _names(heads: Sequence[Head]) -> frozenset[str]:
+def _names(heads: Sequence[Reservation]) -> frozenset[str]:
     return frozenset(head.job.job_id for head in heads)
 
 
-def _barred(head: Head, queue: QueueState) -> bool:
+def _barred(head: Reservation, queue: QueueState) -> bool:
     """Whether a head of a queue has to wait for the quota."""
     gpus = head.demand.total_gpus
     if not gpus or head.key[0] < math.inf:

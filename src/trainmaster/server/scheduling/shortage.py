@@ -100,7 +100,7 @@ def why_never(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, s
 
 
 def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, str] | None:
-    """Which nodes that take no work, or GPUs that are out of the pool, a job waits for; None when those do not help."""
+    """Which nodes that accept no jobs, or unschedulable GPUs, a job waits for; None when those would not help."""
     if (shares := _find(backend, needs, restored_pool(nodes))) is None:
         return None
     by_id = {node.node_id: node for node in nodes}
@@ -117,7 +117,7 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
         for gpu in node.gpus
         if not gpu.healthy and (node.node_id, gpu.index) in wanted
     ]
-    return f"GPUs that it needs are out of the pool: {_some(broken)}", "they were healthy again"
+    return f"GPUs that it needs are not schedulable: {_some(broken)}", "they were healthy again"
 
 
 def restored_pool(nodes: Sequence[Node]) -> Pool:

@@ -17,7 +17,7 @@ LONGEST_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobClass:
+class SyntheticJobType:
     name: str
     share: float
     """Of all jobs, in proportion to the shares of the other classes."""
@@ -37,12 +37,12 @@ class JobClass:
     """Such a limit lies between the duration and so many times the duration; 1 means that it is exact."""
 
 
-TEAM: Sequence[JobClass] = (
-    JobClass(name="interactive", share=10, median_s=600, spread=0.8, priority=8, limited=1.0),
-    JobClass(name="evaluation", share=15, gpus=(0,), cpu_cores=8, median_s=300, spread=0.7),
-    JobClass(name="sweep", share=45, median_s=1800, priority=3, preemptible=True),
-    JobClass(name="finetune", share=22, gpus=(1, 2, 4, 8), median_s=5400),
-    JobClass(name="pretrain", share=8, gpus=(8,), nodes=(1, 2, 4), median_s=14_400, priority=6, limited=0.9),
+TEAM: Sequence[SyntheticJobType] = (
+    SyntheticJobType(name="interactive", share=10, median_s=600, spread=0.8, priority=8, limited=1.0),
+    SyntheticJobType(name="evaluation", share=15, gpus=(0,), cpu_cores=8, median_s=300, spread=0.7),
+    SyntheticJobType(name="sweep", share=45, median_s=1800, priority=3, preemptible=True),
+    SyntheticJobType(name="finetune", share=22, gpus=(1, 2, 4, 8), median_s=5400),
+    SyntheticJobType(name="pretrain", share=8, gpus=(8,), nodes=(1, 2, 4), median_s=14_400, priority=6, limited=0.9),
 )
 """Few large jobs hold most of the GPUs; many small ones come in between."""
 
@@ -68,7 +68,7 @@ def synthetic(*, jobs: int, seed: int, nodes: Sequence[Node], queues: Sequence[Q
     return Trace(name=f"synthetic (seed {seed})", jobs=arriving, nodes=nodes, queues=queues)
 
 
-def _job(chance: random.Random, each: JobClass, largest: int, node_count: int) -> TraceJob:
+def _job(chance: random.Random, each: SyntheticJobType, largest: int, node_count: int) -> TraceJob:
     gpus = min(chance.choice(each.gpus), largest)
     duration_s = round(min(max(chance.lognormvariate(log(each.median_s), each.spread), SHORTEST_S), LONGEST_S))
     limited = chance.random() < each.limited

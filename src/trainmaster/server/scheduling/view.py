@@ -84,7 +84,7 @@ def _edited(entries: Sequence[Entry], removed: list[Key], added: list[Entry]) ->
     return edited
 
 
-class Stay(NamedTuple):
+class HeldShare(NamedTuple):
     """A share of a node, and until when it is held. Sorts by the end."""
 
     end: float
@@ -98,7 +98,7 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
+    stays: Mapping[str, tuple[HeldShare, ...]] = field(default_factory=dict)
     """By node, the earliest end first."""
     left: Mapping[str, Free] = field(default_factory=dict)
     usage: Mapping[Line, Amounts] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Occupancy:
     def changed(self, earlier: Mapping[str, Job], changed: Mapping[str, Job], nodes: Mapping[str, Node]) -> Occupancy:
         """After some jobs changed; `earlier` are all jobs before."""
         moved: set[str] = set()
-        touched: dict[str, list[Stay]] = {}
+        touched: dict[str, list[HeldShare]] = {}
         """The new stays of each node where a job that moved is or was."""
         usage = dict(self.usage)
         for job_id, job in changed.items():
@@ -166,10 +166,10 @@ def known_end(job: Job) -> float:
     return (attempt.created_at if attempt.started_at is None else attempt.started_at) + job.max_runtime_s
 
 
-def stays_of(job: Job) -> list[Stay]:
+def stays_of(job: Job) -> list[HeldShare]:
     end = known_end(job)
     lasting = job.is_service and math.isinf(end)
-    return [Stay(end, lasting, job.job_id, rank, share) for rank, share in enumerate(job.live.shares)]
+    return [HeldShare(end, lasting, job.job_id, rank, share) for rank, share in enumerate(job.live.shares)]
 
 
 def _may_be_preempted(job: Job) -> bool:
@@ -185,7 +185,7 @@ def held_by(job: Job) -> Amounts:
     return Amounts(sum(len(share.gpus) for share in shares), sum(share.cpu_cores for share in shares), len(shares))
 
 
-def left_of(node: Node, stays: Sequence[Stay]) -> Free:
+def left_of(node: Node, stays: Sequence[HeldShare]) -> Free:
     gpus: list[int] = []
     cpu_cores = ram_mb = storage_mb = 0
     for stay in stays:

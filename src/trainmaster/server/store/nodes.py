@@ -99,7 +99,7 @@ def enable(connection: Connection, scope: Scope, node_id: str, now: float) -> No
     if node.state not in _OPERATORS:
         return
     _change(connection, node_id, state=NodeState.READY.value, drain_reason="", drain_force=False, drain_grace_s=None)
-    message = f"node {node_id} takes work again"
+    message = f"node {node_id} accepts jobs again"
     events.append_to_cluster(connection, scope, [_event(node_id, now, "node_enabled", message)])
 
 

@@ -205,7 +205,7 @@ class SavedCheckpoints:
         return "None of its states was saved."
 
 
-class Link:
+class EngineLink:
     """The connection to the engine. Belongs to one event loop."""
 
     def __init__(self, futures: Futures, saved: SavedCheckpoints) -> None:

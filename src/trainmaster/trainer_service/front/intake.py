@@ -86,7 +86,7 @@ class Received:
         return self.data[offset : offset + count] if self.shared is None else self.shared.read(offset, count)
 
 
-class Intake:
+class BodyReader:
     """Reads bodies, and minds how much is held at a time, in any form: while they come, wait, and are worked on."""
 
     def __init__(self, settings: FrontSettings) -> None:

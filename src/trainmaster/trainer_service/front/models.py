@@ -15,8 +15,15 @@ from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 from trainmaster.protocol.trainer_requests import model_id_of
-from trainmaster.trainer_service.front.futures import Future, Futures, Link, ResultForm, SavedCheckpoints, is_count
-from trainmaster.trainer_service.front.intake import BusyError, FrontSettings, Intake, size_of_fields
+from trainmaster.trainer_service.front.futures import (
+    EngineLink,
+    Future,
+    Futures,
+    ResultForm,
+    SavedCheckpoints,
+    is_count,
+)
+from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings, size_of_fields
 from trainmaster.trainer_service.messages import Reply, Request, SharedBody
 
 # The order of one model's operations: they come in any order and more than once, and leave in sequence, each once.
@@ -117,7 +124,7 @@ class FrontModel:
 
 class FrontModels:
     def __init__(
-        self, settings: FrontSettings, link: Link, futures: Futures, intake: Intake, saved: SavedCheckpoints
+        self, settings: FrontSettings, link: EngineLink, futures: Futures, intake: BodyReader, saved: SavedCheckpoints
     ) -> None:
         self._settings = settings
         self._trainer = settings.trainer
@@ -191,7 +198,7 @@ class FrontModels:
         if placement is Arrival.FULL:
             raise BusyError(
                 f"{model.order.waiting} operations of {model.model_id} wait for the one with the seq_id "
-                f"{model.order.next_seq_id}, which has not come yet, and there is no room for more"
+                f"{model.order.next_seq_id}, which has not arrived, and there is no room for more"
             )
         if placement is Arrival.CONFLICT:
             return self.refuse(
@@ -248,7 +255,7 @@ class FrontModels:
             f"is not in this trainer, which has started {self._trainer.attempt} times; each start begins without models"
         )
         if model_id in self._leaving and not self._link.gone:
-            advice = "Its state is being saved: ask again in a moment to hear under which name."
+            advice = "Its state is being saved: retry in a moment to get the name of its checkpoint."
         else:
             advice = self._saved.advice(model_id)
         return f"{model_id} {why}. {advice}".rstrip()
@@ -257,7 +264,7 @@ class FrontModels:
         model = self._models.get(model_id)
         if model is None or not model.order.waiting:
             return ""
-        return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not come yet"
+        return f"{model_id} waits for the operation with the seq_id {model.order.next_seq_id}, which has not arrived"
 
     def _place(self, model: FrontModel, operation: QueuedOperation) -> Arrival:
         seq_id = operation.request.seq_id

@@ -78,7 +78,7 @@ def encoding_of(request: Request) -> str:
 
 
 async def read_fields(request: Request, front: Front) -> dict[str, Any]:
-    """The JSON object in a request's body; empty without one. Raises RequestRefusedError, and as `Intake.read`."""
+    """The JSON object in a request's body; empty without one. Raises RequestRefusedError, and as `BodyReader.read`."""
     received = await front.intake.read(request)
     try:
         if received.size > _MAX_FIELDS_BYTES:

@@ -219,7 +219,7 @@ REQUESTS_A_ROUND = 8
 """A request takes about a quarter of a millisecond of the event loop, which looks for new ones after a round."""
 
 
-class Paced:
+class PacingMiddleware:
     """Begins a few requests in each round of the event loop, in order: many samples must not delay a heartbeat."""
 
     def __init__(self, app: ASGIApp, *, urgent: frozenset[str]) -> None:
@@ -263,7 +263,7 @@ _HEADER = TOKEN_HEADER.encode()
 _REFUSAL = "this is a trainer's own port: go through the server, which knows your key"
 
 
-class Guarded:
+class TokenMiddleware:
     """Requires a token: others on this machine can reach the port without a key."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_to_all: frozenset[str]) -> None:
@@ -302,5 +302,5 @@ def make_app(front: Front, end: socket.socket, *, stop: Callable[[], None], toke
 
     app = Starlette(routes=ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.state.front = front
-    paced = Paced(app, urgent=URGENT)
-    return Guarded(paced, token=token, open_to_all=frozenset({HEALTH})) if token else paced
+    paced = PacingMiddleware(app, urgent=URGENT)
+    return TokenMiddleware(paced, token=token, open_to_all=frozenset({HEALTH})) if token else paced

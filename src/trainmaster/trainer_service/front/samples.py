@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.trainer_service.front.futures import Future, Futures, Link, ResultForm, Waiters, is_count, wake
+from trainmaster.trainer_service.front.futures import EngineLink, Future, Futures, ResultForm, Waiters, is_count, wake
 from trainmaster.trainer_service.front.intake import (
+    BodyReader,
     BusyError,
     FrontSettings,
-    Intake,
     Received,
     RequestRefusedError,
     StoppedError,
@@ -44,7 +44,7 @@ class SamplingSession:
 
 
 class Samples:
-    def __init__(self, settings: FrontSettings, link: Link, futures: Futures, intake: Intake) -> None:
+    def __init__(self, settings: FrontSettings, link: EngineLink, futures: Futures, intake: BodyReader) -> None:
         self._trainer = settings.trainer
         self._link = link
         self._futures = futures

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainmaster.trainer_service.front.futures import Futures, Link, SavedCheckpoints
-from trainmaster.trainer_service.front.intake import FrontSettings, Intake
+from trainmaster.trainer_service.front.futures import EngineLink, Futures, SavedCheckpoints
+from trainmaster.trainer_service.front.intake import BodyReader, FrontSettings
 from trainmaster.trainer_service.front.models import FrontModels
 from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
@@ -88,15 +88,15 @@ class Front:
         self.saved = SavedCheckpoints()
         self.futures = Futures(keep_s=settings.keep_results_s, keep_bytes=settings.keep_fetched_bytes, clock=clock)
         self.sessions = FrontSessions(expire_s=settings.session_expires_s, clock=clock)
-        self.intake = Intake(settings)
-        self.link = Link(self.futures, self.saved)
+        self.intake = BodyReader(settings)
+        self.link = EngineLink(self.futures, self.saved)
         self.training = FrontModels(settings, self.link, self.futures, self.intake, self.saved)
         self.samples = Samples(settings, self.link, self.futures, self.intake)
 
     def end_session(self, session_id: str, why: str, *, save: bool) -> None:
         """`save` what its models would lose, before they go."""
         if self.sessions.end(session_id, why):
-            gone = f"has gone with its session, which {why}"
+            gone = f"was unloaded with its session, which {why}"
             model_ids: list[str] = []
             if save:
                 self.training.leave_session(session_id, gone)

@@ -271,7 +271,7 @@ def _require_whole_characters(values: Mapping[str, Any], number: int) -> None:
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])[1:-1]
             raise FileError(
-                f"holds half of a character ({half}); mend or remove it", number=number, column=column
+                f"contains a lone surrogate ({half}); fix or remove it", number=number, column=column
             ) from None
 
 

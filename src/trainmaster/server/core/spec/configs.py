@@ -12,7 +12,6 @@ from trainmaster.server.core.fields import (
     MAX_GPUS,
     MAX_NODES,
     STORED,
-    Broken,
     Count,
     Environment,
     Flag,
@@ -23,6 +22,7 @@ from trainmaster.server.core.fields import (
     Natural,
     PathText,
     RuledModel,
+    RuleViolation,
     StringMap,
     Text,
     null_means,
@@ -75,12 +75,12 @@ class CheckpointConfig(Model):
         refuse(self._broken(is_new=info.context != STORED))
         return self
 
-    def _broken(self, *, is_new: bool) -> Iterator[Broken]:
+    def _broken(self, *, is_new: bool) -> Iterator[RuleViolation]:
         if self.resume_from_best and self.metric_for_best_model is None:
-            yield Broken(("metric_for_best_model",), "required with resume_from_best: it says which one is best")
+            yield RuleViolation(("metric_for_best_model",), "required with resume_from_best: it says which one is best")
         if is_new and self.save_total_limit > MAX_KEPT:
             message = f"must be at most {MAX_KEPT}; save less often, or pin the checkpoints that have to stay besides"
-            yield Broken(("save_total_limit",), message)
+            yield RuleViolation(("save_total_limit",), message)
 
     @property
     def best_is_greater(self) -> bool:
@@ -109,9 +109,9 @@ class OutputConfig(RuledModel):
     )
     merge_lora: Flag = Field(default=False, description="Merge the adapter into the base model; LORA only.")
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         if self.push_to_hub and self.hub_repo_id is None:
-            yield Broken(("hub_repo_id",), "required with push_to_hub: it says where to upload")
+            yield RuleViolation(("hub_repo_id",), "required with push_to_hub: it says where to upload")
 
 
 NodeLabel = Annotated[Name, Matches(r"[^=]+(=.*)?", "write a node label as 'key=value' or 'label'")]
@@ -140,14 +140,14 @@ class ResourceConfig(RuledModel):
     def gpus_per_node(self) -> int | None:
         return None if self.gpu_count is None else self.gpu_count // self.node_count
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         if self.gpu_count is not None and self.gpu_count % self.node_count:
             message = f"is the total over all nodes and must be divisible by node_count ({self.node_count})"
-            yield Broken(("gpu_count",), message)
+            yield RuleViolation(("gpu_count",), message)
         for index, label in enumerate(self.node_anti_affinity):
             if label in self.node_affinity:
                 message = f"'{label}' is in node_affinity too; a node cannot be both preferred and avoided"
-                yield Broken(("node_anti_affinity", index), message)
+                yield RuleViolation(("node_anti_affinity", index), message)
 
 
 DEFAULT_PRIORITY = 5
@@ -230,13 +230,13 @@ class FrameworkConfig(RuledModel):
     )
     custom_script_path: PathText | None = optional("The script of a CUSTOM framework.")
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         custom = self.type is FrameworkType.CUSTOM
         if custom and self.custom_script_path is None:
-            yield Broken(("custom_script_path",), "required when the framework's type is CUSTOM")
+            yield RuleViolation(("custom_script_path",), "required when the framework's type is CUSTOM")
         if not custom and self.custom_script_path is not None:
             message = f"only for a framework of type CUSTOM, not {self.type}; set the type, or leave this out"
-            yield Broken(("custom_script_path",), message)
+            yield RuleViolation(("custom_script_path",), message)
 
 
 class TrainingConfig(Model):

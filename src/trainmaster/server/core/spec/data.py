@@ -15,7 +15,6 @@ from pydantic_core import PydanticCustomError
 from trainmaster.server.core.errors import choice_message
 from trainmaster.server.core.fields import (
     STORED,
-    Broken,
     Count,
     Flag,
     Model,
@@ -23,6 +22,7 @@ from trainmaster.server.core.fields import (
     Natural,
     Positive,
     RuledModel,
+    RuleViolation,
     StringMap,
     Text,
     Verbatim,
@@ -103,22 +103,26 @@ class Filter(RuledModel):
         "The value to compare with: a list for in and not_in, a pattern for matches, none for is_null."
     )
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         value = self.value
         if self.op in _ALONE:
             if value is not None:
-                yield Broken(("value",), f"{self.op} takes no value; leave it out")
+                yield RuleViolation(("value",), f"{self.op} takes no value; leave it out")
         elif value is None:
-            yield Broken(("value",), f"required with {self.op}; whether there is a value at all is is_null or not_null")
+            yield RuleViolation(
+                ("value",), f"required with {self.op}; whether there is a value at all is is_null or not_null"
+            )
         elif self.op in _OF_MANY:
             if not isinstance(value, list) or not value:
-                yield Broken(("value",), f"must be a list of values with {self.op}")
+                yield RuleViolation(("value",), f"must be a list of values with {self.op}")
         elif isinstance(value, list):
-            yield Broken(("value",), f"must be a single value with {self.op}; for a list there are in and not_in")
+            yield RuleViolation(
+                ("value",), f"must be a single value with {self.op}; for a list there are in and not_in"
+            )
         elif self.op in _ORDERED and isinstance(value, bool):
-            yield Broken(("value",), f"must be a number or text with {self.op}")
+            yield RuleViolation(("value",), f"must be a number or text with {self.op}")
         elif self.op is FilterOp.MATCHES and (not isinstance(value, str) or len(value) > LONGEST_PATTERN):
-            yield Broken(("value",), f"must be a regular expression of at most {LONGEST_PATTERN} characters")
+            yield RuleViolation(("value",), f"must be a regular expression of at most {LONGEST_PATTERN} characters")
 
 
 Filters = Annotated[
@@ -132,7 +136,7 @@ Filters = Annotated[
 """A list of conditions that must all hold; one alone may stand without the list."""
 
 
-def broken_patterns(filters_of_sources: Iterable[Filters | None]) -> Iterator[Broken]:
+def broken_patterns(filters_of_sources: Iterable[Filters | None]) -> Iterator[RuleViolation]:
     """What is wrong with the patterns of all sources; parsing stops where they are too long together."""
     length = 0
     for number, filters in enumerate(filters_of_sources):
@@ -141,12 +145,16 @@ def broken_patterns(filters_of_sources: Iterable[Filters | None]) -> Iterator[Br
                 continue
             length += len(str(each.value))
             if length > MAX_PATTERNS_LENGTH:
-                yield Broken(("sources",), f"have filters with more than {MAX_PATTERNS_LENGTH} characters of patterns")
+                yield RuleViolation(
+                    ("sources",), f"have filters with more than {MAX_PATTERNS_LENGTH} characters of patterns"
+                )
                 return
             try:
                 _read_pattern(str(each.value))
             except (re.error, OverflowError, RecursionError) as error:
-                yield Broken(("sources", number, "filters", index, "value"), f"is no regular expression: {error}")
+                yield RuleViolation(
+                    ("sources", number, "filters", index, "value"), f"is no regular expression: {error}"
+                )
 
 
 SCHEMES = ("file", "hf", "s3", "http", "https", "scaidrive", "scaiatlas")
@@ -265,5 +273,5 @@ class DataConfig(RuledModel):
         "The random seed; null: the server chooses and records one."
     )
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         return broken_patterns(source.filters for source in self.sources)

@@ -210,5 +210,5 @@ _WORDS: Mapping[str, Callable[[ErrorDetails], str]] = {
     "less_than_equal": _bound("at most", "le"),
     **dict.fromkeys(("string_too_short", "too_short"), _says("must not be empty")),
     **dict.fromkeys(("string_too_long", "too_long"), _too_long),
-    "string_unicode": _says("holds half of a character (a lone surrogate); send proper Unicode"),
+    "string_unicode": _says("contains a lone surrogate; send valid Unicode"),
 }

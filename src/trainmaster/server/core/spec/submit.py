@@ -15,10 +15,10 @@ from trainmaster.server.core.fields import (
     DNS_LABEL,
     MAX_RANKS_PER_NODE,
     NO_OTHER_KEYS,
-    Broken,
     Matches,
     Name,
     RuledModel,
+    RuleViolation,
     Scalar,
     must,
     optional,
@@ -147,12 +147,14 @@ class SubmitJobRequest(RuledModel):
             raise PydanticCustomError("rule", "required, unless a workload says what runs")
         return value
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         training = self.training_config
         if training and is_training(self.workload) and unavailable(training.framework.type, training.training_type):
             return  # the workload's kind refuses it for that, beside which nothing else matters
         if self.output_config.merge_lora and (training is None or training.training_type not in LORA_TYPES):
-            yield Broken(("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out")
+            yield RuleViolation(
+                ("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out"
+            )
         if training is None:
             return
         scheduling = self.scheduling_config
@@ -160,24 +162,26 @@ class SubmitJobRequest(RuledModel):
             canonical, alias = getattr(scheduling, name), getattr(training, name)
             if canonical != alias:
                 message = f"is {alias}, but scheduling_config.{name} is {canonical}; set one of them"
-                yield Broken(("training_config", name), message)
+                yield RuleViolation(("training_config", name), message)
         yield from self._broken_ranks(training)
 
-    def _broken_ranks(self, training: TrainingConfig) -> Iterator[Broken]:
+    def _broken_ranks(self, training: TrainingConfig) -> Iterator[RuleViolation]:
         world_size = training.framework.distributed.world_size
         gpu_count, node_count = self.resource_config.gpu_count, self.resource_config.node_count
         field: tuple[str, ...] = ("training_config", "framework", "distributed", "world_size")
         if world_size is None:
             field = ("resource_config", "gpu_count")
         if world_size is not None and gpu_count and world_size != gpu_count:
-            yield Broken(field, f"is {world_size}, but resource_config.gpu_count is {gpu_count}; they must be equal")
+            yield RuleViolation(
+                field, f"is {world_size}, but resource_config.gpu_count is {gpu_count}; they must be equal"
+            )
         elif world_size is not None and world_size % node_count:
-            yield Broken(field, f"must be divisible by resource_config.node_count ({node_count})")
+            yield RuleViolation(field, f"must be divisible by resource_config.node_count ({node_count})")
         elif is_training(self.workload) and self.ranks_per_node > MAX_RANKS_PER_NODE:
-            yield Broken(field, f"gives {self.ranks_per_node} ranks on a node; the most is {MAX_RANKS_PER_NODE}")
+            yield RuleViolation(field, f"gives {self.ranks_per_node} ranks on a node; the most is {MAX_RANKS_PER_NODE}")
         elif isinstance(self.workload, TrainerSpec) and self.workload.ranks_per_node not in (1, self.ranks_per_node):
             message = "follows from training_config.framework.distributed.world_size; leave it out"
-            yield Broken(("workload", "ranks_per_node"), message)
+            yield RuleViolation(("workload", "ranks_per_node"), message)
 
     @model_validator(mode="after")
     def _unify(self) -> Self:

@@ -63,8 +63,8 @@ def refused_fields(mapping: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The names in a `field_mapping` that no row has, each with what to do instead."""
     for name, column in mapping.items():
         if name not in ROW_FIELDS:
-            turned = f"; write it the other way round, {column}: {shown(name)}" if column in ROW_FIELDS else ""
-            yield shown(name), choice_message("field", name, ROW_FIELDS) + turned
+            apply_rotary = f"; write it the other way round, {column}: {shown(name)}" if column in ROW_FIELDS else ""
+            yield shown(name), choice_message("field", name, ROW_FIELDS) + apply_rotary
 
 
 # Models, before they are loaded: the longest sequence, and arguments for loading that jobs may not set.

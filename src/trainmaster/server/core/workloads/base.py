@@ -26,7 +26,6 @@ from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
     MAX_RANKS_PER_NODE,
     AbsolutePath,
-    Broken,
     Count,
     Environment,
     Flag,
@@ -35,6 +34,7 @@ from trainmaster.server.core.fields import (
     Model,
     RelativePath,
     RuledModel,
+    RuleViolation,
     Sha256,
     TaggedUnion,
     Text,
@@ -176,7 +176,7 @@ MAX_GRACE_S = 86_400.0
 ExitCode = Annotated[int, Strict(), Field(ge=1, le=255)]
 
 
-class ShippedFile(Model):
+class UploadedFile(Model):
     """A file that the client uploaded by content; it is put into the working directory."""
 
     path: RelativePath = Field(description="Relative to the working directory.")
@@ -220,21 +220,23 @@ class WorkloadSpec(RuledModel):
     resume_from_checkpoint: Text | None = optional(
         "Id of a committed checkpoint to start from, of any job of the account. A training names it in training_config."
     )
-    files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
+    files: Annotated[tuple[UploadedFile, ...], Field(max_length=8192)] = Field(
         default=(), description="Files that were uploaded for this job."
     )
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         paths = {file.path for file in self.files}
         both = paths & directories_above(paths)
         seen: set[str] = set()
         for index, file in enumerate(self.files):
             if file.path in seen:
-                yield Broken(("files", index, "path"), f"'{file.path}' is there twice; each path may be used once")
+                yield RuleViolation(
+                    ("files", index, "path"), f"'{file.path}' is there twice; each path may be used once"
+                )
             seen.add(file.path)
             above = min(both & directories_above([file.path]), default=None) if both else None
             if above:
-                yield Broken(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")
+                yield RuleViolation(("files", index, "path"), f"'{above}' is a file too, so nothing can lie below it")
 
     def check(self, job: JobConfigs) -> None:
         """Check what the fields alone do not say; SpecError when it is wrong, RefusedError when it is not available."""

@@ -14,7 +14,7 @@ from pydantic import Field, Strict, StringConstraints
 from trainmaster.protocol import function_runner, mpi_nodes
 from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
 from trainmaster.protocol.launch import Launch, Step
-from trainmaster.server.core.fields import Broken, JsonObject, Matches
+from trainmaster.server.core.fields import JsonObject, Matches, RuleViolation
 from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
 
 MAX_SOURCE = 128 << 10
@@ -51,7 +51,7 @@ class FunctionSpec(PackagedSpec):
         '`["rows", 0]`, inner ones first.',
     )
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         yield from super().broken_rules()
         yield from _wrong_arguments(self.arguments)
         yield from _wrong_tuples(self.arguments, self.tuples)
@@ -73,17 +73,17 @@ def _text_of(module: ModuleType) -> str:
     return inspect.getsource(module)
 
 
-def _wrong_arguments(arguments: JsonObject) -> Iterator[Broken]:
+def _wrong_arguments(arguments: JsonObject) -> Iterator[RuleViolation]:
     try:
         length = len(json.dumps(arguments, allow_nan=False))
     except ValueError:
-        yield Broken(("arguments",), "JSON has no infinite numbers, and none that is not a number")
+        yield RuleViolation(("arguments",), "JSON has no infinite numbers, and none that is not a number")
     else:
         if length > MAX_ARGUMENTS:
-            yield Broken(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
+            yield RuleViolation(("arguments",), f"have {length} characters as JSON; the most is {MAX_ARGUMENTS}")
 
 
-def _wrong_tuples(arguments: JsonObject, paths: Iterable[tuple[str | int, ...]]) -> Iterator[Broken]:
+def _wrong_tuples(arguments: JsonObject, paths: Iterable[tuple[str | int, ...]]) -> Iterator[RuleViolation]:
     for index, path in enumerate(paths):
         found: Any = arguments
         try:
@@ -92,4 +92,4 @@ def _wrong_tuples(arguments: JsonObject, paths: Iterable[tuple[str | int, ...]])
         except (LookupError, TypeError):
             found = None
         if not isinstance(found, list):
-            yield Broken(("tuples", index), "leads to no list of the arguments")
+            yield RuleViolation(("tuples", index), "leads to no list of the arguments")

@@ -10,16 +10,16 @@ from pydantic import AfterValidator, Field, SecretStr, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol import environment
-from trainmaster.protocol.launch import Gang, Size, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, Step
 from trainmaster.protocol.secrets import reference_to
 from trainmaster.server.core.fields import (
     STORED,
-    Broken,
     Image,
     Matches,
     Model,
     Positive,
     RuledModel,
+    RuleViolation,
     TaggedUnion,
     Text,
     must,
@@ -126,10 +126,10 @@ class S3Initializer(InitializerSpec):
     region: Text | None = optional("The region of the bucket.")
     role_arn: Text | None = optional("A role to assume with these keys.")
 
-    def broken_rules(self) -> Iterator[Broken]:
+    def broken_rules(self) -> Iterator[RuleViolation]:
         if (self.access_key_id is None) != (self.secret_access_key is None):
             missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
-            yield Broken((missing,), "required: a key has two halves; give both, or neither")
+            yield RuleViolation((missing,), "required: a key has two halves; give both, or neither")
 
 
 class CacheInitializer(InitializerSpec):
@@ -240,8 +240,8 @@ def _gang(spec: CacheInitializer) -> Gang:
     )
 
 
-def _size(cpu: str | None, memory: str | None) -> Size:
-    return Size(
+def _size(cpu: str | None, memory: str | None) -> ContainerLimits:
+    return ContainerLimits(
         cpu_cores=None if cpu is None else quantity(cpu), memory_bytes=None if memory is None else int(quantity(memory))
     )
 

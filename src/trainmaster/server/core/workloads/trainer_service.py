@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
-from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, Mode
+from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, ModelMode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text, optional
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
@@ -125,10 +125,10 @@ class TrainerServiceSpec(Serving):
         return read_arguments(self.extra_args)[0]
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> ModelMode:
         if self.forward_only or self.options.get("forward_only"):
-            return Mode.FORWARD_ONLY
-        return Mode.LORA if self.lora_rank else Mode.FULL
+            return ModelMode.FORWARD_ONLY
+        return ModelMode.LORA if self.lora_rank else ModelMode.FULL
 
     def check(self, job: JobConfigs) -> None:
         """The arguments are known, and one process runs on each GPU."""

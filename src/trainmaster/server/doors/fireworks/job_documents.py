@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainmaster.protocol.trainer_requests import Mode
-from trainmaster.server.core.fields import MAX_INTEGER, MAX_NODES, Broken, refuse
+from trainmaster.protocol.trainer_requests import ModelMode
+from trainmaster.server.core.fields import MAX_INTEGER, MAX_NODES, RuleViolation, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import REGION
 from trainmaster.server.core.spec.documents import load_stored
@@ -169,7 +169,7 @@ class CreateJobBody(FireworksBody):
         # Beside a target the public client always sends false.
         if not self.use_reservation and self.reservation_target is None:
             reason = "false has no effect: accounts have no reservations here, and share what is free; leave it out"
-            refuse([Broken(("useReservation",), reason)])
+            refuse([RuleViolation(("useReservation",), reason)])
         return self
 
     def wanted(self, job_id: str) -> WantedTrainer:
@@ -225,7 +225,7 @@ def job_document(job: Job, *, waits_for: str | None = None, idle: bool = False, 
         serviceMode=True,
         keepAlive=False,
         dataset="",
-        forwardOnly=spec.mode is Mode.FORWARD_ONLY,
+        forwardOnly=spec.mode is ModelMode.FORWARD_ONLY,
         nodeCount=job.needs.node_count,
         trainingShape=spec.training_shape,
         preemptible=job.preemptible,

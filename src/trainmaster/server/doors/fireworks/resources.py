@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError, SpecError, choice_message
-from trainmaster.server.core.fields import Broken, Matches, refuse
+from trainmaster.server.core.fields import Matches, RuleViolation, refuse
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.doors.futures import ok
@@ -57,7 +57,7 @@ class FireworksBody(BaseModel):
             return document
         names = dict(cls.refused)
         names |= {to_camel(name): reason for name, reason in cls.refused.items()}
-        refuse(Broken((name,), reason) for name, reason in names.items() if document.get(name))
+        refuse(RuleViolation((name,), reason) for name, reason in names.items() if document.get(name))
         return {name: value for name, value in document.items() if name not in names}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from trainmaster.protocol.trainer_requests import TINKER, Mode, Trainer
+from trainmaster.protocol.trainer_requests import TINKER, ModelMode, Trainer
 from trainmaster.server.core.job import Job
 from trainmaster.server.doors.futures import Category
 from trainmaster.server.doors.tinker import records
@@ -48,11 +48,11 @@ def created_model(request_id: str) -> str | None:
     return request_id.removeprefix(_CREATION) if request_id.startswith(_CREATION) else None
 
 
-def mode_of(request: Mapping[str, Any]) -> Mode:
+def mode_of(request: Mapping[str, Any]) -> ModelMode:
     """What a create_model asks for: an adapter, or the weights themselves. A frozen model needs neither."""
     lora = request.get("lora_config")
     rank = lora.get("rank") if isinstance(lora, Mapping) else None
-    return Mode.FULL if (lora is None or rank == 0) and not request.get("base_only") else Mode.LORA
+    return ModelMode.FULL if (lora is None or rank == 0) and not request.get("base_only") else ModelMode.LORA
 
 
 class Creations:
@@ -72,7 +72,7 @@ class Creations:
         self._sessions = sessions
         self._on_created = on_created
         self._tasks: dict[str, asyncio.Task[TinkerRun]] = {}
-        self._looks: dict[tuple[str, str, Mode, str | None], asyncio.Task[TrainerStatus]] = {}
+        self._looks: dict[tuple[str, str, ModelMode, str | None], asyncio.Task[TrainerStatus]] = {}
 
     def start(self, run: TinkerRun, *, created_by: str) -> asyncio.Task[TinkerRun]:
         """Follow a model until it is created or has failed; there is one task for each model."""

@@ -28,8 +28,8 @@ from trainmaster.server.doors.bodies import IncomingBody, is_plain, plain_id, te
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import created_model
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun
-from trainmaster.server.doors.tinker.router import By, answer, read_document
-from trainmaster.server.doors.tinker.wire import OfModel
+from trainmaster.server.doors.tinker.router import AnsweredBy, answer, read_document
+from trainmaster.server.doors.tinker.wire import ModelRequest
 from trainmaster.server.doors.trainers import TrainerGoneError, location_of
 from trainmaster.server.http.auth import Principal
 from trainmaster.server.http.requests import parse_json, read_body
@@ -53,8 +53,8 @@ _SMALL_OPERATIONS = {
 """Operations whose body is small JSON, with the note on each."""
 
 
-@answer("POST", "/forward_backward", KeyScope.MANAGE, by=By.TRAINER, note="protobuf or JSON, streamed")
-@answer("POST", "/forward", KeyScope.MANAGE, by=By.TRAINER, note="only from clients before 0.25")
+@answer("POST", "/forward_backward", KeyScope.MANAGE, by=AnsweredBy.TRAINER, note="protobuf or JSON, streamed")
+@answer("POST", "/forward", KeyScope.MANAGE, by=AnsweredBy.TRAINER, note="only from clients before 0.25")
 async def forward_backward(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     async with IncomingBody(request, principal.account_id) as body:
         run = await door.sessions.run(principal.scope, await text_field(body, "model_id"))
@@ -63,16 +63,20 @@ async def forward_backward(request: Request, door: TinkerDoor, principal: Princi
 
 async def _small_operation(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     body = await read_body(request, futures.MAX_SMALL_BYTES)
-    run = await door.sessions.run(principal.scope, parse(OfModel, parse_json(body)).model_id)
+    run = await door.sessions.run(principal.scope, parse(ModelRequest, parse_json(body)).model_id)
     return await _pass_on(request, door, run, body)
 
 
 for _name, _note in _SMALL_OPERATIONS.items():
-    answer("POST", f"/{_name}", KeyScope.MANAGE, by=By.TRAINER, note=_note)(_small_operation)
+    answer("POST", f"/{_name}", KeyScope.MANAGE, by=AnsweredBy.TRAINER, note=_note)(_small_operation)
 
 
 @answer(
-    "POST", "/load_weights", KeyScope.MANAGE, by=By.TRAINER, note="the server tells the trainer where the weights are"
+    "POST",
+    "/load_weights",
+    KeyScope.MANAGE,
+    by=AnsweredBy.TRAINER,
+    note="the server tells the trainer where the weights are",
 )
 async def load_weights(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
@@ -82,7 +86,7 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     if named := [name for name in _OF_A_NEW_MODEL if document.get(name) is not None]:
         message = f"{', '.join(named)}: set by create_model; weights are loaded into a model as it is"
         return futures.accepted_failure(message, futures.Category.USER)
-    run = await door.sessions.run(principal.scope, parse(OfModel, document).model_id)
+    run = await door.sessions.run(principal.scope, parse(ModelRequest, document).model_id)
     token = document.pop("weights_access_token", None)
     extra: dict[str, str] = {}
     try:
@@ -94,7 +98,9 @@ async def load_weights(request: Request, door: TinkerDoor, principal: Principal)
     return await _pass_on(request, door, run, json.dumps(document).encode(), extra=extra)
 
 
-@answer("POST", "/retrieve_future", KeyScope.VIEW, by=By.TRAINER, note="for create_model: answered by the server")
+@answer(
+    "POST", "/retrieve_future", KeyScope.VIEW, by=AnsweredBy.TRAINER, note="for create_model: answered by the server"
+)
 async def retrieve_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     """Held until there is an outcome, or for `HOLD_S`."""
     body = await read_body(request, futures.MAX_SMALL_BYTES)
@@ -121,7 +127,7 @@ async def retrieve_future(request: Request, door: TinkerDoor, principal: Princip
     return await futures.poll(request_id, ask(), lost)
 
 
-@answer("POST", "/cancel_future", KeyScope.MANAGE, by=By.TRAINER, note="for samples only")
+@answer("POST", "/cancel_future", KeyScope.MANAGE, by=AnsweredBy.TRAINER, note="for samples only")
 async def cancel_future(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     body = await read_body(request, futures.MAX_SMALL_BYTES)
     if (trainer := trainer_of_future(_request_id(body))) is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, Update, delete, func, select, tuple_, update
 
-from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Mode, Trainer, WeightsPath
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, ModelMode, Trainer, WeightsPath
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.core.retention import COMMITTED
 from trainmaster.server.doors.futures import Category
@@ -65,7 +65,7 @@ class TinkerRun:
     session_id: str
     base_model: str
     """As its client calls it."""
-    mode: Mode
+    mode: ModelMode
     request: Mapping[str, Any]
     """The body of its create_model."""
     created_at: float
@@ -83,7 +83,7 @@ class TinkerRun:
     def lora_rank(self) -> int | None:
         """None when it has no adapter."""
         rank = (self.request.get("lora_config") or {}).get("rank")
-        return rank if self.mode is Mode.LORA and isinstance(rank, int) else None
+        return rank if self.mode is ModelMode.LORA and isinstance(rank, int) else None
 
     @property
     def trainer(self) -> Trainer | None:

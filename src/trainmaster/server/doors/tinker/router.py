@@ -30,7 +30,7 @@ Endpoint = Callable[[Request, TinkerDoor, Principal], Awaitable[Response]]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class By(StrEnum):
+class AnsweredBy(StrEnum):
     SERVER = "server"
     TRAINER = "trainer"
     REFUSED = "refused"
@@ -41,7 +41,7 @@ class By(StrEnum):
 class DoorRoute:
     method: str
     path: str
-    by: By
+    by: AnsweredBy
     note: str
     """For the compatibility page; of a refused route, why it is."""
     scope: KeyScope
@@ -52,7 +52,7 @@ ROUTES: list[DoorRoute] = []
 
 
 def answer(
-    method: str, path: str, scope: KeyScope, *, by: By = By.SERVER, note: str = ""
+    method: str, path: str, scope: KeyScope, *, by: AnsweredBy = AnsweredBy.SERVER, note: str = ""
 ) -> Callable[[Endpoint], Endpoint]:
     def declare(endpoint: Endpoint) -> Endpoint:
         handler = _handler(endpoint, scope)
@@ -124,7 +124,7 @@ _NO_TRACES = "this server keeps no traces; `trainmaster metrics JOB` shows what 
 _NO_CUSTOM_LOSSES = "custom losses run in the client"
 
 
-def _refuse(method: str, path: str, why: str, by: By = By.REFUSED) -> None:
+def _refuse(method: str, path: str, why: str, by: AnsweredBy = AnsweredBy.REFUSED) -> None:
     @answer(method, path, KeyScope.VIEW, by=by, note=why)
     async def refuse(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
         raise RefusedError(why)
@@ -132,16 +132,16 @@ def _refuse(method: str, path: str, why: str, by: By = By.REFUSED) -> None:
 
 for (_method, _path), _why in REFUSED.items():
     _refuse(_method, _path, _why)
-_refuse("POST", "/join_sampling_session", "copies of a sampling client choose their own numbers", By.UNUSED)
+_refuse("POST", "/join_sampling_session", "copies of a sampling client choose their own numbers", AnsweredBy.UNUSED)
 
 
-@answer("GET", "/sessions/{session_id}/trace_export", KeyScope.VIEW, by=By.REFUSED, note=_NO_TRACES)
+@answer("GET", "/sessions/{session_id}/trace_export", KeyScope.VIEW, by=AnsweredBy.REFUSED, note=_NO_TRACES)
 async def trace_export(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Clients poll until there is a trace, or until they are told that there will be none."""
     return ok({"status": "failed", "error": _NO_TRACES})
 
 
-@answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=By.UNUSED, note=_NO_CUSTOM_LOSSES)
+@answer("POST", "/create_custom_loss", KeyScope.MANAGE, by=AnsweredBy.UNUSED, note=_NO_CUSTOM_LOSSES)
 async def create_custom_loss(request: Request, door: TinkerDoor, principal: Principal) -> Response:  # noqa: ARG001
     """Refused through its future, where clients look for errors."""
     async with IncomingBody(request, principal.account_id) as body:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmaster.protocol.trainer_requests import Mode, WeightsPath, model_id_of
+from trainmaster.protocol.trainer_requests import ModelMode, WeightsPath, model_id_of
 from trainmaster.server.coordinator import checkpoints
 from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
@@ -53,14 +53,14 @@ async def create_model(request: Request, door: TinkerDoor, principal: Principal)
 
 @answer("POST", "/get_info", KeyScope.VIEW)
 async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    run = await door.sessions.run(principal.scope, (await read(request, wire.OfModel)).model_id)
+    run = await door.sessions.run(principal.scope, (await read(request, wire.ModelRequest)).model_id)
     return ok(
         {
             "type": "get_info",
             "model_id": run.model_id,
             # Its client loads the tokenizer by this name.
             "model_data": {"model_name": run.base_model, "tokenizer_id": run.base_model},
-            "is_lora": run.mode is Mode.LORA,
+            "is_lora": run.mode is ModelMode.LORA,
             "lora_rank": run.lora_rank,
             "model_name": run.base_model,
         }
@@ -69,11 +69,11 @@ async def get_info(request: Request, door: TinkerDoor, principal: Principal) -> 
 
 @answer("POST", "/weights_info", KeyScope.VIEW, note="for the account's own and published weights")
 async def weights_info(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    found = await door.weights(principal.scope, (await read(request, wire.OfWeights)).tinker_path)
+    found = await door.weights(principal.scope, (await read(request, wire.WeightsRequest)).tinker_path)
     attributes = found.checkpoint.attributes
     info: dict[str, Any] = {
         "base_model": found.run.base_model,
-        "is_lora": bool(attributes.get("is_lora", found.run.mode is Mode.LORA)),
+        "is_lora": bool(attributes.get("is_lora", found.run.mode is ModelMode.LORA)),
         "lora_rank": attributes.get("lora_rank") or found.run.lora_rank,
     }
     trained = {name: attributes.get(name) for name in ("train_unembed", "train_mlp", "train_attn")}

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, Mode, Trainer, trainer_of_sampling_session
+from trainmaster.protocol.trainer_requests import SOURCE_HEADER, TINKER, ModelMode, Trainer, trainer_of_sampling_session
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Job
@@ -22,7 +22,7 @@ from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.door import TinkerDoor
 from trainmaster.server.doors.tinker.model_creation import LOOK_EVERY_S, with_known_name
 from trainmaster.server.doors.tinker.records import TinkerSampler
-from trainmaster.server.doors.tinker.router import By, answer, read_document
+from trainmaster.server.doors.tinker.router import AnsweredBy, answer, read_document
 from trainmaster.server.doors.tinker.trainer_jobs import TrainerCancelledError, TrainerFailedError
 from trainmaster.server.doors.tinker.wire import CreateSamplingSession
 from trainmaster.server.doors.trainers import TrainerGoneError, location_of
@@ -36,12 +36,14 @@ HOLD_S = 45.0
 _MOST_SAMPLES = 65_536
 
 
-@answer("POST", "/create_sampling_session", KeyScope.MANAGE, by=By.TRAINER, note="blocks while the trainer starts")
+@answer(
+    "POST", "/create_sampling_session", KeyScope.MANAGE, by=AnsweredBy.TRAINER, note="blocks while the trainer starts"
+)
 async def create_sampling_session(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     document = await read_document(request)
     wanted = parse(CreateSamplingSession, document)
     await door.sessions.require(principal.scope, wanted.session_id)
-    base_model, mode, extra = wanted.base_model, Mode.LORA, {}
+    base_model, mode, extra = wanted.base_model, ModelMode.LORA, {}
     if wanted.model_path is not None:
         found = await door.weights(principal.scope, wanted.model_path)
         base_model, mode = found.run.base_model, found.run.mode
@@ -73,7 +75,7 @@ async def create_sampling_session(request: Request, door: TinkerDoor, principal:
     return response
 
 
-@answer("POST", "/asample", KeyScope.MANAGE, by=By.TRAINER)
+@answer("POST", "/asample", KeyScope.MANAGE, by=AnsweredBy.TRAINER)
 async def asample(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     async with IncomingBody(request, principal.account_id) as body:
         sampler_id = await text_field(body, "sampling_session_id")
@@ -85,7 +87,7 @@ async def asample(request: Request, door: TinkerDoor, principal: Principal) -> R
             return accepted_failure(message, Category.SERVER, sample_sequence_ids=_sequence_ids(await body.whole()))
 
 
-@answer("POST", "/retrieve_futures", KeyScope.VIEW, by=By.TRAINER)
+@answer("POST", "/retrieve_futures", KeyScope.VIEW, by=AnsweredBy.TRAINER)
 async def retrieve_futures(request: Request, door: TinkerDoor, principal: Principal) -> Response:
     body = await read_body(request, MAX_SMALL_BYTES)
     document = parse_json(body)
@@ -112,7 +114,7 @@ async def _trainer(door: TinkerDoor, principal: Principal, sampler_id: str) -> T
     return trainer
 
 
-async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode: Mode, deadline: float) -> Job:
+async def _serving(door: TinkerDoor, principal: Principal, base_model: str, mode: ModelMode, deadline: float) -> Job:
     started: str | None = None
     while True:
         try:

@@ -52,7 +52,7 @@ async def create_session(request: Request, door: TinkerDoor, principal: Principa
     "POST", "/session_heartbeat", KeyScope.VIEW, note="counts as use of the trainers that have the session's models"
 )
 async def session_heartbeat(request: Request, door: TinkerDoor, principal: Principal) -> Response:
-    wanted = await read(request, wire.OfSession)
+    wanted = await read(request, wire.SessionRequest)
     session = await door.sessions.require(principal.scope, wanted.session_id)
     door.heartbeats.heard(wanted.session_id)
     for trainer in session.trainers:

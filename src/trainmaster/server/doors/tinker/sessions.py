@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from trainmaster.protocol.trainer_requests import Trainer, trainer_of_sampling_session
 from trainmaster.server.coordinator.retention import Collected
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
-from trainmaster.server.core.retention import Keep
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.records import Leftover, RunState, TinkerRun
 from trainmaster.server.doors.trainers import MAX_REMEMBERED, Lookups
@@ -158,7 +158,7 @@ class Heartbeats:
             except StoreUnavailableError as error:
                 _log.warning("heartbeats of Tinker clients could not be recorded: %s", error.message)
             except Exception:
-                _log.exception("the sessions of Tinker clients could not be looked after")
+                _log.exception("the upkeep of Tinker sessions failed")
 
     async def _write(self) -> None:
         sessions, self._sessions, runs, self._runs = self._sessions, {}, self._runs, {}
@@ -186,7 +186,7 @@ class Heartbeats:
                 return
 
 
-def collect_sessions(database: Database, keep: Keep, now: float, dry_run: bool) -> Iterator[Collected]:
+def collect_sessions(database: Database, keep: RetentionPolicy, now: float, dry_run: bool) -> Iterator[Collected]:
     """Delete the records of sessions that ended long enough ago, and report them; a `Collect`."""
     if not keep.sessions_s:
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.trainer_requests import Mode
+from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.coordinator.base_models import BaseModel
 from trainmaster.server.core.errors import (
     HandleTakenError,
@@ -88,16 +88,16 @@ class TinkerTrainers:
         try:
             model = self.model(base_model, scope.account)
             longest = model.require()
-            job = self._find(scope, handle_of(model, Mode.LORA))
+            job = self._find(scope, handle_of(model, ModelMode.LORA))
             if job is not None and job.workload_kind == KIND:
                 return int(job.spec["workload"].get("max_context_length") or longest)
-            chosen = self._chosen(scope.account, self._wanted(model, Mode.LORA), Mode.LORA)
+            chosen = self._chosen(scope.account, self._wanted(model, ModelMode.LORA), ModelMode.LORA)
             return min(longest, chosen.version.max_context_length)
         except TrainmasterError:
             return None
 
     def ensure(
-        self, scope: Scope, base_model: str, mode: Mode, *, created_by: str, started_job: str | None = None
+        self, scope: Scope, base_model: str, mode: ModelMode, *, created_by: str, started_job: str | None = None
     ) -> TrainerStatus:
         """Ensure that a trainer runs. `started_job` was started for the same request: it is not started again."""
         model = self.model(base_model, scope.account)
@@ -149,7 +149,7 @@ class TinkerTrainers:
             raise TrainerCancelledError(_ended(job))
         raise TrainerFailedError(_ended(job))
 
-    def _submit(self, scope: Scope, model: BaseModel, mode: Mode, created_by: str) -> TrainerStatus:
+    def _submit(self, scope: Scope, model: BaseModel, mode: ModelMode, created_by: str) -> TrainerStatus:
         try:
             request = self._request(scope.account, model, mode)
             return self._status(self._commands.submit(scope, request, created_by=created_by).result().job)
@@ -171,23 +171,23 @@ class TinkerTrainers:
         except TrainmasterError as error:
             raise TrainerFailedError(f"its trainer, job {job.job_id}, cannot be resumed: {error.message}") from None
 
-    def _request(self, account_id: str, model: BaseModel, mode: Mode) -> SubmitJobRequest:
+    def _request(self, account_id: str, model: BaseModel, mode: ModelMode) -> SubmitJobRequest:
         wanted = self._wanted(model, mode)
         chosen = self._chosen(account_id, wanted, mode)
         return on_shape(wanted, chosen, account_id=account_id, chosen_by_us=not self._context.settings.tinker_shape)
 
-    def _wanted(self, model: BaseModel, mode: Mode) -> WantedTrainer:
+    def _wanted(self, model: BaseModel, mode: ModelMode) -> WantedTrainer:
         return WantedTrainer(
             job_id=handle_of(model, mode),
             base_model=model.name,
-            lora_rank=MAX_LORA_RANK if mode is Mode.LORA else 0,
-            forward_only=mode is Mode.FORWARD_ONLY,
+            lora_rank=MAX_LORA_RANK if mode is ModelMode.LORA else 0,
+            forward_only=mode is ModelMode.FORWARD_ONLY,
             display_name=f"Tinker trainer of {model.name}"[:63],
             managed_by=MANAGED_BY,
             extra_args=(TEMPERED,) if self._context.settings.tinker_tempered_logprobs else (),
         )
 
-    def _chosen(self, account_id: str, wanted: WantedTrainer, mode: Mode) -> ChosenShape:
+    def _chosen(self, account_id: str, wanted: WantedTrainer, mode: ModelMode) -> ChosenShape:
         if shape := self._context.settings.tinker_shape:
             return self._context.shapes.named(Reference(account_id=account_id, shape=shape, version=None))
         with self._database.read() as connection:
@@ -205,7 +205,7 @@ class TinkerTrainers:
                 return None
 
 
-def handle_of(model: BaseModel, mode: Mode) -> str:
+def handle_of(model: BaseModel, mode: ModelMode) -> str:
     """The handle of the job that serves a model: made of the model's directory, which all of its names share."""
     tail = f"{mode.replace('_', '-')}-{hashlib.sha256(os.fsencode(model.path)).hexdigest()[:8]}"
     plain = re.sub(r"[^a-z0-9]+", "-", _directory_name(Path(model.path)).lower()).strip("-")

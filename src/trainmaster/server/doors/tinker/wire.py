@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, Mode
+from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, ModelMode
 from trainmaster.server.core.job import Checkpoint
 from trainmaster.server.doors.tinker.door import path_of
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun, TinkerSession
@@ -26,11 +26,11 @@ TtlSeconds = Annotated[int, Field(ge=3600, le=10 * 366 * 86400, strict=True)]
 """From an hour on, as the clients document it: expired weights are removed every ten minutes."""
 
 
-class Sent(BaseModel):
+class TinkerRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True, protected_namespaces=())
 
 
-class CreateSession(Sent):
+class CreateSession(TinkerRequest):
     tags: Annotated[list[Text], Field(max_length=1024)] = []
     user_metadata: Metadata | None = None
     sdk_version: Text = ""
@@ -38,41 +38,41 @@ class CreateSession(Sent):
     display_name: Text | None = None
 
 
-class OfSession(Sent):
+class SessionRequest(TinkerRequest):
     session_id: Id
 
 
-class FinishReason(Sent):
+class FinishReason(TinkerRequest):
     type: Literal["success", "errored", "interrupted"] = "success"
 
 
-class FinishSession(Sent):
+class FinishSession(TinkerRequest):
     reason: FinishReason = FinishReason()
     detail: Text | None = None
 
 
-class AssignProject(Sent):
+class AssignProject(TinkerRequest):
     project_id: Id
 
 
-class SearchCursor(Sent):
+class SearchCursor(TinkerRequest):
     last_created_at: datetime
     last_session_id: Text
 
 
-class SearchOwner(Sent):
+class SearchOwner(TinkerRequest):
     """A key sees the sessions of its account, whatever it asks for."""
 
     type: Literal["own", "accessible", "user"] = "own"
     owner_urns: list[Text] = []
 
 
-class SearchStatus(Sent):
+class SearchStatus(TinkerRequest):
     type: Literal["active", "cancelled", "failed", "client_finished"]
     reasons: list[Text] | None = None
 
 
-class SearchSessions(Sent):
+class SearchSessions(TinkerRequest):
     session_id: Text | None = None
     project_ids: list[Text] | None = None
     user_metadata: Metadata = {}
@@ -83,7 +83,7 @@ class SearchSessions(Sent):
     cursor: SearchCursor | None = None
 
 
-class CreateModel(Sent):
+class CreateModel(TinkerRequest):
     """The trainer reads the other fields."""
 
     session_id: Id
@@ -91,22 +91,22 @@ class CreateModel(Sent):
     base_model: Text
 
 
-class CreateSamplingSession(Sent):
+class CreateSamplingSession(TinkerRequest):
     session_id: Id
     sampling_session_seq_id: Number
     base_model: Text | None = None
     model_path: Text | None = None
 
 
-class OfModel(Sent):
+class ModelRequest(TinkerRequest):
     model_id: Id
 
 
-class OfWeights(Sent):
+class WeightsRequest(TinkerRequest):
     tinker_path: Text
 
 
-class SetTtl(Sent):
+class SetTtl(TinkerRequest):
     ttl_seconds: TtlSeconds | None = None
 
 
@@ -137,7 +137,7 @@ def run_resource(run: TinkerRun, saved: Iterable[Checkpoint]) -> dict[str, Any]:
         "training_run_id": run.model_id,
         "base_model": run.base_model,
         "model_owner": run.account_id,
-        "is_lora": run.mode is Mode.LORA,
+        "is_lora": run.mode is ModelMode.LORA,
         "lora_rank": run.lora_rank,
         "corrupted": run.state is RunState.FAILED,
         "last_request_time": instant(run.used_at),

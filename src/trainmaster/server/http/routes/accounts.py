@@ -26,7 +26,7 @@ from trainmaster.server.store.scope import Scope
 AccountId = Annotated[str, StringConstraints(pattern=core.ACCOUNT_ID_PATTERN)]
 Uid = Annotated[
     int | None,
-    Field(ge=1, le=core.MAX_UID, description="The system's user as whom its jobs run on the server's machine."),
+    Field(ge=1, le=core.MAX_UID, description="The uid that runs its jobs on the server's machine."),
 ]
 
 

@@ -223,11 +223,11 @@ async def list_artifacts(
 
     places, following = await context.read(find)
 
-    def look() -> list[Artifact]:
+    def take_snapshot() -> list[Artifact]:
         every = itertools.chain.from_iterable(files(place, after) for place in places)
         return list(itertools.islice(every, page_size + 1))
 
-    found = await run_in_threadpool(look)
+    found = await run_in_threadpool(take_snapshot)
     if len(found) > page_size:
         following = encode_position(found[page_size - 1].position)
     shown = [

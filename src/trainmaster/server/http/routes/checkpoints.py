@@ -182,7 +182,7 @@ async def list_tombstones(
 ) -> Response:
     """List deleted jobs whose files are still there, the last deleted first. A page may be short."""
 
-    def look() -> TombstonePage:
+    def take_snapshot() -> TombstonePage:
         found, following = tombstones(
             context.database,
             context.roots,
@@ -203,4 +203,4 @@ async def list_tombstones(
         ]
         return TombstonePage(tombstones=resources, next_page_token=following)
 
-    return ok(await run_in_threadpool(look))
+    return ok(await run_in_threadpool(take_snapshot))

@@ -112,23 +112,23 @@ async def show_backend(context: Context, name: BackendName) -> Response:
 
 async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
     """Ask for an engine once for all who wait, in a thread of its own: if it hangs, it takes none that others need."""
-    if (look := _looks.get((ask, name))) is None:
-        look = _looks[ask, name] = Future()
-        look.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
-        threading.Thread(target=_look, args=(look, ask, name), name=f"look at {name}", daemon=True).start()
+    if (take_snapshot := _looks.get((ask, name))) is None:
+        take_snapshot = _looks[ask, name] = Future()
+        take_snapshot.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
+        threading.Thread(target=_look, args=(take_snapshot, ask, name), name=f"look at {name}", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(look), _PATIENCE_S)
+        return await asyncio.wait_for(asyncio.wrap_future(take_snapshot), _PATIENCE_S)
     except TimeoutError:
         return EngineFacts(problem=f"the engine has not answered for {_PATIENCE_S:.0f} s")
 
 
-def _look(look: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | None], name: str) -> None:
+def _look(take_snapshot: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | None], name: str) -> None:
     try:
         found = ask(name)
     except Exception as error:  # for the requests that wait
-        look.set_exception(error)
+        take_snapshot.set_exception(error)
     else:
-        look.set_result(found)
+        take_snapshot.set_result(found)
     finally:
         del _looks[ask, name]
 

@@ -119,7 +119,7 @@ PIECE_EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _EventSight:
+class _EventSnapshot:
     last: int
     status: JobStatus | None = None
 
@@ -132,26 +132,26 @@ class EventSource:
     job_id: str | None = None
     database: Database = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: _EventSight | None, *, changed: bool) -> _EventSight:
+    def take_snapshot(self, connection: Connection, before: _EventSnapshot | None, *, changed: bool) -> _EventSnapshot:
         if before is not None and not changed:
             return before
         if self.job_id is None:
-            return _EventSight(last=events.last_id(connection, self.scope))
+            return _EventSnapshot(last=events.last_id(connection, self.scope))
         job = jobs.get(connection, self.scope, self.job_id, deleted=True)
-        return _EventSight(last=job.event_count, status=job.status)
+        return _EventSnapshot(last=job.event_count, status=job.status)
 
-    def read(self, sight: _EventSight, cursor: str) -> StreamPiece:
+    def read(self, snapshot: _EventSnapshot, cursor: str) -> StreamPiece:
         after = int(cursor)
         pieces: list[bytes] = []
-        if after < sight.last:
+        if after < snapshot.last:
             with self.database.read() as connection:
                 found = numbered_events(connection, self.scope, self.job_id, after, PIECE_EVENTS)
             pieces = [sse_event("event", encoded(event).decode(), number) for number, event in found]
             # Skip the feed's events of other accounts for good.
-            after = found[-1][0] if found else sight.last
-        ended = sight.status in TERMINAL and after >= sight.last
+            after = found[-1][0] if found else snapshot.last
+        ended = snapshot.status in TERMINAL and after >= snapshot.last
         if ended:
-            pieces.append(sse_end(str(sight.status)))
+            pieces.append(sse_end(str(snapshot.status)))
         return StreamPiece(data=b"".join(pieces), cursor=str(after), end=ended)
 
 

@@ -19,7 +19,7 @@ from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import ok_json, reported_at
 from trainmaster.server.http.followers import EventStream, StreamPiece, followers_of, sse_end, sse_event, wants_events
-from trainmaster.server.http.log_reader import Cursor, LogEntry, LogFilter, LogReader, LogSight, Page
+from trainmaster.server.http.log_reader import Cursor, LogEntry, LogFilter, LogReader, LogSnapshot, Page
 from trainmaster.server.http.requests import PREFIX, parse_time
 from trainmaster.server.http.router import STREAM_TOO, JobId, PlainText, StrictRoute, answers
 from trainmaster.server.storage import Roots
@@ -124,11 +124,11 @@ async def logs(
     job = await context.read(jobs.get, principal.scope, job_id)
     reader = LogReader(context.roots, job.job_id, chosen)
 
-    def begin() -> tuple[LogSight, Cursor]:
-        sight = reader.look(job)
-        return sight, position or reader.start(sight, tail=tail, since=since_s, whole=whole)
+    def begin() -> tuple[LogSnapshot, Cursor]:
+        snapshot = reader.take_snapshot(job)
+        return snapshot, position or reader.start(snapshot, tail=tail, since=since_s, whole=whole)
 
-    sight, start = await run_in_threadpool(begin)
+    snapshot, start = await run_in_threadpool(begin)
     if follow or wants_events(request):
         source = LogSource(job_id=job.job_id, chosen=chosen, roots=context.roots)
         return EventStream(followers_of(request).follow(source, start.encode()))
@@ -137,8 +137,8 @@ async def logs(
 
     def read() -> Response:
         if not as_text:
-            return ok_json(page_json(reader.read(sight, start, most or PAGE_LINES), sight.notice))
-        page = reader.read(sight, start, most, TEXT_PAGE_BYTES)
+            return ok_json(page_json(reader.read(snapshot, start, most or PAGE_LINES), snapshot.notice))
+        page = reader.read(snapshot, start, most, TEXT_PAGE_BYTES)
         headers = {NEXT_CURSOR: page.cursor.encode(), AT_END: "true" if page.at_end else "false"}
         return Response(page_text(page, ranks=ranks, times=times), headers=headers, media_type=PLAIN)
 
@@ -157,15 +157,15 @@ class LogSource:
     chosen: LogFilter
     roots: Roots = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: LogSight | None, *, changed: bool) -> LogSight:
+    def take_snapshot(self, connection: Connection, before: LogSnapshot | None, *, changed: bool) -> LogSnapshot:
         reader = self._reader()
         if before is not None and not changed:
             return reader.look_again(before)
-        return reader.look(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
+        return reader.take_snapshot(jobs.get(connection, Scope.everything(), self.job_id, deleted=True))
 
-    def read(self, sight: LogSight, cursor: str) -> StreamPiece:
+    def read(self, snapshot: LogSnapshot, cursor: str) -> StreamPiece:
         position = Cursor.decode(cursor)
-        page = self._reader().read(sight, position, PIECE_LINES, PIECE_BYTES)
+        page = self._reader().read(snapshot, position, PIECE_LINES, PIECE_BYTES)
         attempt, offsets = position.attempt, dict(position.offsets)
         events: list[bytes] = []
         for entry in page.entries:
@@ -175,7 +175,7 @@ class LogSource:
                 offsets[entry.file.name] = end
                 events.append(sse_event("log", text, Cursor(attempt=attempt, offsets=offsets).encode()))
         if page.complete:
-            events.append(sse_end(sight.status, sight.notice))
+            events.append(sse_end(snapshot.status, snapshot.notice))
         passing = b"".join(sse_event("progress", open_line_json(entry)) for entry in page.open_lines)
         return StreamPiece(
             data=b"".join(events), cursor=page.cursor.encode(), end=page.complete, at_end=page.at_end, passing=passing

@@ -132,7 +132,7 @@ def series(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _MetricsSight:
+class _MetricsSnapshot:
     attempt: int
     ended: bool
     status: JobStatus
@@ -146,28 +146,30 @@ class MetricsSource:
     since_step: int | None = None
     roots: Roots = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: _MetricsSight | None, *, changed: bool) -> _MetricsSight:
+    def take_snapshot(
+        self, connection: Connection, before: _MetricsSnapshot | None, *, changed: bool
+    ) -> _MetricsSnapshot:
         if before is not None and not changed:
             return before if before.ended else replace(before, size=_size(self.roots, self.job_id, before.attempt))
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
         attempt = max(1, job.attempt_count)
         size = _size(self.roots, self.job_id, attempt)
-        return _MetricsSight(attempt=attempt, ended=has_ended(job), status=job.status, size=size)
+        return _MetricsSnapshot(attempt=attempt, ended=has_ended(job), status=job.status, size=size)
 
-    def read(self, sight: _MetricsSight, cursor: str) -> StreamPiece:
+    def read(self, snapshot: _MetricsSnapshot, cursor: str) -> StreamPiece:
         attempt, offset = decode_cursor(cursor)
         events: list[bytes] = []
-        while attempt <= sight.attempt:
-            size = sight.size if attempt == sight.attempt else _size(self.roots, self.job_id, attempt)
+        while attempt <= snapshot.attempt:
+            size = snapshot.size if attempt == snapshot.attempt else _size(self.roots, self.job_id, attempt)
             before = -1
             while before < offset < size and not events:
                 before, offset = offset, self._take(attempt, offset, size, events)
-            if events or attempt == sight.attempt:
+            if events or attempt == snapshot.attempt:
                 break
             attempt, offset = attempt + 1, 0
-        complete = not events and sight.ended and sight.status in TERMINAL
+        complete = not events and snapshot.ended and snapshot.status in TERMINAL
         if complete:
-            events.append(sse_end(sight.status))
+            events.append(sse_end(snapshot.status))
         return StreamPiece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
 
     def _take(self, attempt: int, offset: int, size: int, events: list[bytes]) -> int:

@@ -67,7 +67,7 @@ def _of_cluster(connection: Connection, now: float) -> list[Metric]:
         _gauges("trainmaster_nodes", "Nodes.", "state", Counter(str(node.state) for node in found)),
         _gauges("trainmaster_gpus", "GPUs.", "type", total),
         _gauges("trainmaster_gpus_allocated", "GPUs that jobs hold.", "type", allocated),
-        _gauges("trainmaster_gpus_unhealthy", "GPUs that are out of the pool.", "type", unhealthy),
+        _gauges("trainmaster_gpus_unhealthy", "GPUs that are not schedulable.", "type", unhealthy),
     ]
 
 

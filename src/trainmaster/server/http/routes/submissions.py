@@ -21,7 +21,7 @@ from trainmaster.server.coordinator.admission import check_results
 from trainmaster.server.coordinator.data_checks import DataCheck
 from trainmaster.server.core.accounts import Account, KeyScope
 from trainmaster.server.core.errors import NotFoundError, RefusedError
-from trainmaster.server.core.fields import Broken, Environment, Model, StringMap, refuse
+from trainmaster.server.core.fields import Environment, Model, RuleViolation, StringMap, refuse
 from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataConfig, PreprocessConfig, Sources
 from trainmaster.server.core.spec.documents import parse_submit
@@ -29,7 +29,7 @@ from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.sources import ModelSource
 from trainmaster.server.core.training.types import BUILT_IN, TrainingType
-from trainmaster.server.core.workloads.base import ShippedFile
+from trainmaster.server.core.workloads.base import UploadedFile
 from trainmaster.server.core.workloads.trainer import models_from
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
@@ -209,7 +209,7 @@ class ValidateDataBody(Model):
         repr=False,
         description="Such as HF_TOKEN and AWS_ACCESS_KEY_ID; what is no key, token, region or endpoint is passed over.",
     )
-    files: Annotated[tuple[ShippedFile, ...], Field(max_length=8192)] = Field(
+    files: Annotated[tuple[UploadedFile, ...], Field(max_length=8192)] = Field(
         default=(), description="Uploaded files that relative paths name."
     )
     limit: Annotated[int, Strict(), Field(ge=0, le=MAX_SHOWN)] = Field(
@@ -221,12 +221,12 @@ class ValidateDataBody(Model):
         refuse(self._broken())
         return self
 
-    def _broken(self) -> Iterator[Broken]:
+    def _broken(self) -> Iterator[RuleViolation]:
         if self.data_config is None and self.sources is None:
-            yield Broken(("data_config",), "required, unless there are sources")
+            yield RuleViolation(("data_config",), "required, unless there are sources")
         for name in ("sources", "preprocess"):
             if self.data_config is not None and getattr(self, name) is not None:
-                yield Broken((name,), "is a part of data_config; give one of the two")
+                yield RuleViolation((name,), "is a part of data_config; give one of the two")
 
     @property
     def data(self) -> DataConfig:

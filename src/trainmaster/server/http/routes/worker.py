@@ -60,7 +60,7 @@ class ControlSource:
     attempt: int
     directory: RunDirectory = field(compare=False, repr=False)
 
-    def look(self, connection: Connection, before: SeenControl | None, *, changed: bool) -> SeenControl:  # noqa: ARG002 - the document is a file
+    def take_snapshot(self, connection: Connection, before: SeenControl | None, *, changed: bool) -> SeenControl:  # noqa: ARG002 - the document is a file
         try:
             found = os.stat(self.directory.path / CONTROL)
         except (FileNotFoundError, NotADirectoryError):
@@ -297,7 +297,12 @@ async def get_document(worker: Worker, document: FilePath) -> Response:
 async def control(
     request: Request,
     worker: Worker,
-    after: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="The `seq` of the last wish you have.")] = 0,
+    after: Annotated[
+        int,
+        Query(
+            ge=0, le=MAX_OFFSET, description="The `seq` of the last control document that was received; 0 if none was."
+        ),
+    ] = 0,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long the answer may wait for a new one.")] = 0,
 ) -> Response:
     """Hear what is wanted of the attempt; null when there is nothing new."""
