@@ -9,7 +9,7 @@ import pytest
 from api_world import Api
 
 from trainmaster.server.coordinator import retention
-from trainmaster.server.coordinator.chores import Maintenance
+from trainmaster.server.coordinator.maintenance import Maintenance
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.storage import ARTIFACTS, RUNS
 
@@ -33,7 +33,7 @@ def listed(api: Api, **query: Any) -> list[str]:
 
 
 def tidy(api: Api) -> None:
-    """Do the leader's chores."""
+    """Do the leader's maintenance."""
     context = api.world.context()
     Maintenance(context.database, context.roots, leads=lambda: True, collector=context.collector).do()
 

@@ -25,7 +25,7 @@ from trainmaster.protocol.run_directory import (
 from trainmaster.schema.jobs import JobResource
 from trainmaster.server.coordinator.explain import Waiting
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.watch import observe_attempt
+from trainmaster.server.coordinator.observation import observe_attempt
 from trainmaster.server.core import observations
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation

@@ -12,7 +12,7 @@ from harness import Cluster
 from scripted_backend import Act
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import events_stream
-from trainmaster.server.coordinator.watch import READS_AFTER_END
+from trainmaster.server.coordinator.observation import READS_AFTER_END
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.storage import ARTIFACTS
 

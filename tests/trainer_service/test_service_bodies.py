@@ -24,7 +24,7 @@ from starlette.requests import Request
 from patience import PATIENCE_S
 from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service import schema, wire
-from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings
+from trainmaster.trainer_service.front.request_bodies import BodyReader, BusyError, FrontSettings
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 
 

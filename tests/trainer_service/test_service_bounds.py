@@ -23,7 +23,7 @@ from patience import PATIENCE_S
 from trainmaster.protocol.trainer_requests import Trainer
 from trainmaster.trainer_service import messages, wire
 from trainmaster.trainer_service.front.futures import EngineLink, Future, Futures, SavedCheckpoints
-from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings, size_of_fields
+from trainmaster.trainer_service.front.request_bodies import BodyReader, BusyError, FrontSettings, size_of_fields
 from trainmaster.trainer_service.messages import INLINE_BYTES, SharedBody
 from trainmaster.trainer_service.messages import Request as EngineRequest
 

@@ -16,8 +16,8 @@ from trainmaster.protocol.trainer_requests import PROTOBUF, PeekError, peek_json
 from trainmaster.trainer_service import schema
 from trainmaster.trainer_service.front import models
 from trainmaster.trainer_service.front import requests as front_requests
-from trainmaster.trainer_service.front.intake import Received, RequestRefusedError
 from trainmaster.trainer_service.front.models import Arrival, OperationOrder
+from trainmaster.trainer_service.front.request_bodies import Received, RequestRefusedError
 from trainmaster.trainer_service.front.routes import REQUESTS_A_ROUND, PacingMiddleware
 from trainmaster.trainer_service.messages import INLINE_BYTES
 

@@ -53,7 +53,7 @@ BACKENDS: Mapping[str, Registration] = {
         ),
         library="docker",
         extra="containers",
-        leaves_anything="trainmaster.backends.container.upkeep:leaves_anything",
+        leaves_anything="trainmaster.backends.container.monitor:leaves_anything",
     ),
 }
 for _name, _registered in BACKENDS.items():

@@ -12,7 +12,7 @@ import pytest
 from trainmaster.backends.base import endpoint_on_node
 from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.watch import observe_attempt
+from trainmaster.server.coordinator.observation import observe_attempt
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Change, Checkpoint
 from trainmaster.server.core.observations import admit, observe, place

@@ -32,8 +32,8 @@ from trainmaster.backends.container.engine import (
     has_ended,
 )
 from trainmaster.backends.container.images import Images
+from trainmaster.backends.container.monitor import ContainerMonitor
 from trainmaster.backends.container.preflight import checked
-from trainmaster.backends.container.upkeep import ContainerMonitor
 from trainmaster.backends.container.worker_files import packed_worker, put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
@@ -93,14 +93,14 @@ class ContainerBackend:
         self._fork_server = fork_server
         self._plans = plans.Plans(workers / "plans")
         self._images = Images(engine, runs)
-        self._upkeep = ContainerMonitor(engine, runs, self._remove)
+        self._monitor = ContainerMonitor(engine, runs, self._remove)
 
     def open(self) -> None:
         self._plans.clear()
-        self._upkeep.start()
+        self._monitor.start()
 
     def close(self) -> None:
-        self._upkeep.stop()
+        self._monitor.stop()
         self._engine.close()
 
     def inventory(self) -> Sequence[Node]:
@@ -173,13 +173,13 @@ class ContainerBackend:
         return [
             liveness_of(directory, node)
             if self._plans.path(request, node).exists()
-            else self._upkeep.liveness(spec.container_name(request, node), directory, node)
+            else self._monitor.liveness(spec.container_name(request, node), directory, node)
             for node in range(len(request.nodes))
         ]
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
         """Where the node's service is published, whatever its worker says."""
-        published = next(filter(None, map(self._upkeep.port, self._names(request, node))), None)
+        published = next(filter(None, map(self._monitor.port, self._names(request, node))), None)
         return f"{spec.LOOPBACK}:{port}" if port == published else None
 
     def stop(self, request: AttemptRequest, control: Control) -> None:
@@ -211,7 +211,7 @@ class ContainerBackend:
                 self._engine.remove(name)
             self._fork_server.ask({"op": "sweep", "attempt_id": request.attempt_id, "node": node})
         else:
-            self._upkeep.tell_memory(spec.container_name(request, node), self._run_directory(request), node)
+            self._monitor.tell_memory(spec.container_name(request, node), self._run_directory(request), node)
         for name in names:
             self._remove(name)
         self._plans.remove(request, node)

@@ -125,7 +125,7 @@ def _run(engine: ContainerEngine, planned: Mapping[str, Any], variables: Mapping
         print(error, file=sys.stderr)  # noqa: T201 - this is the rank's log
         code, is_out_of_memory = _EXIT_NOT_FOUND, False
     if document["Labels"][KEEP] == "no":
-        # If this fails, the upkeep removes it.
+        # If this fails, the monitor removes it.
         with contextlib.suppress(ContainerEngineError):
             engine.remove(name)
     if is_out_of_memory:

@@ -16,8 +16,8 @@ from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Launches
+from trainmaster.server.coordinator.observation import last_beat, observe_attempt
 from trainmaster.server.coordinator.threads import ActionPools, PooledAction
-from trainmaster.server.coordinator.watch import last_beat, observe_attempt
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import record_engine_handle, record_launch_wait, refuse_launch, unclaimed_launches
 from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError

@@ -11,11 +11,11 @@ from trainmaster.backends import BackendContext, ContainerDefaults, make_backend
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.chores import Maintenance
 from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
+from trainmaster.server.coordinator.maintenance import Maintenance
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
@@ -85,7 +85,7 @@ class CoordinatorRole:
             admission=admission,
             stalled_after_s=settings.stalled_after_s,
         )
-        self._chores = Maintenance(database, roots, leads=self.leads, collector=collector)
+        self._maintenance = Maintenance(database, roots, leads=self.leads, collector=collector)
         self._deliveries = Deliveries(database, subscriptions, epoch=lambda: self._leadership.epoch)
         self._listener = HintListener(hint_socket)
         self._stopping = threading.Event()
@@ -110,13 +110,13 @@ class CoordinatorRole:
             backend.open()
         self._leadership.start()
         self._coordinator.start()
-        self._chores.start()
+        self._maintenance.start()
         self._deliveries.start()
         self._listening.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        self._chores.stop()
+        self._maintenance.stop()
         self._deliveries.stop()
         self._coordinator.stop()
         self._leadership.stop()

@@ -17,7 +17,7 @@ import uvicorn
 
 from trainmaster.protocol import environment
 from trainmaster.protocol.trainer_requests import Trainer
-from trainmaster.trainer_service.front.intake import FrontSettings
+from trainmaster.trainer_service.front.request_bodies import FrontSettings
 from trainmaster.trainer_service.front.routes import make_app
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import allow_many_descriptors

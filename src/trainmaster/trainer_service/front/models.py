@@ -23,7 +23,7 @@ from trainmaster.trainer_service.front.futures import (
     SavedCheckpoints,
     is_count,
 )
-from trainmaster.trainer_service.front.intake import BodyReader, BusyError, FrontSettings, size_of_fields
+from trainmaster.trainer_service.front.request_bodies import BodyReader, BusyError, FrontSettings, size_of_fields
 from trainmaster.trainer_service.messages import Reply, Request, SharedBody
 
 # The order of one model's operations: they come in any order and more than once, and leave in sequence, each once.

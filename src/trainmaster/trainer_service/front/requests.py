@@ -29,7 +29,7 @@ from trainmaster.protocol.trainer_requests import (
 )
 from trainmaster.trainer_service import wire
 from trainmaster.trainer_service.front.futures import Future, ResultForm
-from trainmaster.trainer_service.front.intake import Received, RequestRefusedError, room
+from trainmaster.trainer_service.front.request_bodies import Received, RequestRefusedError, room
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import Reply
 from trainmaster.trainer_service.schema import shown

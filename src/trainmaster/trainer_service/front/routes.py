@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trainmaster.protocol.environment import TOKEN_HEADER
 from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service.front import requests, work
-from trainmaster.trainer_service.front.intake import BusyError, RequestRefusedError, StoppedError
+from trainmaster.trainer_service.front.request_bodies import BusyError, RequestRefusedError, StoppedError
 from trainmaster.trainer_service.front.requests import door_of, front_of, read_fields
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.front.work import Handler

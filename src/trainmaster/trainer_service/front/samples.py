@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.trainer_service.front.futures import EngineLink, Future, Futures, ResultForm, Waiters, is_count, wake
-from trainmaster.trainer_service.front.intake import (
+from trainmaster.trainer_service.front.request_bodies import (
     BodyReader,
     BusyError,
     FrontSettings,

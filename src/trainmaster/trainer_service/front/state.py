@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainmaster.trainer_service.front.futures import EngineLink, Futures, SavedCheckpoints
-from trainmaster.trainer_service.front.intake import BodyReader, FrontSettings
 from trainmaster.trainer_service.front.models import FrontModels
+from trainmaster.trainer_service.front.request_bodies import BodyReader, FrontSettings
 from trainmaster.trainer_service.front.samples import Samples
 from trainmaster.trainer_service.messages import Request
 

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from trainmaster.protocol.trainer_requests import JSON, TINKER, content_type_of, owner_of_future
 from trainmaster.trainer_service.front import requests
 from trainmaster.trainer_service.front.futures import Future, is_count
-from trainmaster.trainer_service.front.intake import BusyError, Received, RequestRefusedError, size_of_fields
 from trainmaster.trainer_service.front.models import QueuedOperation, digest_of_fields
+from trainmaster.trainer_service.front.request_bodies import BusyError, Received, RequestRefusedError, size_of_fields
 from trainmaster.trainer_service.front.requests import door_of, front_of, operation_of, read_fields, source_of
 from trainmaster.trainer_service.front.state import Front
 from trainmaster.trainer_service.messages import Request as EngineRequest

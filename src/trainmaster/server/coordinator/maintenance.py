@@ -1,4 +1,4 @@
-"""The leader's chores: files of purged jobs, what has outlived its job, old idempotency keys."""
+"""The leader's maintenance: files of purged jobs, what has outlived its job, old idempotency keys."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _EVERYTHING = Scope.everything()
 IDEMPOTENCY_KEEP_S = 24 * 3600.0
 """How long a repeated request is recognised."""
 COLLECT_EVERY_S = 600.0
-"""Looking for what has outlived its job takes longer than the other chores, and is less urgent."""
+"""Looking for what has outlived its job takes longer than the other tasks, and is less urgent."""
 
 
 @dataclass(eq=False)
 class Maintenance:
-    """Runs the chores in a thread every so often, while this server leads."""
+    """Runs the maintenance in a thread every so often, while this server leads."""
 
     database: Database
     roots: Roots
@@ -39,7 +39,7 @@ class Maintenance:
     def __post_init__(self) -> None:
         self._collected_at: float | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
 
     def start(self) -> None:
         # The first collection is late: until then, settings that keep too little can be noticed and corrected.

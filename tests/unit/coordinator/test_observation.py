@@ -21,8 +21,8 @@ from trainmaster.protocol.run_directory import (
 )
 from trainmaster.server.coordinator import streams
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
+from trainmaster.server.coordinator.observation import READS_AFTER_END, observe_attempt
 from trainmaster.server.coordinator.streams import LONGEST_LINE
-from trainmaster.server.coordinator.watch import READS_AFTER_END, observe_attempt
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job, Progress
 from trainmaster.server.core.observations import admit, place

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of
 from trainmaster.server.coordinator.admission import Admission
-from trainmaster.server.coordinator.chores import COLLECT_EVERY_S, Maintenance
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.launch import JobSecrets
+from trainmaster.server.coordinator.maintenance import COLLECT_EVERY_S, Maintenance
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
@@ -36,7 +36,7 @@ class Place:
         self.database = Database.open(f"sqlite:///{directory / 'tm.db'}")
         self.roots = Roots({name: directory / name for name in (RUNS, ARTIFACTS, BLOBS)})
         collector = Collector(self.database, self.roots, RetentionPolicy(blobs_s=KEEP_S))
-        self.chores = Maintenance(
+        self.maintenance = Maintenance(
             self.database, self.roots, leads=lambda: True, collector=collector, clock=lambda: self.now
         )
         self.commands = Commands(
@@ -78,15 +78,15 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_blob_that_no_job_uses_is_removed_after_a_while(place: Place) -> None:
     used, unused = place.upload_files("a"), place.upload_files("b")
     job_id = place.submit("a")
-    place.chores.do()
+    place.maintenance.do()
     assert unused.exists()
     place.now += KEEP_S + 1
-    place.chores.do()
+    place.maintenance.do()
     assert used.exists()
     assert not unused.exists()
     place.commands.delete(ACCOUNT, job_id).result()
     place.now += KEEP_S + 1
-    place.chores.do()
+    place.maintenance.do()
     assert not used.exists()
 
 
@@ -96,11 +96,11 @@ def test_files_of_a_purged_job_are_removed_and_those_of_a_deleted_one_stay(place
         place.roots.path(ARTIFACTS, f"{job_id}/checkpoints/c").mkdir(parents=True)
     place.commands.delete(ACCOUNT, purged, purge=True).result()
     place.commands.delete(ACCOUNT, deleted).result()
-    place.chores.do()
+    place.maintenance.do()
     assert not place.roots.path(ARTIFACTS, purged).exists()
     assert place.roots.path(ARTIFACTS, deleted).exists()
     place.commands.delete(ACCOUNT, deleted, purge=True).result()
-    place.chores.do()
+    place.maintenance.do()
     assert not place.roots.path(ARTIFACTS, deleted).exists()
 
 
@@ -118,22 +118,22 @@ def test_files_that_cannot_be_removed_do_not_keep_those_of_others(
         remove(self, location)
 
     monkeypatch.setattr(Roots, "remove", remove)
-    place.chores.do()
+    place.maintenance.do()
     assert place.roots.path(RUNS, stuck).exists()
     assert not place.roots.path(RUNS, other).exists()
     monkeypatch.undo()
-    place.chores.do()
+    place.maintenance.do()
     assert not place.roots.path(RUNS, stuck).exists()
 
 
 def test_server_that_starts_collects_nothing_before_its_settings_can_be_looked_at(place: Place) -> None:
     unused = place.upload_files("a")
     place.now += KEEP_S + 1
-    place.chores.stop()
-    place.chores.start()
+    place.maintenance.stop()
+    place.maintenance.start()
     place.now += COLLECT_EVERY_S - 1
-    place.chores.do()
+    place.maintenance.do()
     assert unused.exists()
     place.now += 1
-    place.chores.do()
+    place.maintenance.do()
     assert not unused.exists()

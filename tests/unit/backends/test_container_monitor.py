@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from trainmaster.backends.container import upkeep
+from trainmaster.backends.container import monitor
 from trainmaster.backends.container.engine import Container, ContainerEngine, ContainerEngineError
-from trainmaster.backends.container.upkeep import ContainerMonitor
+from trainmaster.backends.container.monitor import ContainerMonitor
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.run_directory import MOST_CLAIM_BYTES, MOST_DOCUMENT_BYTES, RunDirectory, exit_document
 
@@ -65,7 +65,7 @@ class Yard:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.engine = ScriptedEngine()
-        self.upkeep = ContainerMonitor(cast(ContainerEngine, self.engine), Path("/runs"), self.engine.remove)
+        self.monitor = ContainerMonitor(cast(ContainerEngine, self.engine), Path("/runs"), self.engine.remove)
 
     def add(self, job: str, *, state: str = "running", keep: str = "no", **documents: Any) -> RunDirectory:
         """A job of one node with its container and network; documents are texts, by `claim` and `exit`."""
@@ -85,8 +85,8 @@ class Yard:
 
 @pytest.fixture
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    monkeypatch.setattr(upkeep, "_LINGERS_S", 0.0)
-    monkeypatch.setattr(upkeep, "_NETWORKS_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "_LINGERS_S", 0.0)
+    monkeypatch.setattr(monitor, "_NETWORKS_EVERY_S", 0.0)
     return Yard(tmp_path)
 
 
@@ -97,19 +97,19 @@ def test_a_container_that_says_it_has_ended_is_ended_whatever_it_says_of_when(ya
     yard.add("kept", exit=exits, keep="yes")
     runs = yard.add("runs")
     for _ in range(2):
-        yard.upkeep.poll()
+        yard.monitor.poll()
     assert {name: each.state for name, each in yard.engine.there.items()} == {"kept": "exited", "runs": "running"}
     (runs.path / exit_document(0)).write_text(exits)
-    yard.upkeep.poll()
+    yard.monitor.poll()
     (runs.path / exit_document(0)).unlink()  # too late
-    yard.upkeep.poll()
+    yard.monitor.poll()
     assert "runs" not in yard.engine.there
 
 
 def test_a_container_ends_with_its_attempt_though_nobody_saw_it_say_so(yard: Yard) -> None:
     yard.add("job", claim="{}").close()
     for _ in range(2):
-        yard.upkeep.poll()
+        yard.monitor.poll()
     assert (yard.engine.there, yard.engine.nets) == ({}, {})
 
 
@@ -129,14 +129,14 @@ def test_no_claim_of_a_job_keeps_the_networks_of_others(yard: Yard, claim: dict[
         yard.engine.remove(job)
     yard.engine.joined.clear()
     yard.engine.nets = {"foreign": {}, **yard.engine.nets}
-    yard.upkeep.poll()
+    yard.monitor.poll()
     assert list(yard.engine.nets) == ["foreign"]
 
 
 def test_a_network_goes_though_a_container_that_has_ended_is_kept(yard: Yard) -> None:
     yard.add("kept", state="exited", keep="yes", claim="{}", exit="{}")
     yard.add("runs", claim="{}")
-    yard.upkeep.poll()
+    yard.monitor.poll()
     assert (set(yard.engine.there), set(yard.engine.nets)) == ({"kept", "runs"}, {"net-runs"})
 
 
@@ -144,7 +144,7 @@ def test_a_container_that_was_not_killed_was_not_out_of_memory(yard: Yard) -> No
     directory = yard.add("job", state="exited")
     for code, is_told in ((1, False), (143, False), (137, True)):
         yard.engine.exit_codes["job"] = code
-        yard.upkeep.tell_memory("job", directory, 0)
+        yard.monitor.tell_memory("job", directory, 0)
         assert (directory.document(exit_document(0)) is not None) is is_told
 
 
