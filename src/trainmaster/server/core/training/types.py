@@ -53,8 +53,8 @@ TRAINERS: Mapping[TrainingType, str] = {
 BUILT_IN = frozenset(TRAINERS)
 LATER: Mapping[TrainingType, str] = {
     TrainingType.QLORA: "use LORA",
-    TrainingType.DPO: "use SFT on the preferred answers",
-    TrainingType.RLHF: "bring your own loop",
+    TrainingType.DPO: "use SFT on the preferred answers, or drive a trainer service (examples/loops/dpo_loop.py)",
+    TrainingType.RLHF: "drive a trainer service with your own loop (examples/loops/grpo_loop.py)",
 }
 """The training types without a built-in trainer, and what comes nearest."""
 
