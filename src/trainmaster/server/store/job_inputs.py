@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam
 
-from trainmaster.protocol.documents import from_json
+from trainmaster.protocol.documents import dump_sparse, from_json
 from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import PreparedStatement, Records, dumps, portions
+from trainmaster.server.store.records import PreparedStatement, Records, portions
 from trainmaster.server.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
@@ -109,7 +109,7 @@ _FORGET_LAUNCH = PreparedStatement(
 def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *, version: str) -> None:
     scope.require(job.account_id)
     row = {"job_id": job.job_id, "account_id": job.account_id, "version": version}
-    _INSERT_LAUNCH.execute(connection, {**row, "launch": dumps(asdict(launch))})
+    _INSERT_LAUNCH.execute(connection, {**row, "launch": dump_sparse(launch)})
 
 
 def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: str) -> Launch | None:
