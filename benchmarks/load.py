@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import time
@@ -88,7 +89,7 @@ def send(host: str, port: int, load: Load) -> Round:
 async def _send(host: str, port: int, load: Load) -> Round:
     loop = asyncio.get_running_loop()
     senders = [
-        (await loop.create_connection(lambda number=number: _Sender(load, number), host, port))[1]
+        (await loop.create_connection(functools.partial(_Sender, load, number), host, port))[1]
         for number in range(load.connections)
     ]
     cpu_before_s, began = time.process_time(), time.perf_counter()

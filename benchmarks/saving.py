@@ -94,7 +94,7 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        return 3 * sum(parameter.nbytes for parameter in self.model.parameters())
+        return 3 * sum(int(parameter.nbytes) for parameter in self.model.parameters())
 
     def step(self) -> None:
         """One, to its end."""

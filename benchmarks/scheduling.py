@@ -93,7 +93,7 @@ def _pass_times(view: ClusterView, chance: random.Random, *, first_new: int) -> 
 
 def _running(nodes: Sequence[Node], chance: random.Random) -> list[Job]:
     """Nine of ten GPUs are held: most nodes by one job, some by several with a gap."""
-    jobs = []
+    jobs: list[Job] = []
     for node in nodes:
         first = 0
         for gpus in chance.choices(((8,), (4, 2), (4,), (2, 2, 1, 1)), (75, 10, 5, 10))[0]:
@@ -141,7 +141,7 @@ def _run(job: Job, shares: Sequence[Share]) -> Job:
 
 
 def _admissions(progress: Progress) -> list[Figure]:
-    trace = synthetic.large()
+    trace = synthetic.kueue_large()
     progress(f"Kueue's large mix: {len(trace.jobs):,} jobs, {len(trace.queues):,} queues")
     began = time.perf_counter()
     figures = _simulated(trace)
@@ -168,7 +168,7 @@ def _admissions(progress: Progress) -> list[Figure]:
 
 
 def _makespan(progress: Progress) -> Figure:
-    trace = synthetic.baseline()
+    trace = synthetic.kueue_baseline()
     progress(f"Kueue's baseline mix: {len(trace.jobs):,} jobs, {len(trace.queues):,} queues")
     figures = _simulated(trace)
     bound_s = figures.makespan_bound_s

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 import uvloop
 
 from benchmarks.report import WrongResultError
-from trainmaster.trainer_service import wire
+from trainmaster.protocol.trainer_requests import PROTOBUF
 
 BEATS_EVERY_S = 0.02
 
@@ -72,7 +72,7 @@ class Connection:
         """What came of a future."""
         body = json.dumps({"request_id": request_id}).encode()
         while True:
-            status, answer = await self.ask("POST", "retrieve_future", body, accept=wire.PROTOBUF)
+            status, answer = await self.ask("POST", "retrieve_future", body, accept=PROTOBUF)
             if status != 200 or b'"error"' in answer[:20]:
                 raise WrongResultError(f"{request_id} was answered with {status} {answer[:200]!r}")
             if b'"try_again"' not in answer[:20]:

@@ -32,7 +32,8 @@ from benchmarks.service_client import (
 )
 from benchmarks.service_front import HEARTBEAT_TARGET_MS, PASSES, SAMPLES, UPLOADS_AT_ONCE
 from benchmarks.service_steps import ALIAS, make_tiny_model, null_server, serving
-from trainmaster.trainer_service import schema, wire
+from trainmaster.protocol.trainer_requests import PROTOBUF
+from trainmaster.trainer_service import schema
 
 BODY_BYTES = 3_300_000
 FILLER = bytes([0xFA, 0x3E])
@@ -111,9 +112,7 @@ async def _train(door: Door, places: asyncio.Semaphore, model_id: str, seq_id: i
     length = SHORTEST + seq_id
     async with Connection.to(door) as connection:
         async with places:
-            status, ack = await connection.ask(
-                "POST", "forward_backward", _pass(model_id, seq_id, length), wire.PROTOBUF
-            )
+            status, ack = await connection.ask("POST", "forward_backward", _pass(model_id, seq_id, length), PROTOBUF)
         if status != 200:
             raise WrongResultError(f"a pass was answered with {status} {ack[:200]!r}")
         result = schema.ForwardBackwardOutput.FromString(await connection.result(json.loads(ack)["request_id"]))

@@ -39,6 +39,7 @@ from benchmarks.service_client import (
 )
 from trainmaster.engine.types import PassResult, SampledSequence, SampleResult, StopReason
 from trainmaster.protocol import environment
+from trainmaster.protocol.trainer_requests import PROTOBUF
 from trainmaster.trainer_service import channel, schema, wire
 from trainmaster.trainer_service.channel import ChannelClosedError, EngineChannel
 from trainmaster.trainer_service.messages import EngineReady, Reply, Request
@@ -284,7 +285,7 @@ async def _train_and_sample(door: Door, session_id: str) -> float:
         async with Connection.to(door) as connection:
             async with places:
                 head = schema.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id).SerializeToString()
-                _, ack = await connection.ask("POST", "forward_backward", head + data, wire.PROTOBUF)
+                _, ack = await connection.ask("POST", "forward_backward", head + data, PROTOBUF)
             result = schema.ForwardBackwardOutput.FromString(await connection.result(json.loads(ack)["request_id"]))
             if result.metrics["loss:sum"] != seq_id:
                 raise WrongResultError(f"pass {seq_id} has the result of pass {result.metrics['loss:sum']}")

@@ -191,7 +191,8 @@ async def _end_others() -> None:
 def null_server() -> Iterator[int]:
     """Answers whatever the client asks with what was made before."""
     from trainmaster.engine.types import PassResult
-    from trainmaster.trainer_service.wire import PROTOBUF, encode_pass_result
+    from trainmaster.protocol.trainer_requests import PROTOBUF
+    from trainmaster.trainer_service.wire import encode_pass_result
 
     outputs = ({"logprobs": np.zeros(LENGTH, np.float32)},) * SEQUENCES
     passed = encode_pass_result(PassResult(outputs=outputs, metrics={"loss:sum": 1.0}))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.models import LARGE, SMALL, Shape, make_model
 from benchmarks.report import Figure, Peer, Progress, WrongResultError
@@ -298,7 +298,7 @@ def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[Times
         if job["status"] in ("FAILED", "COMPLETED", "CANCELLED"):
             raise WrongResultError(f"the job is {job['status']}: {job.get('error_message')}")
         found = client.call("GET", f"/v1/jobs/{job_id}/metrics")
-        points = next((series["points"] for series in found["series"] if series["name"] == "loss"), [])
+        points: list[Any] = next((series["points"] for series in found["series"] if series["name"] == "loss"), [])
         seen = {int(step): datetime.fromisoformat(at).timestamp() for step, at, _ in points}
         return (seen, found["latest"]) if plan.last in seen else None
 
