@@ -77,7 +77,7 @@ def test_body_that_is_no_trainer_is_refused(door: Door, body: Any, said: str) ->
         ("displayName", 5, "must be text, not a number"),
         ("displayName", [], "must be text, not a list"),
         ("purpose", "two\nlines", "must be one line"),
-        ("purpose", "\ud800", "half of a character"),
+        ("purpose", "\ud800", "contains a lone surrogate"),
         ("serviceMode", "perhaps", "boolean"),
         ("preemptible", [], "must be true or false, not a list"),
         ("nodeCount", "two", "integer"),

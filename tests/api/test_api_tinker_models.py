@@ -41,7 +41,7 @@ def test_models_that_wait_for_one_trainer_share_the_looks_at_it(
         return ensure(supply, *args, **options)
 
     monkeypatch.setattr(TinkerTrainers, "ensure", counted)
-    monkeypatch.setattr(model_creation, "SNAPSHOT_EVERY_S", 0.1)
+    monkeypatch.setattr(model_creation, "LOOK_EVERY_S", 0.1)
     session_id = client.session()
     acks = [client.ask_for_model(session_id, number) for number in range(30)]
     job = client.trainer_job()

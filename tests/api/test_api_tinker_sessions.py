@@ -172,7 +172,7 @@ def test_session_whose_client_is_gone_is_finished_for_it(
     tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "WRITE_EVERY_S", 0.05)
-    monkeypatch.setattr(sessions, "SNAPSHOT_EVERY_S", 0.2)
+    monkeypatch.setattr(sessions, "LOOK_EVERY_S", 0.2)
     with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
         model_id = client.model(trainer)
         silent = model_id.partition(":")[0]

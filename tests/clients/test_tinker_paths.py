@@ -259,7 +259,7 @@ def test_models_of_a_client_that_died_are_let_go(plain: Plain, left_behind: str)
         body = {"model_id": left_behind, "seq_id": next(numbers), "forward_backward_input": PASS}
         return plain.result(plain.post("forward_backward", body).json()).get("error")
 
-    assert "has gone with its session" in wait_for(gone)
+    assert "was unloaded with its session" in wait_for(gone)
     # Who is there keeps what it has.
     assert plain.done("forward_backward", plain.work(forward_backward_input=PASS))["metrics"]
 
