@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report import Figure, Peer, Progress, WrongResultError, percentile
 from trainmaster.server.core.job import Attempt, Job
-from trainmaster.server.core.resources import Needs, Node, Queue, Share
+from trainmaster.server.core.resources import JobQueue, Needs, Node, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling import synthetic
 from trainmaster.server.scheduling.schedule import schedule
@@ -44,7 +44,7 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:  # noqa: A
 
 def _passes(progress: Progress) -> list[Figure]:
     nodes = uniform_nodes(NODES)
-    queues = [Queue(name=f"team-{index}", weight=1 + index % 4, quota_gpus=4000) for index in range(QUEUES)]
+    queues = [JobQueue(name=f"team-{index}", weight=1 + index % 4, quota_gpus=4000) for index in range(QUEUES)]
     passes, rebuilds, told = [], [], []
     for count in QUEUED:
         progress(f"passes over {NODES:,} nodes and {count:,} queued jobs")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec
 
@@ -24,6 +24,6 @@ class ToySpec(WorkloadSpec):
     def compile(self, job: JobConfigs) -> Launch:
         return self.launch(
             job,
-            Step(name="prepare", argv=("sh", "-c", f"echo '{self.greeting}' > greeting")),
-            Step(name="main", argv=("cat", "greeting")),
+            LaunchStep(name="prepare", argv=("sh", "-c", f"echo '{self.greeting}' > greeting")),
+            LaunchStep(name="main", argv=("cat", "greeting")),
         )

@@ -32,7 +32,7 @@ from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core import observations
 from trainmaster.server.core.accounts import KeyScope, key_digest, key_id_of, new_key
-from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.job import Change, Job, JobProgress
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.retention import RetentionPolicy
@@ -219,7 +219,7 @@ class World:
         self.place(job_id, *shares)
         return self.see(job_id, {"type": "claimed"}, {"type": "started"}, {"type": "ready"})
 
-    def report(self, job_id: str, progress: Progress) -> Job:
+    def report(self, job_id: str, progress: JobProgress) -> Job:
         return self.see(job_id, progress=progress)
 
     def save(self, job_id: str, checkpoint_id: str, step: int, **metrics: float) -> Job:

@@ -20,7 +20,7 @@ from model_config import model_config
 from patience import PATIENCE_S
 from trainmaster.server.core import commands, endings
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.states import JobStatus
@@ -136,7 +136,7 @@ def test_field_has_its_effect(door: Door, sent: dict[str, Any], shown: dict[str,
 
 
 def test_reservation_is_the_name_of_a_queue(door: Door, world: World) -> None:
-    world.database.write_now(lambda connection: queues.put(connection, EVERYTHING, Queue(name="team"), 1.0))
+    world.database.write_now(lambda connection: queues.put(connection, EVERYTHING, JobQueue(name="team"), 1.0))
     made = door.create("job-q", reservationTarget="accounts/x/reservations/team")
     assert (door.job("job-q").queue, made["reservationTarget"]) == ("team", "team")
     assert "reservationTarget" in door.create("job-r", 400, reservationTarget="nobodys")["message"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from api_world import COMMAND, SERVICE, Api, World
 
-from trainmaster.server.core.job import Progress
+from trainmaster.server.core.job import JobProgress
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import nodes
@@ -115,7 +115,7 @@ def test_running_job_is_shown_whole(api: Api, world: World) -> None:
     job_id = api.call("POST", "/v1/jobs", 201, json=TRAINING)["job_id"]
     world.start(job_id, Share(node_id="n1", gpus=(2, 3)))
     metrics = {"loss": 1.5, "odd": float("nan")}
-    world.report(job_id, Progress(step=5, total_steps=10, epoch=0.5, percent=50.0, metrics=metrics))
+    world.report(job_id, JobProgress(step=5, total_steps=10, epoch=0.5, percent=50.0, metrics=metrics))
     world.save(job_id, "c1", 3, loss=2.0)
     world.save(job_id, "c2", 5, loss=3.0)
     job = api.show(job_id)

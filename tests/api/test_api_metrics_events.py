@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_world import COMMAND, Api, World
 
-from trainmaster.server.core.job import Progress
+from trainmaster.server.core.job import JobProgress
 
 
 def metrics(api: Api, job_id: str, **query: Any) -> Any:
@@ -31,7 +31,7 @@ def test_metrics_show_the_present_and_the_way_there(api: Api, world: World) -> N
     for step in range(3):
         world.measure(job, step=step, values={"loss": 3.0 - step, "lr": 0.1})
     world.measure(job, step=2, values={"eval_loss": 9})
-    world.report(job_id, Progress(step=2, epoch=0.5, metrics={"loss": 1.0}))
+    world.report(job_id, JobProgress(step=2, epoch=0.5, metrics={"loss": 1.0}))
     world.save(job_id, "m1", 2)
     answer = metrics(api, job_id)
     assert (answer["step"], answer["epoch"], answer["latest"]) == (2, 0.5, {"loss": 1.0})

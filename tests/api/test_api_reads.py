@@ -11,7 +11,7 @@ import pytest
 from api_world import COMMAND, SERVICE, Api, World
 
 from trainmaster.schema.jobs import MOST_BLOCKERS, ControlledJob, JobList, JobResource, PendingResource
-from trainmaster.server.core.job import Progress
+from trainmaster.server.core.job import JobProgress
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.http.envelope import Ok, encoded
@@ -55,7 +55,7 @@ def of_every_kind(api: Api, world: World) -> dict[str, str]:
     }
     own = ids["running"]  # nodes of the test's own, as others hold theirs
     world.start(own, Share(node_id=f"{own}-a", gpus=(0, 1)), Share(node_id=f"{own}-b", gpus=(2, 3)))
-    progress = Progress(
+    progress = JobProgress(
         step=10, total_steps=100, epoch=0.5, percent=10.0, eta_s=1e-7, metrics={"loss": 0.25, "worse": float("nan")}
     )
     world.report(ids["running"], progress)

@@ -17,7 +17,7 @@ from trainmaster.server.coordinator.cluster_view import NodeReports
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.coordinator.loop import Coordinator, LoopPace
-from trainmaster.server.core.job import Checkpoint, Event, Job
+from trainmaster.server.core.job import CheckpointRecord, Job, JobEvent
 from trainmaster.server.core.resources import Gpu, Node
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.settings.encryption import Sealer
@@ -161,14 +161,14 @@ class Cluster:
             _, changed = events.changed_jobs(connection, EVERYTHING, 0)
             return jobs.load(connection, EVERYTHING, list(changed))
 
-    def events(self, job_id: str) -> list[Event]:
-        found: list[Event] = []
+    def events(self, job_id: str) -> list[JobEvent]:
+        found: list[JobEvent] = []
         with self.database.read() as connection:
             while more := events.page(connection, ACCOUNT, job_id, after_seq=len(found), limit=1000):
                 found += more
         return found
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+    def checkpoints(self, job_id: str) -> list[CheckpointRecord]:
         with self.database.read() as connection:
             return checkpoints.of_job(connection, ACCOUNT, job_id)
 

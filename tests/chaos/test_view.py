@@ -18,7 +18,7 @@ from scripted_backend import Act
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.server.core.errors import ConflictError, NotFoundError
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.store import jobs, nodes, queues
 
@@ -91,7 +91,7 @@ class Views(RuleBasedStateMachine):
                 case "label":
                     nodes.give(connection, EVERYTHING, "n", self.cluster.now, labels=[f"zone={number}"])
                 case _:
-                    queues.put(connection, EVERYTHING, Queue(name="default", quota_gpus=number), self.cluster.now)
+                    queues.put(connection, EVERYTHING, JobQueue(name="default", quota_gpus=number), self.cluster.now)
 
         self.cluster.database.write_now(work)
 

@@ -14,7 +14,7 @@ from trainmaster.client.connection import Connection, given, job_path
 from trainmaster.client.errors import ConflictError, NotFoundError
 from trainmaster.client.event_stream import Following, LogLines, LogText, log_texts
 from trainmaster.client.results import Results, digest_of
-from trainmaster.client.route_groups import Admin, Cluster, Data, Runtimes, Webhooks
+from trainmaster.client.route_groups import Admin, ClusterRoutes, Data, Runtimes, Webhooks
 from trainmaster.client.server_lookup import find_server
 from trainmaster.protocol.environment import TOKENS
 from trainmaster.protocol.secrets import SCAIATLAS_TOKEN, SCAIDRIVE_TOKEN
@@ -56,7 +56,7 @@ class Client:
         address, look_again = find_server(url, api_key, ca=ca)
         self._connection = Connection(address, look_again=look_again, transport=transport, timeout=timeout)
         self._change = self._connection.change
-        self.cluster = Cluster(self._connection)
+        self.cluster = ClusterRoutes(self._connection)
         self.admin = Admin(self._connection)
         self.webhooks = Webhooks(self._connection)
         self.runtimes = Runtimes(self._connection)

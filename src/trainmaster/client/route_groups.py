@@ -21,7 +21,7 @@ class RouteGroup:
         self._call = connection.call
 
 
-class Cluster(RouteGroup):
+class ClusterRoutes(RouteGroup):
     """The routes about nodes and queues. What changes them needs a key with the scope `cluster_admin`."""
 
     def summary(self) -> types.Summary:

@@ -55,7 +55,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LaunchStep:
     """One command of a launch. The last step is the workload itself; the others prepare it."""
 
     name: str
@@ -102,7 +102,7 @@ class BlobFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Volume:
+class VolumeMount:
     """A directory of the machine, or a named volume of the engine, mounted into a container."""
 
     source: str
@@ -143,10 +143,10 @@ class Launch:
     """What runs, once per rank, on each node of an attempt."""
 
     kind: str
-    steps: tuple[Step, ...]
+    steps: tuple[LaunchStep, ...]
     image: str | None = None
     """The image that the ranks run in; None: the backend's default. Only for backends that run images."""
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[VolumeMount, ...] = ()
     container: ContainerRequest = field(default_factory=ContainerRequest)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set by the workload kind. The user's own are secrets."""

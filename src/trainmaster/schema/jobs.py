@@ -41,7 +41,7 @@ class GpuUse(TypedDict):
     index: int
 
 
-class Placement(TypedDict):
+class PlacementResource(TypedDict):
     """Where an attempt runs. Several nodes of a gang may be the same machine."""
 
     backend: str
@@ -110,7 +110,7 @@ class AttemptResource(TypedDict):
     """One attempt to run a job."""
 
     number: int
-    placement: Placement
+    placement: PlacementResource
     resume_checkpoint_id: Annotated[str | None, Doc("The checkpoint that the attempt started from.")]
     created_at: Timestamp
     started_at: Timestamp | None
@@ -173,7 +173,7 @@ class JobHead(TypedDict):
     attempt: Annotated[int, Doc("The number of the latest attempt; 0 before the first.")]
     max_retries: int
     node_count: Annotated[int, Doc("Nodes of the gang.")]
-    placement: Annotated[Placement | None, Doc("The resources that the job holds now.")]
+    placement: Annotated[PlacementResource | None, Doc("The resources that the job holds now.")]
     progress: ProgressResource
     metrics: Annotated[dict[str, float | None], Doc("The last value of each metric.")]
     latest_checkpoint_id: str | None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full, take_answer
-from trainmaster.protocol.launch import Readiness, Step
+from trainmaster.protocol.launch import LaunchStep, Readiness
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, exit_document, log_stream
@@ -153,7 +153,7 @@ class NodeRun:
         meeting = find_rendezvous(self._request, self._directory, self._node, wait=lambda: self._attend(TICK_S))
         return self._run_step(workload, ranks, rendezvous=meeting)
 
-    def _run_step(self, step: Step, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
+    def _run_step(self, step: LaunchStep, ranks: Sequence[int], rendezvous: tuple[str, int] | None) -> Verdict:
         """Run one step until nothing of it is left."""
         self._attend()
         self._begin(step, ranks)
@@ -189,7 +189,7 @@ class NodeRun:
     def _prepares(self) -> bool:
         return self._step is not self._launch.steps[-1]
 
-    def _begin(self, step: Step, ranks: Sequence[int]) -> None:
+    def _begin(self, step: LaunchStep, ranks: Sequence[int]) -> None:
         self._step = step
         self._step_deadline = None if step.timeout_s is None else time.monotonic() + step.timeout_s
         self._ends = []

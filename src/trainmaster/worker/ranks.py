@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from trainmaster.protocol import environment as names
 from trainmaster.protocol.account_files import User
 from trainmaster.protocol.documents import in_memory, read_document
-from trainmaster.protocol.launch import ENVIRONMENT_FILE, Step
+from trainmaster.protocol.launch import ENVIRONMENT_FILE, LaunchStep
 from trainmaster.protocol.processes import KILL_LED
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
@@ -141,7 +141,7 @@ def prepared_environment(context: NodeContext) -> str | None:
     return str(document["path"]) if document is not None else None
 
 
-def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
+def step_environment(step: LaunchStep, secrets: Secrets) -> dict[str, str]:
     """A step's own variables and secrets, and the tokens passed on with the job if it gets them."""
     sealed = {variable: secrets.tokens[secret_named(reference)] for variable, reference in step.secrets.items()}
     own = {**step.environment, **sealed}
@@ -151,7 +151,7 @@ def step_environment(step: Step, secrets: Secrets) -> dict[str, str]:
 
 
 def start_rank(
-    step: Step, rank: int, context: NodeContext, secrets: Secrets, rendezvous: tuple[str, int] | None
+    step: LaunchStep, rank: int, context: NodeContext, secrets: Secrets, rendezvous: tuple[str, int] | None
 ) -> tuple[int, int | None]:
     """Start one process of a step that writes to the node's log files; returns its pid, or raises StartError.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, in_memory
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.reasons import Reason, exit_record
 from trainmaster.protocol.request import ContainerOverrides
@@ -107,7 +107,7 @@ def _become(command: tuple[str, ...], secrets: Secrets) -> Verdict:
         return Verdict(reason=Reason.WORKER_LOST, message=f"the worker cannot go on as {command[0]}: {error}")
 
 
-def _unused(secrets: Secrets, done: Iterable[Step]) -> Secrets:
+def _unused(secrets: Secrets, done: Iterable[LaunchStep]) -> Secrets:
     used = {secret_named(reference) for step in done for reference in step.secrets.values()}
     return replace(secrets, tokens={name: value for name, value in secrets.tokens.items() if name not in used})
 

@@ -20,7 +20,7 @@ from trainmaster.backends.container import ContainerBackend
 from trainmaster.backends.container.engine import ContainerEngine as ClientOfEngine
 from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.backends.local.inventory import LocalInventory
-from trainmaster.protocol.launch import Launch, Lifetime, Step
+from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import NO_SECRETS
@@ -119,7 +119,7 @@ def test_a_service_that_is_launched_twice_keeps_its_port_and_no_plan_when_it_is_
         rank_token="",
         launch=Launch(
             kind="container",
-            steps=(Step(name="main", argv=("serve",)),),
+            steps=(LaunchStep(name="main", argv=("serve",)),),
             image=plain_image(engine),
             lifetime=Lifetime.SERVICE,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.server.core.job import Attempt, Change, CheckpointRecord, Job, JobEvent
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.states import Actor, JobStatus
 from trainmaster.server.store import jobs, nodes
@@ -35,7 +35,7 @@ def new_job(job_id: str = "job-1", **fields: Any) -> Job:
     return Job(**{**values, **fields})
 
 
-def event_of(job: Job, seq: int, **fields: Any) -> Event:
+def event_of(job: Job, seq: int, **fields: Any) -> JobEvent:
     values: dict[str, Any] = {
         "job_id": job.job_id,
         "seq": seq,
@@ -45,7 +45,7 @@ def event_of(job: Job, seq: int, **fields: Any) -> Event:
         "attempt": job.attempt_count,
         "to_status": job.status,
     }
-    return Event(**{**values, **fields})
+    return JobEvent(**{**values, **fields})
 
 
 def submission_of(job: Job) -> Change:
@@ -53,7 +53,7 @@ def submission_of(job: Job) -> Change:
 
 
 def change_of(
-    job: Job, *, ended: Attempt | None = None, checkpoints: tuple[Checkpoint, ...] = (), **fields: Any
+    job: Job, *, ended: Attempt | None = None, checkpoints: tuple[CheckpointRecord, ...] = (), **fields: Any
 ) -> Change:
     """What a decision would make of a job: the next version, with one more event."""
     changed = job.evolve(version=job.version + 1, event_count=job.event_count + 1, **fields)
@@ -71,8 +71,8 @@ def end_of(job: Job, **fields: Any) -> Change:
     return change_of(job, **{"status": JobStatus.COMPLETED, "attempt": None, "ended": attempt, **fields})
 
 
-def checkpoint_of(job: Job, checkpoint_id: str, step: int) -> Checkpoint:
-    return Checkpoint(
+def checkpoint_of(job: Job, checkpoint_id: str, step: int) -> CheckpointRecord:
+    return CheckpointRecord(
         checkpoint_id=checkpoint_id,
         job_id=job.job_id,
         attempt=1,

@@ -9,7 +9,7 @@ import pytest
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, checkpoint_of, new_job, submit
 
 from trainmaster.server.core.errors import SpecError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.store import checkpoints
 from trainmaster.server.store.checkpoints import CheckpointPage
 from trainmaster.server.store.database import Database
@@ -24,7 +24,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rows: list[str] = []
     real = checkpoints.RECORDS.from_row
 
-    def counted(row: object) -> Checkpoint:
+    def counted(row: object) -> CheckpointRecord:
         checkpoint = real(row)  # type: ignore[arg-type]
         rows.append(checkpoint.checkpoint_id)
         return checkpoint
@@ -33,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return rows
 
 
-def flood(database: Database, count: int = MANY) -> tuple[Job, list[Checkpoint]]:
+def flood(database: Database, count: int = MANY) -> tuple[Job, list[CheckpointRecord]]:
     """A job with many checkpoints, some of them made at the same time, and one more of another job."""
     job = submit(database, new_job())
     made = [replace(checkpoint_of(job, f"c{n}", n), created_at=1000.0 + n // 7) for n in range(count)]

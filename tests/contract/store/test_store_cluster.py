@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from store_records import ACME, EVERYTHING, new_job, stored, submit
 
 from trainmaster.server.core.errors import ConflictError, JobNotFoundError, NotFoundError
-from trainmaster.server.core.resources import Gpu, Node, NodeState, Queue
+from trainmaster.server.core.resources import Gpu, JobQueue, Node, NodeState
 from trainmaster.server.store import events, jobs, nodes, queues
 from trainmaster.server.store.database import Database
 
@@ -127,11 +127,11 @@ def test_gpu_that_fails_and_recovers_makes_events(database: Database) -> None:
 
 
 def test_default_queue_is_there_from_the_start_and_others_can_be_made_changed_and_removed(database: Database) -> None:
-    for queue in (Queue(name="night"), Queue(name="night", weight=2.0, quota_gpus=8)):
+    for queue in (JobQueue(name="night"), JobQueue(name="night", weight=2.0, quota_gpus=8)):
         database.write_now(lambda connection, queue=queue: queues.put(connection, EVERYTHING, queue, 1.0))
     with database.read() as connection:
         assert [queue.name for queue in queues.all(connection, ACME)] == ["default", "night"]
-        assert queues.get(connection, ACME, "night") == Queue(name="night", weight=2.0, quota_gpus=8, created_at=1.0)
+        assert queues.get(connection, ACME, "night") == JobQueue(name="night", weight=2.0, quota_gpus=8, created_at=1.0)
         assert not queues.exists(connection, ACME, "day")
     database.write_now(lambda connection: queues.remove(connection, EVERYTHING, "night", 2.0))
     for name, error in (("night", NotFoundError), ("default", ConflictError)):

@@ -13,7 +13,7 @@ from trainmaster.server.coordinator import explain
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Needs, Queue, Share
+from trainmaster.server.core.resources import JobQueue, Needs, Share
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.store import nodes, queues
 from trainmaster.server.store.database import Database
@@ -30,7 +30,7 @@ def why(explainer: Explainer, job: Job, scope: Scope = ACME) -> PendingCode | No
 
 def set_quota(database: Database, queue: str, quota: int | None) -> None:
     database.write_now(
-        lambda connection: queues.put(connection, EVERYTHING, Queue(name=queue, quota_gpus=quota), now=NOW)
+        lambda connection: queues.put(connection, EVERYTHING, JobQueue(name=queue, quota_gpus=quota), now=NOW)
     )
 
 

@@ -27,7 +27,7 @@ from store_records import (
 
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Queue, Share
+from trainmaster.server.core.resources import JobQueue, Share
 from trainmaster.server.store import (
     accounts,
     attempts,
@@ -130,7 +130,7 @@ REFUSALS: dict[str, Callable[[Connection, Any, Job], Any]] = {
     "revoke key": lambda connection, scope, job: accounts.revoke_key(connection, scope, "k", 2.0),
     "nodes": lambda connection, scope, job: nodes.put(connection, scope, ()),
     "node drain": lambda connection, scope, job: nodes.drain(connection, scope, "n1", 2.0),
-    "queue": lambda connection, scope, job: queues.put(connection, scope, Queue(name="night"), 2.0),
+    "queue": lambda connection, scope, job: queues.put(connection, scope, JobQueue(name="night"), 2.0),
     "acquire": lambda connection, scope, job: leases.acquire(connection, scope, "s", "u", 1.0, 5.0),
     "renew": lambda connection, scope, job: leases.renew(connection, scope, LEASE, 1.0, 5.0),
     "release lease": lambda connection, scope, job: leases.release(connection, scope, LEASE),

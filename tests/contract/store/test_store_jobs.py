@@ -26,10 +26,10 @@ from store_records import (
     submit,
 )
 
-from trainmaster.protocol.launch import Launch, Lifetime, Step
+from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
-from trainmaster.server.core.job import Attempt, Change, Progress
+from trainmaster.server.core.job import Attempt, Change, JobProgress
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired, JobStatus
 from trainmaster.server.store import attempts, checkpoints, events, job_inputs, job_list, jobs, schema
@@ -68,7 +68,7 @@ FULL = new_job(
     gpu_s=60.0,
     stalled_at=1004.0,
     last_save_s=1.5,
-    progress=Progress(step=0, total_steps=10, epoch=0.5, metrics={"loss": 2.0}, step_at=1001.5),
+    progress=JobProgress(step=0, total_steps=10, epoch=0.5, metrics={"loss": 2.0}, step_at=1001.5),
     latest_checkpoint_id="c-2",
     best_checkpoint_id="c-1",
     best_metric_value=0.25,
@@ -360,7 +360,7 @@ def test_handle_leads_to_its_job_or_to_the_last_that_had_it(database: Database) 
 
 def test_launch_is_found_by_the_version_that_compiled_it_until_the_job_ends(database: Database) -> None:
     job = submit(database, new_job("job-1"))
-    launch = Launch(kind="command", steps=(Step(name="main", argv=("true",)),), inputs={"a.json": "{}"})
+    launch = Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),), inputs={"a.json": "{}"})
     database.write_now(lambda connection: job_inputs.put_launch(connection, ACME, job, launch, version="1"))
     with database.read() as connection:
         assert job_inputs.get_launch(connection, ACME, "job-1", version="1") == launch

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from store_records import EVERYTHING
 
 from trainmaster.server.core.errors import NotLeaderError
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.store import leases, queues
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.leases import Lease
@@ -87,7 +87,7 @@ def test_transaction_of_a_former_leader_writes_nothing(database: Database) -> No
     must_acquire(database, "two", 200.0)
 
     def lead(connection: Connection) -> None:
-        queues.put(connection, EVERYTHING, Queue(name="led by one"), 1.0)
+        queues.put(connection, EVERYTHING, JobQueue(name="led by one"), 1.0)
         leases.check(connection, EVERYTHING, old.epoch)
 
     with pytest.raises(NotLeaderError):

@@ -25,7 +25,7 @@ from store_records import (
 
 from patience import PATIENCE_S
 from trainmaster.server.core.errors import ConflictError, HandleTakenError, NotFoundError, NotLeaderError
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.store import accounts, checkpoints, events, job_inputs, jobs, leases, nodes, queues
 from trainmaster.server.store.accounts import IdempotencyRecord
 from trainmaster.server.store.database import Database
@@ -124,7 +124,9 @@ UPSERTS: dict[str, Callable[[sa.Connection, int], Any]] = {
     "account": lambda connection, number: accounts.ensure(connection, EVERYTHING, "new", 1.0 + number),
     "activity": lambda connection, number: jobs.record_use(connection, EVERYTHING, "job-1", 1.0 + number),
     "blob": lambda connection, number: job_inputs.put_blob(connection, ACME, BLOB, 1, 1.0 + number),
-    "queue": lambda connection, number: queues.put(connection, EVERYTHING, Queue(name="night", weight=number + 1), 1.0),
+    "queue": lambda connection, number: queues.put(
+        connection, EVERYTHING, JobQueue(name="night", weight=number + 1), 1.0
+    ),
     "node": lambda connection, number: nodes.put(connection, EVERYTHING, [node_of("n1", slots=number + 1)]),
     "checkpoint": lambda connection, number: checkpoints.register(
         connection, EVERYTHING, new_job(), [checkpoint_of(new_job(), "c-1", 1)]
@@ -209,7 +211,7 @@ def test_follower_of_the_cluster_notices_every_change_of_any_server(servers: Ser
         for turn in range(ROUNDS):
             servers.at_once(
                 lambda connection, number, turn=turn: queues.put(
-                    connection, EVERYTHING, Queue(name=f"queue-{number}", weight=turn + 2.0), 1.0
+                    connection, EVERYTHING, JobQueue(name=f"queue-{number}", weight=turn + 2.0), 1.0
                 )
             )
         stop.set()
@@ -227,7 +229,7 @@ def test_nobody_takes_over_in_the_middle_of_a_leaders_transaction(servers: Serve
         leases.check(connection, EVERYTHING, lease.epoch)
         entered.set()
         assert go_on.wait(PATIENCE_S)
-        queues.put(connection, EVERYTHING, Queue(name="led by one"), 1.0)
+        queues.put(connection, EVERYTHING, JobQueue(name="led by one"), 1.0)
 
     leading = first.write(lead)
     assert entered.wait(PATIENCE_S)

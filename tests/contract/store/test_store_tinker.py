@@ -9,7 +9,7 @@ from store_records import ACME, EVERYTHING, OTHER, new_job
 
 from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.core.errors import NotFoundError, RefusedError
-from trainmaster.server.core.job import Change, Checkpoint
+from trainmaster.server.core.job import Change, CheckpointRecord
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.records import SESSION_OVER, RunState, TinkerRun, TinkerSampler, TinkerSession
 from trainmaster.server.store import accounts, checkpoints, jobs, schema
@@ -185,10 +185,10 @@ def test_samplers_belong_to_their_session(filled: Database) -> None:
 def test_weights_of_a_run_are_found_and_the_latest_of_a_name_has_it(filled: Database) -> None:
     job = new_job("job-1")
 
-    def saved(checkpoint_id: str, at: float, **fields: Any) -> Checkpoint:
+    def saved(checkpoint_id: str, at: float, **fields: Any) -> CheckpointRecord:
         attributes = {"door": "tinker", "model_id": "s0:train:0", **fields.pop("attributes", {})}
         values = {"attempt": 1, "step": 1, "root": "artifacts", "path": checkpoint_id, "kind": "training", "name": "a"}
-        return Checkpoint(
+        return CheckpointRecord(
             checkpoint_id=checkpoint_id, job_id="job-1", created_at=at, attributes=attributes, **{**values, **fields}
         )
 
@@ -230,7 +230,7 @@ def test_what_is_left_of_ended_sessions_goes_but_for_runs_that_saved_something(f
             records.add_sampler(connection, ACME, sampler)
         for session_id, at in (("s0", 10.0), ("s1", 11.0), ("theirs", 500.0)):
             records.finish_session(connection, EVERYTHING, session_id, at=at, finish={})
-        saved = Checkpoint(
+        saved = CheckpointRecord(
             checkpoint_id="c",
             job_id="job-1",
             created_at=1.0,

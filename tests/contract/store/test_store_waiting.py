@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from store_records import ACME, EVERYTHING, apply, end_of, new_job, node_of, placement_of, report, stored, submit
 
 from trainmaster.server.core.errors import NotFoundError, SpecError
-from trainmaster.server.core.job import Job, Progress
+from trainmaster.server.core.job import Job, JobProgress
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.store import queues
@@ -120,7 +120,7 @@ def test_job_comes_with_what_the_scheduler_reads(database: Database) -> None:
             preemptible=True,
             max_runtime_s=60.0,
             handle="h",
-            progress=Progress(step=1, eta_s=5.0, step_at=7.0, metrics={"loss": 1.0}),
+            progress=JobProgress(step=1, eta_s=5.0, step_at=7.0, metrics={"loss": 1.0}),
             queued_at=1000.0,
         ),
     )

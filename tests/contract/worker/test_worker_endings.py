@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, wait_for
 
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.worker.cgroups import own_group
 
@@ -85,7 +85,10 @@ def test_worker_first_failing_rank_is_the_cause_and_the_others_are_stopped(attem
 
 def test_worker_preparing_step_that_fails_is_named_and_ends_the_attempt(attempts: Attempts) -> None:
     attempt = attempts(
-        steps=(Step(name="fetch", argv=("sh", "-c", "echo no network >&2; exit 4")), Step(name="run", argv=("true",)))
+        steps=(
+            LaunchStep(name="fetch", argv=("sh", "-c", "echo no network >&2; exit 4")),
+            LaunchStep(name="run", argv=("true",)),
+        )
     )
     ended = attempt.run()
     assert (ended["reason"], ended["exit_code"], ended["step"]) == (Reason.EXITED_NONZERO, 4, "fetch")

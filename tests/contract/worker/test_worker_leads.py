@@ -9,7 +9,7 @@ from typing import Any
 
 from worker_attempts import Attempt, Attempts, is_running, wait_for
 
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import ContainerOverrides
 
@@ -54,12 +54,16 @@ def test_leader_has_all_variables_of_the_rank_and_the_last_word_on_why_it_failed
 
 def test_environment_that_a_step_left_is_not_for_ranks_in_containers(attempts: Attempts, tmp_path: Path) -> None:
     leave = 'rm -rf "$TRAINMASTER_PREPARED_DIR/environment.json"; mkfifo "$TRAINMASTER_PREPARED_DIR/environment.json"'
-    attempt = attempts(steps=(Step(name="prepare", argv=("sh", "-c", leave)), Step(name="run", argv=("true",))))
+    attempt = attempts(
+        steps=(LaunchStep(name="prepare", argv=("sh", "-c", leave)), LaunchStep(name="run", argv=("true",)))
+    )
     within = ContainerOverrides(through={"run": ("true",)}).to_json()
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)
     assert attempt.ended()["reason"] == Reason.SUCCEEDED
     # Where it counts, a pipe is none, and holds nobody up.
-    ours = attempts(steps=(Step(name="prepare", argv=("sh", "-c", leave)), Step(name="run", argv=("true",))))
+    ours = attempts(
+        steps=(LaunchStep(name="prepare", argv=("sh", "-c", leave)), LaunchStep(name="run", argv=("true",)))
+    )
     assert ours.run()["reason"] == Reason.SUCCEEDED
 
 

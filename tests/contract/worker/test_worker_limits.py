@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, ForkServerProcess, is_running, wait_for
 
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.worker.cgroups import limits, own_group
 
@@ -70,11 +70,14 @@ def test_process_of_a_rank_that_is_killed_for_memory_is_why_the_rank_failed(atte
 @needs_limits
 def test_memory_that_is_enough_and_preparing_steps_are_let_be(attempts: Attempts) -> None:
     steps = (
-        Step(name="fetch", argv=("-c", f"{TAKE}take(100)"), python=True),
-        Step(name="run", argv=("-c", f"{TAKE}take(100)"), python=True),
+        LaunchStep(name="fetch", argv=("-c", f"{TAKE}take(100)"), python=True),
+        LaunchStep(name="run", argv=("-c", f"{TAKE}take(100)"), python=True),
     )
     assert attempts(steps=steps, memory_mb=200).run()["reason"] == Reason.SUCCEEDED
-    greedy = (Step(name="fetch", argv=("-c", f"{TAKE}take(400)"), python=True), Step(name="run", argv=("true",)))
+    greedy = (
+        LaunchStep(name="fetch", argv=("-c", f"{TAKE}take(400)"), python=True),
+        LaunchStep(name="run", argv=("true",)),
+    )
     ended = attempts(steps=greedy, memory_mb=200).run()
     assert (ended["reason"], ended["step"]) == (Reason.OUT_OF_MEMORY, "fetch")
 
@@ -115,7 +118,7 @@ def test_without_a_cgroup_what_processes_share_counts_once(watched: Attempts) ->
 
 
 def test_step_that_leads_into_a_container_is_held_to_nothing(attempts: Attempts) -> None:
-    led = Step(name="run", argv=("-c", f"{TAKE}take(200)"), through=(sys.executable,))
+    led = LaunchStep(name="run", argv=("-c", f"{TAKE}take(200)"), through=(sys.executable,))
     assert attempts(steps=(led,), memory_mb=50).run()["reason"] == Reason.SUCCEEDED
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, ForkServerProcess
 
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.reasons import REPORTABLE_REASONS, Reason
 from trainmaster.protocol.request import ContainerOverrides
 
@@ -26,7 +26,10 @@ def _environment(text: str) -> dict[str, str]:
 
 def test_worker_inputs_are_there_for_every_step(attempts: Attempts) -> None:
     read = "import os, pathlib; print(pathlib.Path(os.environ['TRAINMASTER_INPUTS_DIR'], 'plan.json').read_text())"
-    steps = (Step(name="prepare", argv=("-c", read), python=True), Step(name="run", argv=("-c", read), python=True))
+    steps = (
+        LaunchStep(name="prepare", argv=("-c", read), python=True),
+        LaunchStep(name="run", argv=("-c", read), python=True),
+    )
     attempt = attempts(steps=steps, inputs={"plan.json": '{"größe": 1}'}, ranks_per_node=2)
     assert attempt.run()["reason"] == Reason.SUCCEEDED
     logs = [attempt.log(step="prepare"), attempt.log(rank=0), attempt.log(rank=1)]
@@ -43,7 +46,7 @@ def test_worker_input_that_is_no_plain_name_is_bad_input(attempts: Attempts, tmp
 def test_worker_what_a_step_prepares_is_there_for_the_ranks(attempts: Attempts) -> None:
     leave = 'echo ready > "$TRAINMASTER_PREPARED_DIR/note"; echo kept > "$TRAINMASTER_CACHE_DIR/note"'
     take = 'cat "$TRAINMASTER_PREPARED_DIR/note" "$TRAINMASTER_CACHE_DIR/note"'
-    steps = (Step(name="prepare", argv=("sh", "-c", leave)), Step(name="run", argv=("sh", "-c", take)))
+    steps = (LaunchStep(name="prepare", argv=("sh", "-c", leave)), LaunchStep(name="run", argv=("sh", "-c", take)))
     attempt = attempts(steps=steps, cache_dir=attempts.root / "cache" / "someone")
     assert attempt.run()["reason"] == Reason.SUCCEEDED
     assert attempt.log() == "ready\nkept\n"
@@ -64,8 +67,8 @@ except PermissionError:
     fork_server = ForkServerProcess(tmp_path / "forkserver", within=without_tracing)
     try:
         steps = (
-            Step(name="fetch", argv=("-c", "pass"), python=True, tokens=True),
-            Step(name="run", argv=("-c", look), python=True),
+            LaunchStep(name="fetch", argv=("-c", "pass"), python=True, tokens=True),
+            LaunchStep(name="run", argv=("-c", look), python=True),
         )
         attempt = Attempts(fork_server, tmp_path)(steps=steps)
         attempt.start(tokens={"hub_token": "secret"})
@@ -79,9 +82,9 @@ def test_worker_tokens_reach_the_steps_that_fetch_and_no_other(attempts: Attempt
     show = ("-c", SHOW)
     attempt = attempts(
         steps=(
-            Step(name="fetch", argv=show, python=True, tokens=True),
-            Step(name="other", argv=show, python=True),
-            Step(name="run", argv=show, python=True),
+            LaunchStep(name="fetch", argv=show, python=True, tokens=True),
+            LaunchStep(name="other", argv=show, python=True),
+            LaunchStep(name="run", argv=show, python=True),
         )
     )
     attempt.start(tokens={"hub_token": "h-1", "scaidrive_token": "d-1", "unknown": "u-1"})
@@ -119,9 +122,9 @@ def test_worker_step_with_tokens_runs_no_code_of_the_job(attempts: Attempts, tmp
     show = ("-s", "-P", "-c", SHOW)
     attempt = attempts(
         steps=(
-            Step(name="fetch", argv=show, python=True, tokens=True),
-            Step(name="sealed", argv=show, python=True, secrets={"TOKEN": "secret:hub_token"}),
-            Step(name="run", argv=("-c", SHOW), python=True),
+            LaunchStep(name="fetch", argv=show, python=True, tokens=True),
+            LaunchStep(name="sealed", argv=show, python=True, secrets={"TOKEN": "secret:hub_token"}),
+            LaunchStep(name="run", argv=("-c", SHOW), python=True),
         ),
         secrets={name: f"secret:env.{name}" for name in (*loaders, *wanted)},
     )
@@ -149,7 +152,9 @@ def test_worker_variables_of_the_server_reach_every_process(attempts: Attempts) 
 @pytest.mark.parametrize("reason", sorted(REPORTABLE_REASONS))
 def test_worker_failure_that_a_process_explains_has_its_reason(attempts: Attempts, reason: Reason) -> None:
     code = f"from trainmaster.jobs import report; report.fail({str(reason)!r}, 'row 3 has no text')"
-    attempt = attempts(steps=(Step(name="prepare", argv=("-c", code), python=True), Step(name="run", argv=("true",))))
+    attempt = attempts(
+        steps=(LaunchStep(name="prepare", argv=("-c", code), python=True), LaunchStep(name="run", argv=("true",)))
+    )
     ended = attempt.run()
     assert (ended["reason"], ended["message"], ended["step"]) == (reason, "row 3 has no text", "prepare")
 
@@ -174,7 +179,10 @@ sys.exit("the connection was closed by a peer")
 def test_worker_failure_that_a_step_announced_and_overcame_does_not_explain_a_later_one(attempts: Attempts) -> None:
     line = json.dumps({"t": 0, "type": "failed", "reason": "BAD_INPUT", "message": "no"})
     announce = f"echo '{line}' >> \"$TRAINMASTER_EVENTS_FILE\""
-    steps = (Step(name="prepare", argv=("sh", "-c", announce)), Step(name="run", argv=("sh", "-c", "exit 3")))
+    steps = (
+        LaunchStep(name="prepare", argv=("sh", "-c", announce)),
+        LaunchStep(name="run", argv=("sh", "-c", "exit 3")),
+    )
     assert attempts(steps=steps).run()["reason"] == Reason.EXITED_NONZERO
 
 
@@ -195,7 +203,7 @@ def test_worker_failure_that_was_announced_and_did_not_come_is_no_failure(attemp
 
 def test_worker_step_that_takes_longer_than_it_may_is_ended_with_all_that_it_started(attempts: Attempts) -> None:
     slow = "echo asking; sleep 600 & trap '' TERM; wait; wait"
-    steps = (Step(name="fetch", argv=("sh", "-c", slow), timeout_s=0.5), Step(name="run", argv=("true",)))
+    steps = (LaunchStep(name="fetch", argv=("sh", "-c", slow), timeout_s=0.5), LaunchStep(name="run", argv=("true",)))
     attempt = attempts(steps=steps)
     ended = attempt.run()
     assert (ended["reason"], ended["step"]) == (Reason.STORAGE_UNAVAILABLE, "fetch")
@@ -206,11 +214,15 @@ def test_worker_step_that_takes_longer_than_it_may_is_ended_with_all_that_it_sta
 
 def test_worker_time_of_a_step_is_its_own(attempts: Attempts) -> None:
     wait = ("sh", "-c", "sleep 0.4")
-    steps = (Step(name="fetch", argv=wait, timeout_s=30.0), Step(name="more", argv=wait), Step(name="run", argv=wait))
+    steps = (
+        LaunchStep(name="fetch", argv=wait, timeout_s=30.0),
+        LaunchStep(name="more", argv=wait),
+        LaunchStep(name="run", argv=wait),
+    )
     assert attempts(steps=steps).run()["reason"] == Reason.SUCCEEDED
     # A stop that was asked for before is why it ended, also when the time is over meanwhile.
-    deaf = Step(name="fetch", argv=("sh", "-c", "trap '' TERM; sleep 600; sleep 600"), timeout_s=1.0)
-    attempt = attempts(steps=(deaf, Step(name="run", argv=("true",))))
+    deaf = LaunchStep(name="fetch", argv=("sh", "-c", "trap '' TERM; sleep 600; sleep 600"), timeout_s=1.0)
+    attempt = attempts(steps=(deaf, LaunchStep(name="run", argv=("true",))))
     attempt.start()
     attempt.record("step_started")
     attempt.stop(grace_s=1.5)
@@ -220,7 +232,10 @@ def test_worker_time_of_a_step_is_its_own(attempts: Attempts) -> None:
 def test_worker_variables_of_a_step_are_its_own_and_win(attempts: Attempts) -> None:
     own = {"STORAGE_URI": "hf://org/rows", "FROM_THE_SERVER": "no"}
     show = ("-c", SHOW)
-    steps = (Step(name="fetch", argv=show, python=True, environment=own), Step(name="run", argv=show, python=True))
+    steps = (
+        LaunchStep(name="fetch", argv=show, python=True, environment=own),
+        LaunchStep(name="run", argv=show, python=True),
+    )
     attempt = attempts(steps=steps)
     assert attempt.run()["reason"] == Reason.SUCCEEDED
     assert own.items() <= _environment(attempt.log(step="fetch")).items()
@@ -229,8 +244,8 @@ def test_worker_variables_of_a_step_are_its_own_and_win(attempts: Attempts) -> N
 
 
 def test_worker_hands_a_node_over_when_the_steps_outside_are_done(attempts: Attempts, tmp_path: Path) -> None:
-    fetch = Step(name="fetch", argv=("echo", "fetched"), secrets={"TOKEN": "secret:fetching"}, image="fetch:1")
-    more, run = (Step(name=name, argv=("-c", SHOW), python=True) for name in ("more", "run"))
+    fetch = LaunchStep(name="fetch", argv=("echo", "fetched"), secrets={"TOKEN": "secret:fetching"}, image="fetch:1")
+    more, run = (LaunchStep(name=name, argv=("-c", SHOW), python=True) for name in ("more", "run"))
     attempt = attempts(steps=(fetch, more, run), secrets={"WORD": "secret:env.WORD"})
     given, handed = tmp_path / "given.json", tmp_path / "handed.json"
     inside = ContainerOverrides(first_step="more").to_json()
@@ -258,15 +273,15 @@ def test_worker_hands_a_node_over_when_the_steps_outside_are_done(attempts: Atte
 
 
 def test_worker_hands_nothing_over_when_a_step_outside_fails(attempts: Attempts, tmp_path: Path) -> None:
-    fetch = Step(name="fetch", argv=(), image="fetch:1")
-    attempt = attempts(steps=(fetch, Step(name="run", argv=("true",))))
+    fetch = LaunchStep(name="fetch", argv=(), image="fetch:1")
+    attempt = attempts(steps=(fetch, LaunchStep(name="run", argv=("true",))))
     within = ContainerOverrides(
         through={"fetch": ("sh", "-c", "exit 3")}, onward=("/bin/sh", "-c", f"touch {tmp_path}/reached")
     )
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within.to_json())
     ended = attempt.ended()
     assert (ended["reason"], ended["step"], ended["exit_code"]) == (Reason.EXITED_NONZERO, "fetch", 3)
-    nowhere = attempts(steps=(fetch, Step(name="run", argv=("true",))))
+    nowhere = attempts(steps=(fetch, LaunchStep(name="run", argv=("true",))))
     within = ContainerOverrides(through={"fetch": ("true",)}, onward=(str(tmp_path / "none"),))
     nowhere.fork_server.ask(op="start", run_dir=str(nowhere.path), node=0, within=within.to_json())
     assert nowhere.ended()["reason"] == Reason.WORKER_LOST
@@ -275,7 +290,7 @@ def test_worker_hands_nothing_over_when_a_step_outside_fails(attempts: Attempts,
 
 def test_worker_holds_what_leads_into_a_container_to_nothing(attempts: Attempts) -> None:
     holds = (sys.executable, "-c", "import time; held = bytearray(b'x' * (128 << 20)); time.sleep(1.5)")
-    steps = (Step(name="fetch", argv=(), image="fetch:1"), Step(name="run", argv=("true",)))
+    steps = (LaunchStep(name="fetch", argv=(), image="fetch:1"), LaunchStep(name="run", argv=("true",)))
     attempt = attempts(steps=steps, memory_mb=64)
     within = ContainerOverrides(through={"fetch": holds}).to_json()
     attempt.fork_server.ask(op="start", run_dir=str(attempt.path), node=0, within=within)

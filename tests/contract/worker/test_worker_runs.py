@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, is_running, wait_for
 
-from trainmaster.protocol.launch import BlobFile, Step
+from trainmaster.protocol.launch import BlobFile, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import exit_document, log_stream
 from trainmaster.protocol.sockets import HintListener
@@ -210,9 +210,9 @@ def test_worker_shipped_file_that_is_not_right_is_bad_input(
 def test_worker_preparing_steps_run_once_each_before_all_ranks(attempts: Attempts) -> None:
     attempt = attempts(
         steps=(
-            Step(name="fetch", argv=("sh", "-c", "echo fetched >> story; echo fetching")),
-            Step(name="convert", argv=("sh", "-c", "echo converted >> story")),
-            Step(name="run", argv=("sh", "-c", "cat story")),
+            LaunchStep(name="fetch", argv=("sh", "-c", "echo fetched >> story; echo fetching")),
+            LaunchStep(name="convert", argv=("sh", "-c", "echo converted >> story")),
+            LaunchStep(name="run", argv=("sh", "-c", "cat story")),
         ),
         ranks_per_node=2,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from worker_attempts import Attempts, wait_for
 
-from trainmaster.protocol.launch import Step
+from trainmaster.protocol.launch import LaunchStep
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 
 REPORT = (
@@ -211,8 +211,8 @@ def test_worker_stop_before_the_start_runs_nothing(attempts: Attempts) -> None:
 def test_worker_stop_while_preparing_skips_the_workload(attempts: Attempts) -> None:
     attempt = attempts(
         steps=(
-            Step(name="fetch", argv=("sh", "-c", "trap 'exit 0' TERM; touch up; while :; do sleep 0.05; done")),
-            Step(name="run", argv=("true",)),
+            LaunchStep(name="fetch", argv=("sh", "-c", "trap 'exit 0' TERM; touch up; while :; do sleep 0.05; done")),
+            LaunchStep(name="run", argv=("true",)),
         ),
         can_save=True,
     )

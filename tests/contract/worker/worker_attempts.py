@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from patience import PATIENCE_S
 from process_signals import kill_claimant, kill_rank
 from trainmaster.protocol.documents import read_lines
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
@@ -168,7 +168,7 @@ class Attempts:
     def __call__(
         self,
         *argv: str,
-        steps: tuple[Step, ...] = (),
+        steps: tuple[LaunchStep, ...] = (),
         nodes: int = 1,
         gpus: tuple[str, ...] = (),
         memory_mb: int = 0,
@@ -190,7 +190,7 @@ class Attempts:
             attempt=1,
             token=f"token-{job_id}",
             rank_token=f"rank-token-{job_id}",
-            launch=Launch(kind="test", steps=steps or (Step(name="run", argv=argv),), **launch),
+            launch=Launch(kind="test", steps=steps or (LaunchStep(name="run", argv=argv),), **launch),
             nodes=tuple(
                 NodeAssignment(node_id=f"node-{node}", gpus=gpus, memory_mb=memory_mb, cpu_cores=cpu_cores)
                 for node in range(nodes)
@@ -211,4 +211,4 @@ class Attempts:
 
     def python(self, code: str, **options: Any) -> Attempt:
         """An attempt that runs some Python."""
-        return self(steps=(Step(name="run", argv=("-c", code), python=True),), **options)
+        return self(steps=(LaunchStep(name="run", argv=("-c", code), python=True),), **options)

@@ -10,7 +10,7 @@ import pytest
 from trainmaster.backends import BACKENDS
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.stand_ins import UnavailableBackend
-from trainmaster.protocol.launch import CONTAINER, Launch, Step
+from trainmaster.protocol.launch import CONTAINER, Launch, LaunchStep
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory
@@ -27,7 +27,7 @@ def test_reboot_ends_what_an_absent_backend_ran_and_force_is_only_told_of(
         attempt=1,
         token="",
         rank_token="",
-        launch=Launch(kind="command", steps=(Step(name="main", argv=("true",)),)),
+        launch=Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),)),
         nodes=tuple(NodeAssignment(node_id=name) for name in "abcd"),
         checkpoint_dir="",
         output_dir="",

@@ -16,7 +16,7 @@ from trainmaster.backends.container.container_spec import ImageFacts
 from trainmaster.backends.container.plans import Plans
 from trainmaster.backends.container.preflight import checked
 from trainmaster.protocol.documents import write_document
-from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Step, Volume
+from trainmaster.protocol.launch import BlobFile, Launch, LaunchStep, Lifetime, VolumeMount
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server.coordinator.assembly import private_places
@@ -25,7 +25,7 @@ from trainmaster.server.settings.settings import Settings
 IMAGE = ImageFacts(
     id="sha256:1", environment={}, entrypoint=(), command=("serve",), working_directory="/", python="python3"
 )
-FETCHING = Step(name="dataset", argv=("-m", "fetch"), python=True)
+FETCHING = LaunchStep(name="dataset", argv=("-m", "fetch"), python=True)
 
 
 def request(*, confined: bool = False, nodes: int = 1, **launch: Any) -> AttemptRequest:
@@ -34,7 +34,7 @@ def request(*, confined: bool = False, nodes: int = 1, **launch: Any) -> Attempt
         attempt=1,
         token="t",
         rank_token="r",
-        launch=Launch(**{"kind": "command", "steps": (Step(name="main", argv=("train",)),), **launch}),
+        launch=Launch(**{"kind": "command", "steps": (LaunchStep(name="main", argv=("train",)),), **launch}),
         nodes=(NodeAssignment(node_id="a"),) * nodes,
         checkpoint_dir="/c",
         output_dir="/a/job-1/output",
@@ -55,7 +55,7 @@ def defaults(tmp_path: Path) -> ContainerDefaults:
 
 
 def mounted(defaults: ContainerDefaults, source: Path, *, confined: bool = False, read_only: bool = False) -> str:
-    volumes = (Volume(source=str(source), target="/x", read_only=read_only),)
+    volumes = (VolumeMount(source=str(source), target="/x", read_only=read_only),)
     asked = request(confined=confined, volumes=volumes)
     return checked(asked, "image", IMAGE, defaults, engine="podman").launch.volumes[0].source
 
@@ -130,11 +130,11 @@ def test_an_account_that_stays_in_containers_mounts_nothing_that_users_could_exc
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (request(steps=(Step(name="main", argv=("x.py",), python=True),)), "has no usable Python"),
+        (request(steps=(LaunchStep(name="main", argv=("x.py",), python=True),)), "has no usable Python"),
         (request(lifetime=Lifetime.SERVICE, nodes=2), "one rank"),
         (request(working_directory="/app", blobs=(BlobFile(sha256="0" * 64, path="x"),)), "leave working_directory"),
         (request(confined=True, nodes=2, blobs=(BlobFile(sha256="0" * 64, path="x"),)), "several nodes"),
-        (request(confined=True, steps=(FETCHING, Step(name="main", argv=("train",)))), "on the machine itself"),
+        (request(confined=True, steps=(FETCHING, LaunchStep(name="main", argv=("train",)))), "on the machine itself"),
     ],
 )
 def test_a_worker_on_the_machine_does_not_do_everything(asked: AttemptRequest, why: str) -> None:
@@ -144,7 +144,7 @@ def test_a_worker_on_the_machine_does_not_do_everything(asked: AttemptRequest, w
 
 
 def test_an_account_that_stays_in_containers_has_initializers_with_images(tmp_path: Path) -> None:
-    steps = (replace(FETCHING, image="fetcher"), Step(name="main", argv=("train",)))
+    steps = (replace(FETCHING, image="fetcher"), LaunchStep(name="main", argv=("train",)))
     asked = request(confined=True, steps=steps)
     assert checked(asked, "image", replace(IMAGE, python=None), ContainerDefaults(), engine="podman") == asked
 

@@ -15,7 +15,7 @@ from trainmaster.backends.container import container_process
 from trainmaster.backends.container.container_spec import KEEP, ImageFacts
 from trainmaster.backends.container.engine import ContainerEngine
 from trainmaster.backends.container.plans import plan_document, planned_names
-from trainmaster.protocol.launch import ContainerLimits, Gang, Launch, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 
 IMAGE = ImageFacts(
@@ -30,13 +30,13 @@ GANG = Gang(
 
 
 def test_gang_is_planned_with_its_sizes() -> None:
-    step = Step(name="dataset-initializer", argv=("-m", "lead"), python=True, image="org/cache", gang=GANG)
+    step = LaunchStep(name="dataset-initializer", argv=("-m", "lead"), python=True, image="org/cache", gang=GANG)
     asked = AttemptRequest(
         job_id="job-1",
         attempt=2,
         token="",
         rank_token="",
-        launch=Launch(kind="command", steps=(step, Step(name="main", argv=("train",)))),
+        launch=Launch(kind="command", steps=(step, LaunchStep(name="main", argv=("train",)))),
         nodes=(NodeAssignment(node_id="a", cpu_cores=4, memory_mb=512),),
         checkpoint_dir="/srv/artifacts/job-1/checkpoints",
         output_dir="/srv/artifacts/job-1/output",

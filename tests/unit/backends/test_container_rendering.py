@@ -24,7 +24,7 @@ from trainmaster.backends.container.container_spec import (
     volume_name,
 )
 from trainmaster.backends.container.worker_files import packed_worker
-from trainmaster.protocol.launch import BlobFile, ContainerRequest, Launch, Lifetime, Step, Volume
+from trainmaster.protocol.launch import BlobFile, ContainerRequest, Launch, LaunchStep, Lifetime, VolumeMount
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, ContainerOverrides, NodeAssignment
 
 IMAGE = ImageFacts(
@@ -43,7 +43,7 @@ def request(*nodes: NodeAssignment, **launch: Any) -> AttemptRequest:
         attempt=2,
         token="secret-token",
         rank_token="rank-token",
-        launch=Launch(kind="command", steps=(Step(name="main", argv=("train",)),), **launch),
+        launch=Launch(kind="command", steps=(LaunchStep(name="main", argv=("train",)),), **launch),
         nodes=nodes or (NodeAssignment(node_id="a"),),
         checkpoint_dir="/srv/artifacts/job-1/checkpoints",
         output_dir="/srv/artifacts/job-1/output",
@@ -122,20 +122,20 @@ def test_root_in_a_container_is_less_than_root() -> None:
 def test_accounts_share_no_volume_whatever_they_are_called() -> None:
     asked = request()
     names = {
-        volume_name(Volume(source=source, target="/x"), replace(asked, cache_dir=f"/srv/cache/{account}"))
+        volume_name(VolumeMount(source=source, target="/x"), replace(asked, cache_dir=f"/srv/cache/{account}"))
         for account, source in (("a", "b-x"), ("a-b", "x"), ("a-b", "b-x"))
     }
     assert len(names) == 3
 
 
 def test_volumes_of_an_account_keep_their_names_wherever_its_cache_lies() -> None:
-    volume = Volume(source="kept", target="/x")
+    volume = VolumeMount(source="kept", target="/x")
     caches = ("/srv/cache/team", f"/srv/cache/{CONFINED_CACHES}/team")
     assert len({volume_name(volume, replace(request(), cache_dir=cache)) for cache in caches}) == 1
 
 
 def test_a_container_sees_its_own_job_and_nothing_else_of_the_server() -> None:
-    volumes = (Volume(source="/data/x", target="/x", read_only=True), Volume(source="kept", target="/kept"))
+    volumes = (VolumeMount(source="/data/x", target="/x", read_only=True), VolumeMount(source="kept", target="/kept"))
     shipped = (BlobFile(sha256="0" * 64, path="train.py"),)
     asked = replace(request(volumes=volumes, blobs=shipped), resume_from="/srv/artifacts/job-0/checkpoints/step-3")
     mounts = container_document(asked, 0, IMAGE, AROUND)["HostConfig"]["Mounts"]
@@ -183,11 +183,13 @@ def test_no_token_and_no_secret_is_in_the_document() -> None:
 
 def test_an_empty_last_step_runs_the_images_own_command() -> None:
     asked = request()
-    own = replace(asked, launch=replace(asked.launch, steps=(Step(name="node", argv=()),)))
+    own = replace(asked, launch=replace(asked.launch, steps=(LaunchStep(name="node", argv=()),)))
     document = container_document(own, 0, IMAGE, AROUND)
     launch = within(document).amend(own, 0).launch
     assert (launch.steps[0].argv, launch.working_directory) == (("tool", "serve"), "/app")
-    with_words = replace(asked, launch=replace(asked.launch, steps=(Step(name="node", argv=(), args=("--fast",)),)))
+    with_words = replace(
+        asked, launch=replace(asked.launch, steps=(LaunchStep(name="node", argv=(), args=("--fast",)),))
+    )
     launch = within(document).amend(with_words, 0).launch
     assert (launch.steps[0].argv, launch.working_directory) == (("tool", "--fast"), "/app")
     launch = within(document).amend(asked, 0).launch

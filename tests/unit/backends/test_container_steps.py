@@ -17,14 +17,14 @@ from trainmaster.backends.container.plans import (
     planned_names,
     within_outside,
 )
-from trainmaster.protocol.launch import Launch, Step, Volume
+from trainmaster.protocol.launch import Launch, LaunchStep, VolumeMount
 from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, NodeAssignment
 
 IMAGE = unknown_image("sha256:job")
 FETCHES = replace(unknown_image("sha256:fetch"), entrypoint=("fetch",), python=None, lacks="it has no python3")
 IMAGES = {"fetch:1": FETCHES, "cache:1": unknown_image("sha256:cache")}
-FETCH = Step(name="model-initializer", argv=(), image="fetch:1", outputs={"/workspace/model": "model"})
-SHARD = Step(name="dataset-initializer", argv=("-m", "ours"), python=True, image="cache:1")
+FETCH = LaunchStep(name="model-initializer", argv=(), image="fetch:1", outputs={"/workspace/model": "model"})
+SHARD = LaunchStep(name="dataset-initializer", argv=("-m", "ours"), python=True, image="cache:1")
 REQUEST = AttemptRequest(
     job_id="job-1",
     attempt=2,
@@ -35,10 +35,10 @@ REQUEST = AttemptRequest(
         steps=(
             FETCH,
             SHARD,
-            Step(name="environment", argv=("-m", "packages"), python=True),
-            Step(name="main", argv=("x",)),
+            LaunchStep(name="environment", argv=("-m", "packages"), python=True),
+            LaunchStep(name="main", argv=("x",)),
         ),
-        volumes=(Volume(source="/data/mirror", target="/mirror", read_only=True),),
+        volumes=(VolumeMount(source="/data/mirror", target="/mirror", read_only=True),),
         ranks_per_node=2,
     ),
     nodes=tuple(NodeAssignment(node_id="a", cpu_cores=2, memory_mb=512, gpus=("0",)) for _ in range(2)),

@@ -19,7 +19,7 @@ from trainmaster.backends.container.engine import (
     TookTooLongError,
 )
 from trainmaster.backends.container.images import Images
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory
@@ -31,7 +31,7 @@ GANG = AttemptRequest(
     attempt=1,
     token="t",
     rank_token="r",
-    launch=Launch(kind="command", image="image:1", steps=(Step(name="main", argv=("true",)),)),
+    launch=Launch(kind="command", image="image:1", steps=(LaunchStep(name="main", argv=("true",)),)),
     nodes=(NodeAssignment(node_id="a"), NodeAssignment(node_id="a")),
     checkpoint_dir="",
     output_dir="",

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from scripted_backend import ScriptedBackend, ScriptedWorld
 from trainmaster.backends import BACKENDS, check_names, missing, names_from
 from trainmaster.backends.stand_ins import DeferredBackend
-from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, Step
+from trainmaster.protocol.launch import CONTAINER, LOCAL, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 from trainmaster.server.core.resources import Node, host_backend
 
@@ -24,7 +24,7 @@ ATTEMPT = AttemptRequest(
     attempt=1,
     token="",
     rank_token="",
-    launch=Launch(kind="command", steps=(Step(name="main", argv=("true",)),)),
+    launch=Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),)),
     nodes=(NodeAssignment(node_id="a"),),
     checkpoint_dir="",
     output_dir="",

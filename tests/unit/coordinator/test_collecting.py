@@ -16,7 +16,7 @@ from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.coordinator.retention import FAILED, ORPHAN_AGE_S, Collected, Collector
 from trainmaster.server.core import observations
 from trainmaster.server.core.commands import new_job_id, submit
-from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.retention import RetentionPolicy
@@ -99,7 +99,7 @@ class Place:
 
     def saved(self, job: Job) -> list[str]:
         with self.database.read() as connection:
-            found: list[Checkpoint] = checkpoints.of_job(connection, EVERYTHING, job.job_id)
+            found: list[CheckpointRecord] = checkpoints.of_job(connection, EVERYTHING, job.job_id)
         return [checkpoint.checkpoint_id.rpartition("-")[2] for checkpoint in found]
 
     def files(self, job: Job) -> list[str]:
@@ -336,7 +336,7 @@ def test_records_of_tinker_sessions_go_after_a_while_but_not_those_of_saved_weig
             sampler_id="s", account_id="default", session_id="saves-nothing", base_model="m", created_at=NOW
         )
         tinker.add_sampler(connection, EVERYTHING, sampler)
-        saved = Checkpoint(
+        saved = CheckpointRecord(
             checkpoint_id="c",
             job_id=job.job_id,
             attempt=1,

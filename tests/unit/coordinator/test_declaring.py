@@ -11,7 +11,7 @@ import pytest
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import RefusedError
-from trainmaster.server.core.resources import Node, Queue
+from trainmaster.server.core.resources import JobQueue, Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.settings.declared import (
     Declared,
@@ -72,8 +72,8 @@ def test_queues_and_accounts_are_made_or_changed_and_others_stay(
     database: Database, subscriptions: Subscriptions
 ) -> None:
     def before(connection: Any) -> None:
-        queues.put(connection, EVERYTHING, Queue(name="research", weight=9.0), 1.0)
-        queues.put(connection, EVERYTHING, Queue(name="other", weight=7.0), 1.0)
+        queues.put(connection, EVERYTHING, JobQueue(name="research", weight=9.0), 1.0)
+        queues.put(connection, EVERYTHING, JobQueue(name="other", weight=7.0), 1.0)
         accounts.ensure(connection, EVERYTHING, "vision", 1.0)
 
     database.write_now(before)

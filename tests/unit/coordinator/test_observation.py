@@ -24,7 +24,7 @@ from trainmaster.server.coordinator.launch import attempt_request, compiled_laun
 from trainmaster.server.coordinator.observation import READS_AFTER_END, observe_attempt
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.core.commands import submit
-from trainmaster.server.core.job import Job, Progress
+from trainmaster.server.core.job import Job, JobProgress
 from trainmaster.server.core.observations import admit, place
 from trainmaster.server.core.reports import AttemptObservation, Liveness
 from trainmaster.server.core.resources import Share
@@ -73,7 +73,7 @@ def directory(job: Job, roots: Roots) -> RunDirectory:
     return laid_out
 
 
-def progress_after(lines: bytes, job: Job, directory: RunDirectory, roots: Roots) -> Progress | None:
+def progress_after(lines: bytes, job: Job, directory: RunDirectory, roots: Roots) -> JobProgress | None:
     directory.append(metrics_stream(0, 0), 0, lines)
     return observe_attempt(
         job,
@@ -458,7 +458,7 @@ def test_metrics_are_kept_of_no_more_than_the_latest_names(job: Job, directory: 
 def test_metrics_that_are_no_numbers_do_not_hide_the_others(job: Job, directory: RunDirectory, roots: Roots) -> None:
     line = b'{"step": 2, "percent": 1e9, "eta_s": NaN, "epoch": "x", "values": {"a": NaN, "b": "x", "c": 1}}\n'
     progress = progress_after(line, job, directory, roots)
-    assert progress == Progress(step=2, metrics={"c": 1.0})
+    assert progress == JobProgress(step=2, metrics={"c": 1.0})
 
 
 def service(job: Job, directory: RunDirectory, roots: Roots, endpoint: object) -> str | None:

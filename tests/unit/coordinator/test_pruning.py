@@ -15,7 +15,7 @@ from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.coordinator.checkpoints import left_beside, prune
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.core.commands import new_job_id, submit
-from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job
 from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
@@ -74,7 +74,7 @@ class Place:
 
         def work(connection: Connection) -> Job:
             now = jobs.get(connection, SCOPE, job.job_id)
-            checkpoint = Checkpoint(**made)
+            checkpoint = CheckpointRecord(**made)
             saved = now.evolve(version=now.version + 1, latest_checkpoint_id=checkpoint.checkpoint_id)
             assert jobs.apply(connection, SCOPE, Change(job=saved, checkpoints=(checkpoint,)))
             return prune(connection, saved)
@@ -219,7 +219,7 @@ def save_many(place: Place, job: Job, count: int, **fields: Any) -> None:
     def work(connection: Connection) -> None:
         now = jobs.get(connection, SCOPE, job.job_id)
         made = tuple(
-            Checkpoint(
+            CheckpointRecord(
                 checkpoint_id=f"{job.job_id}-{step}",
                 job_id=job.job_id,
                 attempt=1,
@@ -287,7 +287,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     real = checkpoints.RECORDS.from_row
 
-    def counted(row: Any) -> Checkpoint:
+    def counted(row: Any) -> CheckpointRecord:
         checkpoint = real(row)
         steps.append(checkpoint.step)
         return checkpoint

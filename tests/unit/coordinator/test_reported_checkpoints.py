@@ -14,7 +14,7 @@ from trainmaster.protocol.run_directory import events_stream
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
 from trainmaster.server.coordinator.observation import observe_attempt
 from trainmaster.server.core.commands import submit
-from trainmaster.server.core.job import Change, Checkpoint
+from trainmaster.server.core.job import Change, CheckpointRecord
 from trainmaster.server.core.observations import admit, observe, place
 from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Share
@@ -139,7 +139,9 @@ def test_checkpoint_is_passed_back_as_a_path_or_as_its_uri(
     assert admitted is not None
     placed = place(admitted.job, now=1.0, shares=[Share(node_id="n")], token="t")
     assert placed is not None
-    checkpoint = Checkpoint(checkpoint_id="c", job_id="job-x", attempt=1, step=1, created_at=1.0, root=root, path=path)
+    checkpoint = CheckpointRecord(
+        checkpoint_id="c", job_id="job-x", attempt=1, step=1, created_at=1.0, root=root, path=path
+    )
     request = attempt_request(
         placed.job,
         compiled_launch(placed.job),

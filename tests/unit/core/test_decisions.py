@@ -10,7 +10,7 @@ from job_factory import NOW, new_job, observation, placed, seen, settled, traini
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError
-from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.job import Change, Job, JobProgress
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.states import Desired, JobStatus
 
@@ -312,7 +312,7 @@ def test_trainer_that_nobody_ever_used_is_parked_sooner() -> None:
 
 def test_pace_is_counted_from_the_first_step_of_each_attempt() -> None:
     def told(job: Job, step: int, at: float) -> Job:
-        progress = Progress(step=step, total_steps=100, step_at=NOW + at)
+        progress = JobProgress(step=step, total_steps=100, step_at=NOW + at)
         return settled(
             observations.observe(job, AttemptObservation(attempt=1, nodes=[seen()], progress=progress), now=NOW + at)
         )
@@ -330,7 +330,9 @@ def test_stall_is_shown_never_before_the_first_step_and_retried_if_the_budget_al
     assert endings.due(job, now=NOW + 10_000) is None
     job = settled(
         observations.observe(
-            job, AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1)), now=NOW + 1
+            job,
+            AttemptObservation(attempt=1, nodes=[seen()], progress=JobProgress(step=5, step_at=NOW + 1)),
+            now=NOW + 1,
         )
     )
     assert endings.due(job, now=NOW + 800) is None
@@ -364,14 +366,14 @@ def test_service_that_says_it_runs_is_neither_running_nor_unused_before_it_answe
 
 def test_stalled_job_without_a_budget_is_left_running_and_recovers() -> None:
     job = training(new_job())
-    told_step = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=NOW + 1))
+    told_step = AttemptObservation(attempt=1, nodes=[seen()], progress=JobProgress(step=5, step_at=NOW + 1))
     job = settled(observations.observe(job, told_step, now=NOW + 1))
     job = settled(endings.due(job, now=NOW + 1000))
     assert endings.due(job, now=NOW + 2000) is None
     assert commands.control_for(job) is not None
     job = told(job, {"type": "stacks", "t": NOW, "stacks": {"0": "where it is"}})
     assert commands.control_for(job) is None
-    moved = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=6, step_at=NOW + 2001))
+    moved = AttemptObservation(attempt=1, nodes=[seen()], progress=JobProgress(step=6, step_at=NOW + 2001))
     job = settled(observations.observe(job, moved, now=NOW + 2001))
     assert job.stalled_at is None
 
@@ -540,7 +542,7 @@ def test_save_that_took_for_ever_lengthens_no_grace() -> None:
 
 def test_step_from_the_future_does_not_hide_a_stall() -> None:
     job = training(new_job())
-    future = AttemptObservation(attempt=1, nodes=[seen()], progress=Progress(step=5, step_at=1e300))
+    future = AttemptObservation(attempt=1, nodes=[seen()], progress=JobProgress(step=5, step_at=1e300))
     job = settled(observations.observe(job, future, now=NOW + 1))
     assert settled(endings.due(job, now=NOW + 1000)).stalled_at == NOW + 1000
 

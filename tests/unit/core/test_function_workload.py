@@ -14,7 +14,7 @@ from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol import function_runner
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.function_runner import CALL_FILE, RUNNER_FILE, SOURCE_FILE, call_with, with_tuples
-from trainmaster.protocol.launch import Launch, Lifetime, Step
+from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime
 from trainmaster.server.coordinator.admission_checks import check_backend
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit
@@ -24,7 +24,7 @@ from trainmaster.trainer.functions import tuple_paths
 
 SOURCE = "def train(lr=1):\n    return lr\n"
 FUNCTION: dict[str, Any] = {"kind": "function", "source": SOURCE, "name": "train"}
-ENVIRONMENT = Step(name="environment", argv=("-P", "-m", "trainmaster.worker.environments"), python=True)
+ENVIRONMENT = LaunchStep(name="environment", argv=("-P", "-m", "trainmaster.worker.environments"), python=True)
 
 
 def launch(**workload: Any) -> Launch:
@@ -40,7 +40,7 @@ def problem_of(**workload: Any) -> tuple[str, str]:
 
 def test_function_compiles_to_a_runner_with_its_source_and_its_call() -> None:
     compiled = launch(arguments={"lr": 0.5}, image="team/image:1", ranks_per_node=2)
-    assert compiled.steps == (Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True),)
+    assert compiled.steps == (LaunchStep(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True),)
     assert (compiled.image, compiled.ranks_per_node) == ("team/image:1", 2)
     assert compiled.inputs.keys() == {RUNNER_FILE, SOURCE_FILE, CALL_FILE}
     assert compiled.inputs[SOURCE_FILE] == SOURCE
@@ -155,13 +155,13 @@ def test_packages_belong_to_functions_scripts_and_commands_alone() -> None:
 def test_container_runs_its_argv_or_its_images_own_command() -> None:
     workload = {"kind": "container", "image": "host:5000/team/image@sha256:00", "argv": ["run", "-x"]}
     compiled = compile_job(parse_submit({"name": "n", "workload": workload})).launch
-    assert compiled.steps == (Step(name="node", argv=("run", "-x")),)
+    assert compiled.steps == (LaunchStep(name="node", argv=("run", "-x")),)
     assert compiled.image == "host:5000/team/image@sha256:00"
     plain = compile_job(parse_submit({"name": "n", "workload": {"kind": "container", "image": "image"}})).launch
-    assert plain.steps == (Step(name="node", argv=()),)
+    assert plain.steps == (LaunchStep(name="node", argv=()),)
     for given, step in (
-        ({"args": ["-x"]}, Step(name="node", argv=(), args=("-x",))),
-        ({"argv": ["run"], "args": ["-x"]}, Step(name="node", argv=("run", "-x"))),
+        ({"args": ["-x"]}, LaunchStep(name="node", argv=(), args=("-x",))),
+        ({"argv": ["run"], "args": ["-x"]}, LaunchStep(name="node", argv=("run", "-x"))),
     ):
         workload = {"kind": "container", "image": "image", **given}
         launch = compile_job(parse_submit({"name": "n", "workload": workload})).launch

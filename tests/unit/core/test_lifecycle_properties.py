@@ -12,7 +12,7 @@ from job_factory import NOW, new_job
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import commands, endings, observations
 from trainmaster.server.core.errors import ConflictError
-from trainmaster.server.core.job import Change, Job, Progress
+from trainmaster.server.core.job import Change, Job, JobProgress
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.states import ACTIVE, TERMINAL, TRANSITIONS, Action, Desired, JobStatus, allowed_from
@@ -102,7 +102,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(step=st.integers(0, 100))
     def progress(self, step: int) -> None:
         nodes = [NodeObservation(liveness=Liveness.ALIVE) for _ in self.job.live.shares]
-        told = Progress(step=step, step_at=self.now)
+        told = JobProgress(step=step, step_at=self.now)
         self.take(
             observations.observe(
                 self.job, AttemptObservation(attempt=self.job.live.number, nodes=nodes, progress=told), now=self.now

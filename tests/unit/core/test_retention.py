@@ -9,7 +9,7 @@ from job_factory import NOW, new_job, training
 
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.core.errors import ConflictError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.retention import (
     RetentionPolicy,
     checkpoint_limit,
@@ -24,7 +24,7 @@ from trainmaster.server.core.retention import (
 from trainmaster.server.core.states import JobStatus
 
 
-def checkpoint(step: int, **fields: Any) -> Checkpoint:
+def checkpoint(step: int, **fields: Any) -> CheckpointRecord:
     values: dict[str, Any] = {
         "checkpoint_id": f"c{step}",
         "job_id": "job-1",
@@ -35,7 +35,7 @@ def checkpoint(step: int, **fields: Any) -> Checkpoint:
         "root": "artifacts",
         "path": f"job-1/checkpoints/c{step}",
     }
-    return Checkpoint(**{**values, **fields})
+    return CheckpointRecord(**{**values, **fields})
 
 
 ALL = [checkpoint(10), checkpoint(20), checkpoint(30)]
@@ -57,7 +57,7 @@ def ended(**fields: Any) -> Job:
     return saved(status=JobStatus.COMPLETED, attempt=None, finished_at=NOW, **fields)
 
 
-def without(job: Job, gone: Checkpoint, *, users: set[str] = frozenset(), left: Any = None) -> Any:  # type: ignore[assignment]
+def without(job: Job, gone: CheckpointRecord, *, users: set[str] = frozenset(), left: Any = None) -> Any:  # type: ignore[assignment]
     others = [c for c in ALL if c != gone] if left is None else left
     return delete_checkpoint(job, gone, others=others, users=users, now=NOW)
 
@@ -109,7 +109,7 @@ def test_deleting_is_refused_while_somebody_needs_it() -> None:
 def test_checkpoints_outlive_their_job_for_as_long_as_the_setting_says() -> None:
     keep, later = RetentionPolicy(checkpoints_s=100), NOW + 101
 
-    def expired(job: Job, checkpoints: list[Checkpoint] = ALL, in_use: tuple[str, ...] = ()) -> list[str]:
+    def expired(job: Job, checkpoints: list[CheckpointRecord] = ALL, in_use: tuple[str, ...] = ()) -> list[str]:
         found = expired_checkpoints(job, checkpoints, in_use=in_use, keep=keep, now=later)
         return [each.checkpoint_id for each in found]
 

@@ -12,7 +12,7 @@ import pytest
 
 from spec_documents import CUSTOM, LORA, changed
 from trainmaster.backends import capabilities_of
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.core.errors import RefusedError, SpecError
 from trainmaster.server.core.fields import MAX_PATH_DEPTH
@@ -47,8 +47,8 @@ def refused(**changes: Any) -> dict[str, str]:
 def test_training_is_prepared_with_the_callers_tokens_and_then_trained_without() -> None:
     compiled = launch(LORA)
     assert compiled.steps == (
-        Step(name="prepare", argv=("-s", "-P", "-m", "trainmaster.training.prepare"), python=True, tokens=True),
-        Step(name="train", argv=("-P", "-m", "trainmaster.training"), python=True),
+        LaunchStep(name="prepare", argv=("-s", "-P", "-m", "trainmaster.training.prepare"), python=True, tokens=True),
+        LaunchStep(name="train", argv=("-P", "-m", "trainmaster.training"), python=True),
     )
     assert (compiled.kind, compiled.reports_phases, compiled.can_save) == ("trainer", True, True)
     assert compiled == compile_job(load_stored(SPEC_VERSION, dump(parse_submit(LORA)))).launch

@@ -13,9 +13,9 @@ from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import (
     BlobFile,
     Launch,
+    LaunchStep,
     Lifetime,
     Readiness,
-    Step,
 )
 from trainmaster.server.core.errors import SpecError
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse_submit, secret_values
@@ -48,7 +48,7 @@ def test_kind_registered_twice_is_refused() -> None:
 
 def test_command_compiles_to_its_argv() -> None:
     assert launch({"kind": "command", "argv": ["sh", "-c", ""]}) == Launch(
-        kind="command", steps=(Step(name="main", argv=("sh", "-c", "")),)
+        kind="command", steps=(LaunchStep(name="main", argv=("sh", "-c", "")),)
     )
 
 
@@ -68,7 +68,7 @@ def test_common_fields_are_passed_on_to_the_launch() -> None:
     )
     assert compiled == Launch(
         kind="command",
-        steps=(Step(name="main", argv=("true",)),),
+        steps=(LaunchStep(name="main", argv=("true",)),),
         secrets={"A": "secret:env.A"},
         blobs=(BlobFile(sha256=DIGEST, path="a/b", executable=True),),
         working_directory="/srv",
@@ -104,16 +104,16 @@ def test_command_that_cannot_be_started_is_refused(argv: object) -> None:
 @pytest.mark.parametrize(
     ("workload", "step"),
     [
-        ({"path": "/srv/a.py", "args": ["-v"]}, Step(name="main", argv=("/srv/a.py", "-v"), python=True)),
-        ({"path": "/srv/a.sh", "args": ["-v"]}, Step(name="main", argv=("sh", "/srv/a.sh", "-v"))),
-        ({"path": "/srv/a"}, Step(name="main", argv=("sh", "/srv/a"))),
+        ({"path": "/srv/a.py", "args": ["-v"]}, LaunchStep(name="main", argv=("/srv/a.py", "-v"), python=True)),
+        ({"path": "/srv/a.sh", "args": ["-v"]}, LaunchStep(name="main", argv=("sh", "/srv/a.sh", "-v"))),
+        ({"path": "/srv/a"}, LaunchStep(name="main", argv=("sh", "/srv/a"))),
         (
             {"path": "/srv/a.py", "interpreter": ["python3.12", "-u"], "args": ["1"]},
-            Step(name="main", argv=("python3.12", "-u", "/srv/a.py", "1")),
+            LaunchStep(name="main", argv=("python3.12", "-u", "/srv/a.py", "1")),
         ),
     ],
 )
-def test_script_runs_with_the_interpreter_that_fits(workload: dict[str, Any], step: Step) -> None:
+def test_script_runs_with_the_interpreter_that_fits(workload: dict[str, Any], step: LaunchStep) -> None:
     assert launch({"kind": "script", **workload}).steps == (step,)
 
 
@@ -136,7 +136,7 @@ def test_service_has_a_port_readiness_and_no_end() -> None:
     compiled = launch({"kind": "service", "argv": ["-m", "http.server"], "python": True})
     assert compiled == Launch(
         kind="service",
-        steps=(Step(name="main", argv=("-m", "http.server"), python=True),),
+        steps=(LaunchStep(name="main", argv=("-m", "http.server"), python=True),),
         lifetime=Lifetime.SERVICE,
         port_environment="PORT",
         readiness=Readiness(path="/", timeout_s=600.0),
@@ -195,8 +195,8 @@ def test_custom_framework_is_a_script_with_the_job_s_ranks_and_environment() -> 
     compiled = compile_job(request).launch
     fetch, script = compiled.steps
     fetching = ("-s", "-P", "-m", "trainmaster.training.fetching")
-    assert fetch == Step(name="prepare", argv=fetching, python=True, tokens=True)
-    assert script == Step(name="main", argv=("/srv/train.py",), python=True)
+    assert fetch == LaunchStep(name="prepare", argv=fetching, python=True, tokens=True)
+    assert script == LaunchStep(name="main", argv=("/srv/train.py",), python=True)
     assert (compiled.kind, compiled.ranks_per_node, compiled.secrets) == ("script", 4, {"A": "secret:env.A"})
     assert json.loads(compiled.inputs["training.json"])["data_config"]["sources"][0]["path"] == "hf://org/data"
     assert not compiled.reports_phases
@@ -214,8 +214,8 @@ def test_new_kind_is_submitted_stored_shown_and_compiled(toy_kind: Any) -> None:
     assert compile_job(again).launch == Launch(
         kind="toy",
         steps=(
-            Step(name="prepare", argv=("sh", "-c", "echo 'hi' > greeting")),
-            Step(name="main", argv=("cat", "greeting")),
+            LaunchStep(name="prepare", argv=("sh", "-c", "echo 'hi' > greeting")),
+            LaunchStep(name="main", argv=("cat", "greeting")),
         ),
         ranks_per_node=2,
     )

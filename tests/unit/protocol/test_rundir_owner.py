@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainmaster.protocol.documents import read_document
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RunDirectory
 
@@ -14,7 +14,7 @@ def lay_out(root: Path, attempt: int) -> None:
         attempt=attempt,
         token=f"token {attempt}",
         rank_token=f"rank token {attempt}",
-        launch=Launch(kind="command", steps=(Step(name="main", argv=("true",)),)),
+        launch=Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),)),
         nodes=(NodeAssignment(node_id="n"),),
         checkpoint_dir="c",
         output_dir="o",

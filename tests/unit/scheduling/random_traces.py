@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from trainmaster.server.core.resources import Needs, Node, NodeState, Queue
+from trainmaster.server.core.resources import JobQueue, Needs, Node, NodeState
 from trainmaster.server.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
 
 JOBS = 40
@@ -21,7 +21,7 @@ def random_trace(seed: int, *, exact: bool = False) -> Trace:
     nodes = [_node(chance, index) for index in range(chance.randint(1, 6))]
     gpus = sum(len(node.gpus) for node in nodes)
     queues = [
-        Queue(
+        JobQueue(
             name=f"queue-{index}",
             weight=float(chance.choice((1, 1, 2, 5))),
             quota_gpus=chance.randint(1, max(gpus, 1)) if chance.random() < 0.3 else None,
@@ -33,7 +33,7 @@ def random_trace(seed: int, *, exact: bool = False) -> Trace:
     jobs = [_job(chance, index, nodes, queues, limits, busy_s) for index in range(JOBS)]
     if exact:
         plain = [replace(job, preemptible=False) for job in jobs]
-        return Trace(name=f"seed {seed}", jobs=plain, nodes=nodes, queues=[Queue(name=queues[0].name)])
+        return Trace(name=f"seed {seed}", jobs=plain, nodes=nodes, queues=[JobQueue(name=queues[0].name)])
     changes = _changes(chance, nodes, busy_s) if chance.random() < 0.3 else []
     return Trace(name=f"seed {seed}", jobs=jobs, nodes=nodes, queues=queues, changes=changes)
 
@@ -55,7 +55,7 @@ def _node(chance: random.Random, index: int) -> Node:
 
 
 def _job(
-    chance: random.Random, index: int, nodes: list[Node], queues: list[Queue], limits: str, busy_s: float
+    chance: random.Random, index: int, nodes: list[Node], queues: list[JobQueue], limits: str, busy_s: float
 ) -> TraceJob:
     runs_s = float(round(chance.choice((60, 600, 3600, 10_000)) * chance.uniform(0.2, 2.0)))
     kind = chance.choice(("none", "bound", "exact", "short")) if limits == "mixed" else limits

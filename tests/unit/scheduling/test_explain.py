@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from placement_rules import fit
 
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.server.core.job import Attempt, Job, Progress
-from trainmaster.server.core.resources import Gpu, Needs, Node, NodeState, Queue
+from trainmaster.server.core.job import Attempt, Job, JobProgress
+from trainmaster.server.core.resources import Gpu, JobQueue, Needs, Node, NodeState
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.scheduling.explain import Explanation, explain
 from trainmaster.server.scheduling.obstacles import Situation
@@ -57,7 +57,7 @@ def running(view: ClusterView, job: Job, *, since: float = NOW, **attempt: Any) 
     return view.with_jobs([job.evolve(status=JobStatus.TRAINING, attempt=live, attempt_count=1)])
 
 
-def cluster(*nodes: Node, queues: Collection[Queue] = ()) -> ClusterView:
+def cluster(*nodes: Node, queues: Collection[JobQueue] = ()) -> ClusterView:
     return ClusterView().with_nodes(nodes).with_queues(queues)
 
 
@@ -126,7 +126,7 @@ def test_what_is_in_the_way_is_no_more_than_needed_and_ends_first() -> None:
 
 
 def test_end_is_known_by_progress_too() -> None:
-    holder = queued("holder", 1, progress=Progress(step=5, eta_s=600.0, step_at=NOW))
+    holder = queued("holder", 1, progress=JobProgress(step=5, eta_s=600.0, step_at=NOW))
     view = running(cluster(node(gpus=1)), holder)
     job = queued("j", 1)
     assert asked(view.with_jobs([job]), job).blockers[0].ends_in_s == 600.0
@@ -203,11 +203,11 @@ def test_broken_gpu_that_is_needed_is_named_with_its_problem() -> None:
 
 def test_job_that_asks_for_more_than_its_queue_may_hold_says_so() -> None:
     job = queued("j", 4, queue="night")
-    view = cluster(node(gpus=4), queues=[Queue(name="night", quota_gpus=2)]).with_jobs([job])
+    view = cluster(node(gpus=4), queues=[JobQueue(name="night", quota_gpus=2)]).with_jobs([job])
     explanation = asked(view, job)
     assert explanation.code is PendingCode.QUOTA
     assert explanation.message == "asks for 4 GPUs, and queue night may hold 2"
-    assert starts(view.with_queues([Queue(name="night", quota_gpus=4)]), job)
+    assert starts(view.with_queues([JobQueue(name="night", quota_gpus=4)]), job)
 
 
 def test_job_that_is_being_made_room_for_says_how_long_that_takes() -> None:
@@ -222,8 +222,8 @@ def test_job_that_is_being_made_room_for_says_how_long_that_takes() -> None:
 
 
 def test_job_that_counts_on_room_made_for_another_names_that_too() -> None:
-    night = Queue(name="night", quota_gpus=2)
-    view = cluster(node(gpus=4, slots=3), queues=[Queue(name="default"), night])
+    night = JobQueue(name="night", quota_gpus=2)
+    view = cluster(node(gpus=4, slots=3), queues=[JobQueue(name="default"), night])
     gang = queued("gang", 1, queue="night", preemptible=True, priority=3, max_retries=1, needs={"node_count": 2})
     view = running(view, gang)
     view = running(view, queued("single", 1, preemptible=True, priority=3, max_retries=1))
@@ -256,7 +256,9 @@ def situations(draw: st.DrawFn) -> ClusterView:
         for index in range(draw(st.integers(1, 3)))
     ]
     queues = [
-        Queue(name=name, weight=draw(st.sampled_from([1.0, 3.0])), quota_gpus=draw(st.sampled_from([None, None, 2, 4])))
+        JobQueue(
+            name=name, weight=draw(st.sampled_from([1.0, 3.0])), quota_gpus=draw(st.sampled_from([None, None, 2, 4]))
+        )
         for name in ("default", "night")
     ]
     view = cluster(*nodes, queues=queues)

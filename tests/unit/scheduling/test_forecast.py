@@ -6,7 +6,7 @@ from typing import Any
 
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.server.core.job import Attempt, Job, Progress
+from trainmaster.server.core.job import Attempt, Job, JobProgress
 from trainmaster.server.core.resources import Gpu, Needs, Node, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.obstacles import estimated_waits, expected_end
@@ -58,20 +58,22 @@ def waits(view: ClusterView) -> dict[str, float]:
 
 def test_end_is_the_earlier_of_limit_and_progress() -> None:
     assert expected_end(running("j", 0, max_runtime_s=600.0)) == NOW + 600
-    halfway = Progress(step=5, eta_s=300.0, step_at=NOW + 10)
+    halfway = JobProgress(step=5, eta_s=300.0, step_at=NOW + 10)
     assert expected_end(running("j", 0, max_runtime_s=600.0, progress=halfway)) == NOW + 310
     assert expected_end(running("j", 0, progress=halfway)) == NOW + 310
     assert expected_end(running("j", 0)) is None
 
 
 def test_end_follows_from_the_pace_of_a_job_that_says_how_many_steps_there_are() -> None:
-    paced = Progress(step=30, total_steps=100, first_step=10, first_at=NOW + 5, step_at=NOW + 45)
+    paced = JobProgress(step=30, total_steps=100, first_step=10, first_at=NOW + 5, step_at=NOW + 45)
     assert expected_end(running("j", 0, progress=paced)) == NOW + 45 + 70 * 2
-    assert expected_end(running("j", 0, progress=Progress(step=30, first_step=10, first_at=5.0, step_at=45.0))) is None
+    assert (
+        expected_end(running("j", 0, progress=JobProgress(step=30, first_step=10, first_at=5.0, step_at=45.0))) is None
+    )
 
 
 def test_progress_of_an_earlier_attempt_counts_from_the_start_of_this_one() -> None:
-    earlier = Progress(step=5, eta_s=300.0, step_at=NOW - 5000)
+    earlier = JobProgress(step=5, eta_s=300.0, step_at=NOW - 5000)
     assert expected_end(running("j", 0, progress=earlier)) == NOW + 300
 
 

@@ -14,7 +14,7 @@ from small_cluster import NOW, carried_out, ended, node, running, starts, stoppe
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.commands import grace_s
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Node, Queue
+from trainmaster.server.core.resources import JobQueue, Node
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView
 
@@ -191,7 +191,7 @@ def test_job_over_its_quota_preempts_within_its_own_queue_alone() -> None:
     own = prey("own", {"n": [0]}, queue="q")
     other = prey("other", {"n": [1]}, queue="o", priority=0)
     urgent = waiting("urgent", 1, priority=8, queue="q")
-    view = view_of([node("n", 4)], own, other, urgent, queues=[Queue(name="q", quota_gpus=1)])
+    view = view_of([node("n", 4)], own, other, urgent, queues=[JobQueue(name="q", quota_gpus=1)])
     assert stopped_for(view) == {"urgent": ["own"]}
     assert starts(view) == []
     later = carried_out(view, schedule(view, now=NOW), now=NOW)
@@ -204,9 +204,9 @@ def test_victims_of_the_own_queue_bring_both_quota_and_room() -> None:
     held = [prey("far", {"b": [0]}, queue="q"), prey("near", {"a": [0, 1]}, queue="q", can_save=False, now=NOW - 99)]
     firm = running("firm", {"b": [1]})
     urgent = waiting("urgent", 2, priority=8, queue="q")
-    view = view_of([node("a", 2), node("b", 2)], *held, firm, urgent, queues=[Queue(name="q", quota_gpus=3)])
+    view = view_of([node("a", 2), node("b", 2)], *held, firm, urgent, queues=[JobQueue(name="q", quota_gpus=3)])
     assert stopped_for(view) == {"urgent": ["near"]}
-    view = view.with_queues([Queue(name="q", quota_gpus=2)])
+    view = view.with_queues([JobQueue(name="q", quota_gpus=2)])
     assert stopped_for(view) == {"urgent": ["far", "near"]}
 
 
@@ -214,9 +214,9 @@ def test_many_victims_of_the_own_queue_are_chosen_without_waste() -> None:
     held = [prey(f"low{index:02}", {f"n{index // 4}": [index % 4]}, queue="q") for index in range(16)]
     urgent = waiting("urgent", 4, priority=8, queue="q")
     nodes = [node(f"n{index}", 4) for index in range(4)]
-    view = view_of(nodes, *held, urgent, queues=[Queue(name="q", quota_gpus=16)])
+    view = view_of(nodes, *held, urgent, queues=[JobQueue(name="q", quota_gpus=16)])
     assert stopped_for(view) == {"urgent": ["low00", "low01", "low02", "low03"]}
-    view = view.with_queues([Queue(name="q", quota_gpus=15)])
+    view = view.with_queues([JobQueue(name="q", quota_gpus=15)])
     assert len(stopped_for(view)["urgent"]) == 5
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small_cluster import NOW, carried_out, ended, node, over_allocated, running, starts, view_of, waiting
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.schedule import schedule
 
@@ -40,7 +40,7 @@ def test_limit_is_kept() -> None:
 
 def test_queue_that_holds_less_for_its_weight_goes_first() -> None:
     jobs = [waiting(f"{queue}{index}", 1, at=NOW + index, queue=queue) for queue in "ab" for index in range(6)]
-    view = view_of([node("n", 6)], *jobs, queues=[Queue(name="a", weight=2.0)])
+    view = view_of([node("n", 6)], *jobs, queues=[JobQueue(name="a", weight=2.0)])
     assert sorted(starts(view)) == ["a0", "a1", "a2", "a3", "b0", "b1"]
 
 
@@ -95,20 +95,20 @@ def test_quota_is_kept_and_the_queue_waits_in_order() -> None:
         waiting("cpu", 0, at=NOW + 3, queue="q"),
         waiting("elsewhere", 2, at=NOW + 4, queue="other"),
     ]
-    view = view_of([node("n", 8)], held, *jobs, queues=[Queue(name="q", quota_gpus=4)])
+    view = view_of([node("n", 8)], held, *jobs, queues=[JobQueue(name="q", quota_gpus=4)])
     assert sorted(starts(view)) == ["cpu", "elsewhere", "fits"]
 
 
 def test_job_that_asks_for_more_than_the_whole_quota_holds_nobody_up() -> None:
     jobs = [waiting("never", 5, queue="q"), waiting("fits", 4, at=NOW + 1, queue="q")]
-    assert starts(view_of([node("n", 8)], *jobs, queues=[Queue(name="q", quota_gpus=4)])) == ["fits"]
+    assert starts(view_of([node("n", 8)], *jobs, queues=[JobQueue(name="q", quota_gpus=4)])) == ["fits"]
 
 
 def test_job_that_waits_for_its_quota_is_no_head() -> None:
     held = running("r", {"n": range(4)}, queue="q")
     view = view_of([node("n", 8)], held, waiting("big", 8, at=NOW - 9, queue="q"), waiting("other", 4, queue="o"))
     assert starts(view) == []
-    assert starts(view.with_queues([Queue(name="q", quota_gpus=8)])) == ["other"]
+    assert starts(view.with_queues([JobQueue(name="q", quota_gpus=8)])) == ["other"]
 
 
 def test_head_whose_quota_is_used_up_in_the_same_pass_gives_way_to_the_next() -> None:
@@ -117,7 +117,7 @@ def test_head_whose_quota_is_used_up_in_the_same_pass_gives_way_to_the_next() ->
     first_untraversable = waiting("barred", 8, at=NOW - 10, queue="q")
     head = waiting("head", 8, at=NOW - 5, queue="o")
     view = view_of([node("n", 8)], held, first, first_untraversable, head, waiting("small", 1, queue="o"))
-    assert starts(view.with_queues([Queue(name="q", quota_gpus=12)])) == ["first"]
+    assert starts(view.with_queues([JobQueue(name="q", quota_gpus=12)])) == ["first"]
 
 
 def test_job_gets_another_chance_when_the_head_before_it_was_over_its_quota() -> None:
@@ -129,7 +129,7 @@ def test_job_gets_another_chance_when_the_head_before_it_was_over_its_quota() ->
         waiting("later", 1, at=NOW - 9, queue="o"),
     ]
     nodes = [node("n", 8), node("m", 4, kind="A100")]
-    view = view_of(nodes, *held, *jobs, queues=[Queue(name="q", quota_gpus=12), Queue(name="o", weight=100.0)])
+    view = view_of(nodes, *held, *jobs, queues=[JobQueue(name="q", quota_gpus=12), JobQueue(name="o", weight=100.0)])
     assert sorted(starts(view)) == ["first", "late", "later"]
 
 
@@ -137,7 +137,7 @@ def test_job_behind_a_head_does_not_use_up_its_quota() -> None:
     held = running("r", {"a": range(4)}, queue="q", runtime=3600.0)
     head = waiting("head", 8, at=NOW - 9, queue="q", needs={"gpu_type": "H100"})
     nodes = [node("a", 8), node("b", 8, kind="A100")]
-    view = view_of(nodes, held, head, queues=[Queue(name="q", quota_gpus=14)])
+    view = view_of(nodes, held, head, queues=[JobQueue(name="q", quota_gpus=14)])
     assert starts(view.with_jobs([waiting("two", 2, queue="q", needs={"gpu_type": "A100"})])) == ["two"]
     assert starts(view.with_jobs([waiting("three", 3, queue="q", needs={"gpu_type": "A100"})])) == []
     short = waiting("three", 3, queue="q", runtime=60.0, needs={"gpu_type": "A100"})
@@ -146,7 +146,7 @@ def test_job_behind_a_head_does_not_use_up_its_quota() -> None:
 
 def test_quota_of_nothing_holds_gpu_jobs_back_and_lets_others_run() -> None:
     view = view_of([node("n", 8)], waiting("gpu", 1), waiting("open", None), waiting("cpu", 0))
-    assert starts(view.with_queues([Queue(name="default", quota_gpus=0)])) == ["cpu"]
+    assert starts(view.with_queues([JobQueue(name="default", quota_gpus=0)])) == ["cpu"]
 
 
 @settings(max_examples=100)
@@ -161,7 +161,7 @@ def test_quota_of_nothing_holds_gpu_jobs_back_and_lets_others_run() -> None:
 def test_quotas_hold_and_nothing_is_over_allocated_until_all_is_done(
     wishes: list[tuple[int, int, str, int, bool]], quota_a: int, quota_b: int
 ) -> None:
-    queues = [Queue(name="a", quota_gpus=quota_a), Queue(name="b", quota_gpus=quota_b, weight=3.0)]
+    queues = [JobQueue(name="a", quota_gpus=quota_a), JobQueue(name="b", quota_gpus=quota_b, weight=3.0)]
     jobs = [
         waiting(
             f"j{index:02}",

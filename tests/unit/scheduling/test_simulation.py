@@ -10,7 +10,7 @@ from virtual_diary import Diary, job, nodes, run
 
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.server.core.job import Attempt, Job
-from trainmaster.server.core.resources import NodeState, Queue, Share
+from trainmaster.server.core.resources import JobQueue, NodeState, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.audit import Audit, GuaranteeViolationError
 from trainmaster.server.scheduling.schedule import Placement, Plan, Preemption
@@ -109,10 +109,10 @@ def test_jobs_that_never_ended_are_counted_as_such() -> None:
 
 def test_fairness_is_one_for_even_shares_and_half_when_one_of_two_gets_all() -> None:
     even = [job(f"{queue}{index}", queue=queue) for index in range(8) for queue in "ab"]
-    diary = run(*even, on=nodes(gpus=2), queues=[Queue(name="a"), Queue(name="b")])
+    diary = run(*even, on=nodes(gpus=2), queues=[JobQueue(name="a"), JobQueue(name="b")])
     assert diary.figures.fairness == pytest.approx(1.0, abs=0.02)
     hog = [job("holder", runs=1000.0, gpus=2, queue="a"), job("more", at=1.0, queue="a"), job("b", at=1.0, queue="b")]
-    diary = run(*hog, on=nodes(gpus=2), queues=[Queue(name="a"), Queue(name="b")])
+    diary = run(*hog, on=nodes(gpus=2), queues=[JobQueue(name="a"), JobQueue(name="b")])
     assert diary.figures.fairness == pytest.approx(0.5)
 
 
@@ -124,14 +124,14 @@ def test_fairness_is_one_for_even_shares_and_half_when_one_of_two_gets_all() -> 
         ([job("a", runs=1.0), job("late", at=500.0, runs=100.0)], [], 600.0),
         ([job("a", at=7.0, runs=1.0), job("b", at=100.0, gpus=4), job("c", at=100.0, gpus=4)], [], 293.0),
         ([job("a", gpu_type="A100", gpus=1), job("b", gpu_type="A100", gpus=1)], [], 200.0),
-        ([job("a", queue="q"), job("b", queue="q")], [Queue(name="q", quota_gpus=1)], 200.0),
+        ([job("a", queue="q"), job("b", queue="q")], [JobQueue(name="q", quota_gpus=1)], 200.0),
         ([job("a", runs=500.0, max_runtime_s=60.0)], [], 60.0),
         ([job("a", runs=10.0), job("impossible", runs=1e6, gpus=64)], [], 10.0),
         ([job("a", gpus=0, cpu_cores=8), job("b", gpus=0, cpu_cores=8)], [], 200.0),
     ],
 )
 def test_bound_of_the_makespan_sees_work_arrivals_types_quotas_and_limits(
-    jobs: list[TraceJob], queues: list[Queue], bound: float
+    jobs: list[TraceJob], queues: list[JobQueue], bound: float
 ) -> None:
     cluster = [
         *nodes(gpus=3, cpu_cores=7, slots=8),
@@ -177,7 +177,7 @@ def test_audit_finds_a_share_that_is_not_what_was_asked_for(broken: Job, message
 
 
 def test_audit_finds_a_quota_that_is_exceeded() -> None:
-    books = audit(queues=[Queue(name="default", quota_gpus=1)])
+    books = audit(queues=[JobQueue(name="default", quota_gpus=1)])
     books.placed(at_work(queued(number=1), 0), 0.0)
     with pytest.raises(GuaranteeViolationError, match="quota"):
         books.placed(at_work(queued(number=2), 1), 0.0)

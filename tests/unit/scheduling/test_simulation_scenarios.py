@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from virtual_diary import job, nodes, run
 
-from trainmaster.server.core.resources import NodeState, Queue
+from trainmaster.server.core.resources import JobQueue, NodeState
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.traces import NodeChange
 
@@ -15,7 +15,7 @@ COMPLETED, PREEMPTED, QUEUED = JobStatus.COMPLETED, JobStatus.PREEMPTED, JobStat
 
 
 def test_queues_with_work_share_the_cluster_by_their_weights() -> None:
-    queues = [Queue(name="heavy", weight=3.0), Queue(name="light", weight=1.0)]
+    queues = [JobQueue(name="heavy", weight=3.0), JobQueue(name="light", weight=1.0)]
     jobs = [job(f"{queue.name}-{index}", queue=queue.name) for queue in queues for index in range(60)]
     diary = run(*jobs, on=nodes(gpus=8), queues=queues)
     first_hundred = [name for name, starts in diary.starts.items() if starts[0] < 600.0]
@@ -26,7 +26,7 @@ def test_queues_with_work_share_the_cluster_by_their_weights() -> None:
 
 
 def test_queue_that_is_alone_gets_everything_whatever_its_weight() -> None:
-    queues = [Queue(name="heavy", weight=9.0), Queue(name="light", weight=1.0)]
+    queues = [JobQueue(name="heavy", weight=9.0), JobQueue(name="light", weight=1.0)]
     diary = run(*(job(str(index), queue="light") for index in range(8)), on=nodes(gpus=8), queues=queues)
     assert {starts[0] for starts in diary.starts.values()} == {0.0}
 
@@ -36,7 +36,7 @@ def test_quota_is_the_most_that_a_queue_holds_even_when_the_rest_is_idle() -> No
         *(job(str(index), queue="capped") for index in range(8)),
         job("other", queue="free", gpus=4),
         on=nodes(gpus=8),
-        queues=[Queue(name="capped", quota_gpus=4)],
+        queues=[JobQueue(name="capped", quota_gpus=4)],
     )
     assert sorted(starts[0] for name, starts in diary.starts.items() if name != "other") == [0.0] * 4 + [100.0] * 4
     assert diary.starts["other"] == [0.0]
@@ -70,7 +70,7 @@ def test_large_job_is_not_starved_by_another_queue_while_later_ones_of_its_own_r
         *own,
         *others,
         on=[*nodes(gpus=8), *nodes(gpus=0, prefix="cpu")],
-        queues=[Queue(name="own"), Queue(name="other")],
+        queues=[JobQueue(name="own"), JobQueue(name="other")],
     )
     assert diary.starts["large"][0] <= 50.0 + 5 * 1800.0 + 2 * 1000.0
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_diary import nodes
 
-from trainmaster.server.core.resources import Needs, Queue
+from trainmaster.server.core.resources import JobQueue, Needs
 from trainmaster.server.scheduling.simulation import makespan_bound
 from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
 from trainmaster.server.scheduling.traces import TraceError, TraceJob, from_line, from_lines, to_line
@@ -83,7 +83,7 @@ def test_synthetic_trace_asks_for_the_load_that_was_wanted() -> None:
 
 
 def test_synthetic_jobs_go_to_the_queues_by_weight_and_fit_the_machines() -> None:
-    queues = [Queue(name="a", weight=3.0), Queue(name="b", weight=1.0)]
+    queues = [JobQueue(name="a", weight=3.0), JobQueue(name="b", weight=1.0)]
     trace = synthetic(jobs=1000, seed=1, nodes=nodes(2, gpus=2), queues=queues)
     assert sum(job.queue == "a" for job in trace.jobs) == pytest.approx(750, abs=60)
     assert max(job.gpus for job in trace.jobs) <= 4

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from small_cluster import NOW, carried_out, ended, node, stopped, view_of, waiting
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Node, NodeState, Queue, whole
+from trainmaster.server.core.resources import JobQueue, Node, NodeState, whole
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.view import ClusterView, key_of
@@ -56,7 +56,7 @@ class Changes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = NODES
-        self.queues: list[Queue] = []
+        self.queues: list[JobQueue] = []
         self.view = ClusterView().with_nodes(self.nodes)
         self.count = 0
 
@@ -113,7 +113,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(quota=st.none() | st.integers(0, 3))
     def give_quota(self, quota: int | None) -> None:
-        self.queues = [Queue(name="p", quota_gpus=quota)]
+        self.queues = [JobQueue(name="p", quota_gpus=quota)]
         self.view = self.view.with_queues(self.queues)
 
     @invariant()

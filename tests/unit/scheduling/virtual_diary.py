@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Needs, Node, Queue
+from trainmaster.server.core.resources import JobQueue, Needs, Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.simulation import Figures, simulate
 from trainmaster.server.scheduling.traces import NodeChange, Trace, TraceJob, uniform_nodes
@@ -49,7 +49,7 @@ class Diary(Watcher):
 def run(
     *jobs: TraceJob,
     on: Sequence[Node],
-    queues: Sequence[Queue] = (),
+    queues: Sequence[JobQueue] = (),
     changes: Sequence[NodeChange] = (),
     backfill: bool = True,
 ) -> Diary:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, MetaData, Table, UniqueConstraint, cr
 import trainmaster.server.store
 from postgres_server import PostgresServer
 from trainmaster.server.core.errors import NewerDatabaseError
-from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.server.core.job import Attempt, Change, CheckpointRecord, Job, JobEvent
 from trainmaster.server.core.resources import Gpu, Node, Share
 from trainmaster.server.core.states import Actor, JobStatus
 from trainmaster.server.store import (
@@ -78,8 +78,8 @@ def test_head_is_the_newest_migration() -> None:
     [
         (Job, schema.jobs),
         (Attempt, schema.attempts),
-        (Event, schema.events),
-        (Checkpoint, schema.checkpoints),
+        (JobEvent, schema.events),
+        (CheckpointRecord, schema.checkpoints),
         (Node, schema.nodes),
     ],
 )
@@ -138,7 +138,7 @@ RUNNING = Job(
 DELETED = RUNNING.evolve(
     job_id="job-0", status=JobStatus.COMPLETED, handle=None, attempt=None, created_at=900.0, deleted_at=950.0
 )
-CHECKPOINT = Checkpoint(
+CHECKPOINT = CheckpointRecord(
     checkpoint_id="c-1",
     job_id="job-1",
     attempt=1,
@@ -149,7 +149,9 @@ CHECKPOINT = Checkpoint(
     root="artifacts",
     path="job-1/c-1",
 )
-EVENT = Event(job_id="job-1", seq=1, at=1000.0, type="status", actor=Actor.API, attempt=1, to_status=JobStatus.TRAINING)
+EVENT = JobEvent(
+    job_id="job-1", seq=1, at=1000.0, type="status", actor=Actor.API, attempt=1, to_status=JobStatus.TRAINING
+)
 NODE = Node(
     node_id="n1",
     backend="local",
@@ -181,8 +183,8 @@ def fill_first_revision(connection: Connection) -> None:
         "attempts": [Records(Attempt, schema.attempts).to_row(RUNNING.live, **owned)],
         "allocations": [{**share, "cpu_cores": 2, "ram_mb": 0, "storage_mb": 0}],
         "allocated_gpus": [{**share, "gpu_index": 0}],
-        "checkpoints": [Records(Checkpoint, schema.checkpoints).to_row(CHECKPOINT, account_id="acme")],
-        "events": [Records(Event, schema.events).to_row(EVENT, account_id="acme")],
+        "checkpoints": [Records(CheckpointRecord, schema.checkpoints).to_row(CHECKPOINT, account_id="acme")],
+        "events": [Records(JobEvent, schema.events).to_row(EVENT, account_id="acme")],
         "activity": [{**owned, "at": 1003.0}],
         "idempotency": [{**owned, "key": "k", "fingerprint": "f", "created_at": 1000.0}],
         "api_keys": [

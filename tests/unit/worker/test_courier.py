@@ -16,7 +16,7 @@ from replica_server import LOSE_ANSWER, LOSE_REQUEST, ReplicaServer
 from patience import PATIENCE_S
 from process_signals import kill_claimant
 from trainmaster.protocol.documents import read_lines
-from trainmaster.protocol.launch import BlobFile, Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.launch import BlobFile, Launch, LaunchStep, Lifetime, Readiness
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
@@ -56,7 +56,7 @@ class Site:
             token=TOKEN,
             rank_token=RANK_TOKEN,
             launch=Launch(
-                kind="command", steps=(Step(name="main", argv=argv),), **{"environment": environment, **launch}
+                kind="command", steps=(LaunchStep(name="main", argv=argv),), **{"environment": environment, **launch}
             ),
             nodes=tuple(NodeAssignment(node_id=f"node-{number}") for number in range(nodes)),
             checkpoint_dir=str(self.root / "checkpoints"),

@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from trainmaster.protocol.account_files import User
 from trainmaster.protocol.documents import read_document
 from trainmaster.protocol.environment import ATTEMPT_ID
-from trainmaster.protocol.launch import BlobFile, Launch, Step
+from trainmaster.protocol.launch import BlobFile, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER, RunDirectory
 from trainmaster.protocol.secrets import NO_SECRETS
@@ -51,7 +51,7 @@ def ground() -> Iterator[Path]:
 
 
 def request_of(ground: Path, *blobs: BlobFile, **changes: object) -> AttemptRequest:
-    launch = Launch(kind="command", steps=(Step(name="main", argv=("true",)),), blobs=blobs)
+    launch = Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),), blobs=blobs)
     values = {
         "job_id": "job-1",
         "attempt": 1,
@@ -150,7 +150,7 @@ def test_what_a_job_fetches_prepares_and_saves_is_its_users_alone(ground: Path, 
         "inputs": run.path / "nodes" / "0" / "inputs",
         "prepared": run.path / "nodes" / "0" / "prepared",
     }
-    launch = Launch(kind="trainer", steps=(Step(name="main", argv=("true",)),), inputs={"training.json": "größe"})
+    launch = Launch(kind="trainer", steps=(LaunchStep(name="main", argv=("true",)),), inputs={"training.json": "größe"})
     request = request_of(ground, launch=launch, cache_dir=str(own["cache"]), checkpoint_dir=str(own["checkpoints"]))
     stage(request, run.path, 0, lambda: None, user)
     stage(request, run.path, 0, lambda: None, user)  # as the next attempt finds it
@@ -332,7 +332,7 @@ def test_working_directory_that_became_a_link_leads_nowhere_the_user_cannot_go(
     with acting_as(user):
         (ground / "home" / "work").symlink_to(closed / "inside")
     around = surroundings_in(ground / "home" / "work", ground, run, user)
-    step = Step(name="main", argv=("cat", "file"))
+    step = LaunchStep(name="main", argv=("cat", "file"))
     with pytest.raises(StartError, match="cannot be entered"):
         start_rank(step, 0, around, NO_SECRETS, None)
     with acting_as(user):
@@ -365,7 +365,7 @@ def test_setuid_programs_give_a_rank_no_rights(ground: Path, run: RunDirectory, 
     shutil.copy("/bin/sh", program)
     program.chmod(0o4755)
     around = surroundings_in(ground / "ours", ground, run, user)
-    step = Step(name="main", argv=(str(program), "-p", "-c", "id -u"))
+    step = LaunchStep(name="main", argv=(str(program), "-p", "-c", "id -u"))
     pid, _ = start_rank(step, 0, around, NO_SECRETS, None)
     assert os.waitpid(pid, 0)[1] == 0
     assert Path(around.log("main", 0, "out")).read_text() == f"{UID}\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainmaster.protocol.documents import write_document
-from trainmaster.protocol.launch import BlobFile, Launch, Step
+from trainmaster.protocol.launch import BlobFile, Launch, LaunchStep
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
@@ -31,7 +31,7 @@ def request_of(tmp_path: Path, **changes: Any) -> AttemptRequest:
         "attempt": 2,
         "token": "secret",
         "rank_token": "less secret",
-        "launch": Launch(kind="test", steps=(Step(name="run", argv=("true",)),)),
+        "launch": Launch(kind="test", steps=(LaunchStep(name="run", argv=("true",)),)),
         "nodes": (NodeAssignment(node_id="a"), NodeAssignment(node_id="b", gpus=("1", "3"))),
         "checkpoint_dir": os.fspath(tmp_path / "checkpoints"),
         "output_dir": os.fspath(tmp_path / "output"),
@@ -58,7 +58,7 @@ def environment_of(
 
 
 def test_environment_of_second_node_continues_the_ranks(tmp_path: Path) -> None:
-    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), ranks_per_node=4)
+    launch = Launch(kind="test", steps=(LaunchStep(name="run", argv=("true",)),), ranks_per_node=4)
     variables = environment_of(request_of(tmp_path, launch=launch))
     assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("4", "0", "8")
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "29500")
@@ -86,12 +86,12 @@ def test_python_that_crashes_says_where_unless_the_job_says_otherwise(tmp_path: 
 
 
 def test_environment_of_service_has_the_port_where_it_wants_it(tmp_path: Path) -> None:
-    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), port_environment="LISTEN_ON")
+    launch = Launch(kind="test", steps=(LaunchStep(name="run", argv=("true",)),), port_environment="LISTEN_ON")
     assert environment_of(request_of(tmp_path, launch=launch))["LISTEN_ON"] == "8080"
 
 
 def test_environment_may_name_the_variables_of_a_rank(tmp_path: Path) -> None:
-    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), ranks_per_node=4)
+    launch = Launch(kind="test", steps=(LaunchStep(name="run", argv=("true",)),), ranks_per_node=4)
     own = {
         "COORDINATOR": "$(MASTER_ADDR):$(MASTER_PORT)",
         "WHO": "$(RANK)/$(WORLD_SIZE) $(LOCAL_RANK)/$(LOCAL_WORLD_SIZE) on $(NODE_RANK)",
@@ -121,7 +121,7 @@ def test_threads_of_a_rank_follow_the_cores_that_are_booked(
     tmp_path: Path, cores: int, ranks: int, threads: str | None, when_preparing: str | None
 ) -> None:
     nodes = (NodeAssignment(node_id="a", cpu_cores=64), NodeAssignment(node_id="b", cpu_cores=cores))
-    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), ranks_per_node=ranks)
+    launch = Launch(kind="test", steps=(LaunchStep(name="run", argv=("true",)),), ranks_per_node=ranks)
     request = request_of(tmp_path, launch=launch, nodes=nodes)
     assert environment_of(request).get("OMP_NUM_THREADS") == threads
     assert environment_of(request, prepares=True).get("OMP_NUM_THREADS") == when_preparing
@@ -211,7 +211,9 @@ def test_staging_file_that_leaves_the_working_directory_is_refused(tmp_path: Pat
     content = b"x"
     digest = hashlib.sha256(content).hexdigest()
     (tmp_path / digest).write_bytes(content)
-    launch = Launch(kind="test", steps=(Step(name="run", argv=("true",)),), blobs=(BlobFile(sha256=digest, path=path),))
+    launch = Launch(
+        kind="test", steps=(LaunchStep(name="run", argv=("true",)),), blobs=(BlobFile(sha256=digest, path=path),)
+    )
     (tmp_path / "run").mkdir()
     with pytest.raises(StagingError, match="leaves the working directory"):
         stage(request_of(tmp_path, launch=launch, blob_dir=os.fspath(tmp_path)), tmp_path / "run", 0, lambda: None)
@@ -222,7 +224,7 @@ def test_staging_gives_up_when_it_is_told_to_and_leaves_no_part(tmp_path: Path) 
     digest = hashlib.sha256(content).hexdigest()
     (tmp_path / digest).write_bytes(content)
     launch = Launch(
-        kind="test", steps=(Step(name="run", argv=("true",)),), blobs=(BlobFile(sha256=digest, path="big"),)
+        kind="test", steps=(LaunchStep(name="run", argv=("true",)),), blobs=(BlobFile(sha256=digest, path="big"),)
     )
     (tmp_path / "run").mkdir()
 

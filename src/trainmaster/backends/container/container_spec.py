@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.protocol.environment import WORKSPACE
-from trainmaster.protocol.launch import Lifetime, Volume
+from trainmaster.protocol.launch import Lifetime, VolumeMount
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, ContainerOverrides
 from trainmaster.protocol.run_directory import PREPARED
 
@@ -212,7 +212,7 @@ def prepared_directories(request: AttemptRequest, node: int, context: ContainerC
     return {path: str(home / path) for path in request.launch.prepared.values()}
 
 
-def volume_name(volume: Volume, request: AttemptRequest) -> str:
+def volume_name(volume: VolumeMount, request: AttemptRequest) -> str:
     """The engine's name of a volume: each account of each server has its own."""
     # The name from before confined accounts had their own directories: named volumes stay.
     account = (request.cache_dir or "").replace(f"/{CONFINED_CACHES}/", "/")
@@ -273,7 +273,7 @@ def _home_of_checkpoint(request: AttemptRequest) -> str | None:
     return str(artifacts.joinpath(*Path(request.resume_from).relative_to(artifacts).parts[:2]))
 
 
-def _mounted(volume: Volume, request: AttemptRequest) -> dict[str, Any]:
+def _mounted(volume: VolumeMount, request: AttemptRequest) -> dict[str, Any]:
     if os.path.isabs(volume.source):
         return _bind(volume.source, volume.target, read_only=volume.read_only)
     named = {"Type": "volume", "Source": volume_name(volume, request), "Target": volume.target}

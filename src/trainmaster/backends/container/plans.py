@@ -15,7 +15,7 @@ from typing import Any
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container import container_spec as spec
 from trainmaster.protocol.documents import read_document, write_document
-from trainmaster.protocol.launch import ContainerLimits, Gang, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, ContainerOverrides
 from trainmaster.protocol.run_directory import PREPARED, RunDirectory, exit_document
@@ -139,7 +139,7 @@ def step_documents(request: AttemptRequest, node: int, context: spec.ContainerCo
 
 
 def step_document(
-    request: AttemptRequest, node: int, step: Step, image: spec.ImageFacts, context: spec.ContainerContext
+    request: AttemptRequest, node: int, step: LaunchStep, image: spec.ImageFacts, context: spec.ContainerContext
 ) -> dict[str, Any]:
     """The container of a step with an image of its own, without its variables and its command.
 
@@ -167,7 +167,7 @@ def output_directories(request: AttemptRequest, node: int, context: spec.Contain
     return [_prepared(node, context) / path for step in request.launch.steps for path in step.outputs.values()]
 
 
-def _with_images(request: AttemptRequest) -> Iterator[tuple[Step, str]]:
+def _with_images(request: AttemptRequest) -> Iterator[tuple[LaunchStep, str]]:
     return ((step, step.image) for step in request.launch.steps if step.image is not None)
 
 

@@ -13,7 +13,7 @@ from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import ImageFacts
 from trainmaster.backends.container.worker_files import OLDEST_PYTHON
-from trainmaster.protocol.launch import Lifetime, Volume
+from trainmaster.protocol.launch import Lifetime, VolumeMount
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 
@@ -58,7 +58,7 @@ def _check_without_python(request: AttemptRequest, image: str, facts: ImageFacts
         )
 
 
-def checked_volume(volume: Volume, request: AttemptRequest, defaults: ContainerDefaults) -> Volume:
+def checked_volume(volume: VolumeMount, request: AttemptRequest, defaults: ContainerDefaults) -> VolumeMount:
     """A volume with its real directory, which is the one to mount: links may change.
 
     No job that must stay in containers may write to a directory of the machine: it could put a link in place of a

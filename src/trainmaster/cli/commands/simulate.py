@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainmaster.client import Client
     from trainmaster.client.types import Job
     from trainmaster.server.core.job import Job as SimulatedJob
-    from trainmaster.server.core.resources import Node, Queue
+    from trainmaster.server.core.resources import JobQueue, Node
     from trainmaster.server.scheduling.simulation import Figures
     from trainmaster.server.scheduling.traces import Trace, TraceJob
     from trainmaster.server.scheduling.virtual_time import Watcher
@@ -101,7 +101,7 @@ def simulate(
         draw_figures(figures, checked=check)
 
 
-def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None, seed: int, load: float) -> Trace:
+def _trace(name: str, cluster: list[Node], queues: list[JobQueue], jobs: int | None, seed: int, load: float) -> Trace:
     from trainmaster.plain_yaml import YamlError, parse_yaml
     from trainmaster.server.scheduling.synthetic import kueue_baseline, kueue_large, kueue_trace, synthetic
     from trainmaster.server.scheduling.traces import Trace, TraceError, from_lines
@@ -130,13 +130,13 @@ def _trace(name: str, cluster: list[Node], queues: list[Queue], jobs: int | None
         raise UsageError(str(error)) from None
 
 
-def _queue(text: str) -> Queue:
-    from trainmaster.server.core.resources import Queue
+def _queue(text: str) -> JobQueue:
+    from trainmaster.server.core.resources import JobQueue
 
     name, _, rest = text.partition("=")
     weight, _, quota = rest.partition(":")
     try:
-        made = Queue(name=name, weight=float(weight or 1), quota_gpus=int(quota) if quota else None)
+        made = JobQueue(name=name, weight=float(weight or 1), quota_gpus=int(quota) if quota else None)
     except ValueError:
         made = None
     if made is None or not name or not 0 < made.weight < float("inf") or (made.quota_gpus or 0) < 0:

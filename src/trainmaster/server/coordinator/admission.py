@@ -38,7 +38,7 @@ from trainmaster.server.core.errors import (
     SpecError,
     TrainmasterError,
 )
-from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job
 from trainmaster.server.core.observations import admit, reject
 from trainmaster.server.core.retention import best_checkpoint
 from trainmaster.server.core.spec.documents import load_stored
@@ -317,7 +317,7 @@ def check_results(connection: Connection, scope: Scope, named: Iterable[tuple[st
             raise SpecError([Problem(field=field, message=message)])
 
 
-def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+def _named_checkpoint(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> CheckpointRecord:
     """The checkpoint that a new job resumes from: the one that it names, or the best of the job that has that one."""
     try:
         named = checkpoints.get(connection, scope, checkpoint_id)

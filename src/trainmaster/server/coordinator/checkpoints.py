@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from trainmaster.server.coordinator.commands import CommandOutcome, Commands, Idempotency
 from trainmaster.server.core import retention
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
-_DECISIONS: Mapping[str, Callable[[Job, Checkpoint, Any, float], Change | None]] = {
+_DECISIONS: Mapping[str, Callable[[Job, CheckpointRecord, Any, float], Change | None]] = {
     "pinned": lambda job, checkpoint, pinned, now: retention.pin(job, checkpoint, pinned=pinned, now=now),
     "public": lambda job, checkpoint, public, now: retention.publish(job, checkpoint, public=public, now=now),
     "expires_at": lambda job, checkpoint, at, now: retention.expire_at(job, checkpoint, at, now=now),
@@ -84,7 +84,7 @@ def prune(connection: Connection, job: Job) -> Job:
     return change.job
 
 
-def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) -> list[Checkpoint]:
+def left_beside(connection: Connection, job: Job, gone: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
     """What `latest` and `best` of a job may move to when some checkpoints go, the oldest first: the newest of the
     others and, where the best goes, all of them."""
     scope = Scope(job.account_id)
@@ -93,7 +93,7 @@ def left_beside(connection: Connection, job: Job, gone: Sequence[Checkpoint]) ->
     return retention.without(checkpoints.newest_of_job(connection, scope, job.job_id, most=len(gone) + 1), gone)[-1:]
 
 
-def _own(connection: Connection, job: Job, checkpoint_id: str) -> Checkpoint:
+def _own(connection: Connection, job: Job, checkpoint_id: str) -> CheckpointRecord:
     found = checkpoints.named(connection, Scope(job.account_id), job.job_id, [checkpoint_id])
     if not found:
         raise NotFoundError(f"job {job.job_id} has no checkpoint {checkpoint_id}")

@@ -18,7 +18,7 @@ from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.core import commands as decide
 from trainmaster.server.core.commands import check_retry, child_request, in_queue, new_job_id, submit
 from trainmaster.server.core.errors import NotFoundError, Problem, SpecError, StaleWriteError
-from trainmaster.server.core.job import Change, Checkpoint, Job, merge
+from trainmaster.server.core.job import Change, CheckpointRecord, Job, merge
 from trainmaster.server.core.spec.documents import secret_values
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest
 from trainmaster.server.core.states import TERMINAL
@@ -267,7 +267,7 @@ class Commands:
         return future
 
 
-def _checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> Checkpoint:
+def _checkpoint_of_line(connection: Connection, scope: Scope, job: Job, checkpoint_id: str) -> CheckpointRecord:
     """A checkpoint that belongs to the job or to one that it descends from; SpecError when it is of another line."""
     checkpoint = checkpoints.get(connection, scope, checkpoint_id)
     owner = jobs.get(connection, scope, checkpoint.job_id, deleted=True)

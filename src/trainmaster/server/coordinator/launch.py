@@ -21,7 +21,7 @@ from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
-from trainmaster.server.core.job import Attempt, Checkpoint, Job
+from trainmaster.server.core.job import Attempt, CheckpointRecord, Job
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
@@ -134,7 +134,7 @@ def attempt_request(
     *,
     nodes: Mapping[str, Node],
     roots: Roots,
-    resume: Checkpoint | None,
+    resume: CheckpointRecord | None,
     hint_socket: str | None,
     server_url: str | None,
     uid: int | None = None,

@@ -14,7 +14,7 @@ from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
 from trainmaster.server.core import reports
-from trainmaster.server.core.job import Attempt, Job, Progress
+from trainmaster.server.core.job import Attempt, Job, JobProgress
 from trainmaster.server.core.reports import AttemptObservation, Liveness, NodeObservation
 from trainmaster.server.core.states import Desired
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
@@ -176,7 +176,7 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     return location
 
 
-def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progress | None:
+def _progress(progress: JobProgress, records: Iterable[Mapping[str, Any]]) -> JobProgress | None:
     """The last values of rank 0's metrics; None when there is nothing new."""
     latest = None
     for record in records:
@@ -184,7 +184,7 @@ def _progress(progress: Progress, records: Iterable[Mapping[str, Any]]) -> Progr
     return latest
 
 
-def _advanced(progress: Progress, record: Mapping[str, Any]) -> Progress:
+def _advanced(progress: JobProgress, record: Mapping[str, Any]) -> JobProgress:
     """Progress after one more report; values that are missing or malformed stay."""
 
     told: dict[str, float | None] = {

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from trainmaster.plain_yaml import parse_yaml, parse_yaml_documents
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.core.shapes import Shape, Shapes
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.settings.declared import Declared
@@ -83,7 +83,9 @@ class DeclaredCluster:
             accounts.ensure(connection, _EVERYTHING, name, now)
             accounts.set_uid(connection, _EVERYTHING, name, account.uid)
         for name, queue in self.declared.queues.items():
-            queues.put(connection, _EVERYTHING, Queue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now)
+            queues.put(
+                connection, _EVERYTHING, JobQueue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now
+            )
         for name, webhook in self.declared.webhooks.items():
             try:
                 accounts.get(connection, _EVERYTHING, webhook.account)

@@ -23,7 +23,7 @@ from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.server.coordinator import base_models
 from trainmaster.server.coordinator.base_models import PROMOTED, BaseModels, promoted_name
 from trainmaster.server.core.errors import ConflictError, NotFoundError, RefusedError, TrainmasterError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.storage import ARTIFACTS, Roots
 from trainmaster.server.store import accounts, checkpoints, jobs, promoted
 from trainmaster.server.store.database import Database
@@ -113,7 +113,7 @@ class Promotions:
     def _artifacts(self) -> Path:
         return self.roots.path(ARTIFACTS, "")
 
-    def _checked(self, connection: Connection, scope: Scope, wanted: Promotion) -> tuple[Job, Checkpoint]:
+    def _checked(self, connection: Connection, scope: Scope, wanted: Promotion) -> tuple[Job, CheckpointRecord]:
         job = jobs.get(connection, scope, wanted.job_id, deleted=True)
         checkpoint = checkpoints.get(connection, scope, wanted.checkpoint_id)
         if checkpoint.job_id != job.job_id:
@@ -194,7 +194,7 @@ class Promotions:
                 account_files.remove(self._artifacts, f"{DRAFTS}/{name}")
 
     def _described(
-        self, draft: str, checkpoint: Checkpoint, wanted: Promotion, account_id: str, size: int
+        self, draft: str, checkpoint: CheckpointRecord, wanted: Promotion, account_id: str, size: int
     ) -> PromotedModel:
         adapter = base_models.read_own_config(self._artifacts, f"{draft}/{base_models.ADAPTER_CONFIG}")
         if not adapter and account_files.status_below(self._artifacts, f"{draft}/{base_models.CONFIG}") is None:
@@ -232,7 +232,7 @@ class Promotions:
         return record
 
 
-def why_not(checkpoint: Checkpoint) -> str | None:
+def why_not(checkpoint: CheckpointRecord) -> str | None:
     """Why a checkpoint cannot become a model; None when it can."""
     if checkpoint.kind != SAMPLER:
         what = "to be downloaded" if checkpoint.kind == EXTERNAL else "to train on"

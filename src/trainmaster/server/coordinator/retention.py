@@ -19,7 +19,7 @@ from trainmaster.server.coordinator.checkpoints import left_beside
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.core import commands, retention
 from trainmaster.server.core.errors import StoreUnavailableError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.settings.settings import Settings
@@ -115,7 +115,7 @@ class Collector:
             yield from self._alone(job_id, self._expire(job_id, now))
 
     def _expire(self, job_id: str, now: float) -> Iterator[Collected]:
-        def choose(connection: Connection, job: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
+        def choose(connection: Connection, job: Job) -> tuple[list[CheckpointRecord], list[CheckpointRecord]]:
             overdue = checkpoints.overdue(connection, _EVERYTHING, now, job_id=job_id)
             in_use = checkpoints.users(connection, Scope(job.account_id), [c.checkpoint_id for c in overdue])
             expired = retention.overdue_checkpoints(overdue, in_use=in_use, now=now)
@@ -125,11 +125,14 @@ class Collector:
             yield Collected(what="checkpoint", name=gone.checkpoint_id, size_bytes=gone.size_bytes)
 
     def _hide_checkpoints(
-        self, job_id: str, choose: Callable[[Connection, Job], tuple[list[Checkpoint], list[Checkpoint]]], now: float
-    ) -> list[Checkpoint]:
+        self,
+        job_id: str,
+        choose: Callable[[Connection, Job], tuple[list[CheckpointRecord], list[CheckpointRecord]]],
+        now: float,
+    ) -> list[CheckpointRecord]:
         """Hide checkpoints of a job; `choose` returns which of them, and the others."""
 
-        def work(connection: Connection) -> list[Checkpoint]:
+        def work(connection: Connection) -> list[CheckpointRecord]:
             job = jobs.get(connection, _EVERYTHING, job_id, deleted=True)
             expired, others = choose(connection, job)
             change = retention.expire_checkpoints(job, expired, others=others, now=now)
@@ -192,7 +195,7 @@ class Collector:
             if checkpoint.checkpoint_id not in in_use:
                 self._remove_files(checkpoint)
 
-    def _remove_files(self, checkpoint: Checkpoint) -> None:
+    def _remove_files(self, checkpoint: CheckpointRecord) -> None:
         with self._database.read() as connection:
             job = jobs.get(connection, _EVERYTHING, checkpoint.job_id, deleted=True)
             others = checkpoints.overlapping(connection, _EVERYTHING, checkpoint)
@@ -232,7 +235,7 @@ class Collector:
             yield Collected(what="run directory", name=job.job_id, size_bytes=size)
 
     def _checkpoints(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
-        def choose(connection: Connection, fresh: Job) -> tuple[list[Checkpoint], list[Checkpoint]]:
+        def choose(connection: Connection, fresh: Job) -> tuple[list[CheckpointRecord], list[CheckpointRecord]]:
             present = checkpoints.of_job(connection, _EVERYTHING, fresh.job_id)
             in_use = checkpoints.users(connection, Scope(fresh.account_id), [c.checkpoint_id for c in present])
             expired = retention.expired_checkpoints(fresh, present, in_use=in_use, keep=self._keep, now=now)

@@ -22,7 +22,7 @@ import httpx
 
 from trainmaster import __version__
 from trainmaster.protocol.sockets import is_public, resolve
-from trainmaster.server.core.job import Event, Job
+from trainmaster.server.core.job import Job, JobEvent
 
 TIMEOUT_S = 10.0
 """For one delivery, from the look-up of the name to the status of the response."""
@@ -40,7 +40,7 @@ class Message:
     body: bytes
 
 
-def message_of(event_id: int, event: Event, job: Job) -> Message:
+def message_of(event_id: int, event: JobEvent, job: Job) -> Message:
     status = str(event.to_status)
     return _message(
         str(event_id),

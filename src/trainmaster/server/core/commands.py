@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.protocol.request import Control
 from trainmaster.server.core.errors import ConflictError, InvalidTransitionError, Problem, SpecError
-from trainmaster.server.core.job import Change, Checkpoint, Event, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job, JobEvent
 from trainmaster.server.core.resources import Needs
 from trainmaster.server.core.spec.configs import ResourceConfig
 from trainmaster.server.core.spec.documents import SPEC_VERSION, dump, load_stored, parse
@@ -58,7 +58,7 @@ def pause(job: Job, *, now: float, save: bool = True) -> Change | None:
     return draft.change()
 
 
-def resume(job: Job, *, now: float, checkpoint: Checkpoint | None = None) -> Change | None:
+def resume(job: Job, *, now: float, checkpoint: CheckpointRecord | None = None) -> Change | None:
     """Queue a parked job again, from `checkpoint` or else from its latest one; a service also after its end."""
     check_allowed(job, Action.RESUME)
     # A job that has saved nothing yet still starts from the checkpoint that it was given.
@@ -256,7 +256,7 @@ def submit(
         status_at=now,
     )
     message = f"created by a retry of {parent.job_id}" if parent else "the job was submitted"
-    event = Event(
+    event = JobEvent(
         job_id=job_id, seq=1, at=now, type="status", actor=edge.actor, attempt=0, to_status=edge.to, message=message
     )
     return Change(job=job, events=(event,))

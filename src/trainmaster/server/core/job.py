@@ -63,7 +63,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class JobProgress:
     """How far a job is, by the last report of its rank 0."""
 
     step: int | None = None
@@ -92,7 +92,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointRecord:
     """A committed checkpoint; nothing else is ever listed."""
 
     checkpoint_id: str
@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class JobEvent:
     """One thing that happened to a job. Numbered per job without gaps."""
 
     job_id: str
@@ -198,7 +198,7 @@ class Job:
     gpu_s: float = 0.0
     stalled_at: float | None = None
     last_save_s: float = 0.0
-    progress: Progress = Progress()
+    progress: JobProgress = JobProgress()
     latest_checkpoint_id: str | None = None
     best_checkpoint_id: str | None = None
     best_metric_value: float | None = None
@@ -266,8 +266,8 @@ class Change:
 
     job: Job
     """Its version is one above the one that was decided on."""
-    events: tuple[Event, ...] = ()
-    checkpoints: tuple[Checkpoint, ...] = ()
+    events: tuple[JobEvent, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
     replaced: tuple[str, ...] = ()
     """The ids of checkpoints of the job in whose place those are."""
     ended: Attempt | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from trainmaster.protocol.reasons import Phase, Reason
 from trainmaster.server.core import reports
 from trainmaster.server.core.endings import record_node_exit, settle
-from trainmaster.server.core.job import Attempt, Change, Checkpoint, Job, Progress
+from trainmaster.server.core.job import Attempt, Change, CheckpointRecord, Job, JobProgress
 from trainmaster.server.core.reports import AttemptObservation
 from trainmaster.server.core.resources import Share
 from trainmaster.server.core.state_machine import Draft
@@ -191,7 +191,7 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
     metrics = reports.metrics(record.get("metrics"))
     kind = reports.text(record.get("kind"), reports.MAX_NAME) or ""
     attributes = reports.attributes(record.get("attributes"))
-    checkpoint = Checkpoint(
+    checkpoint = CheckpointRecord(
         checkpoint_id=checkpoint_id,
         job_id=job.job_id,
         attempt=job.live.number,
@@ -225,7 +225,7 @@ def _take_checkpoint(draft: Draft, record: Mapping[str, Any], at: float) -> None
     draft.note("checkpoint", actor=Actor.WORKER, message=f"checkpoint {checkpoint_id} at step {step}", data=data)
 
 
-def _take_progress(draft: Draft, progress: Progress) -> None:
+def _take_progress(draft: Draft, progress: JobProgress) -> None:
     before = draft.job.progress
     step_at = reports.moment(progress.step_at, since=draft.job.live.created_at, now=draft.now)
     first_step, first_at = before.first_step, before.first_at

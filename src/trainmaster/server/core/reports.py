@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainmaster.protocol.reasons import Reason, StopCause
-from trainmaster.server.core.job import Progress
+from trainmaster.server.core.job import JobProgress
 
 
 class Liveness(StrEnum):
@@ -45,7 +45,7 @@ class AttemptObservation:
     nodes: Sequence[NodeObservation]
     offsets: Mapping[str, int] = field(default_factory=dict)
     """How far each stream will have been read, and how many of its lines were taken."""
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     behind: bool = False
     """The streams have more than this observation read."""
     unclaimed_launches: int = 0

@@ -103,7 +103,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class JobQueue:
     """Where jobs wait, and what the jobs of it may hold together."""
 
     name: str

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trainmaster.server.core.errors import ConflictError
-from trainmaster.server.core.job import Change, Checkpoint, Job
+from trainmaster.server.core.job import Change, CheckpointRecord, Job
 from trainmaster.server.core.state_machine import Draft
 from trainmaster.server.core.states import TERMINAL, Actor
 
@@ -33,7 +33,7 @@ class RetentionPolicy:
     """The exception: a shipped file that no job names goes at once when this is 0."""
 
 
-def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change | None:
+def pin(job: Job, checkpoint: CheckpointRecord, *, pinned: bool, now: float) -> Change | None:
     """Keep a checkpoint whatever the limits say, or do so no more; None when it is so already."""
     if pinned and job.deleted_at is not None:
         raise ConflictError(f"job {job.job_id} was deleted; pins do not keep what it left")
@@ -41,7 +41,7 @@ def pin(job: Job, checkpoint: Checkpoint, *, pinned: bool, now: float) -> Change
     return None if checkpoint.pinned == pinned else _noted(job, checkpoint, word, f"was {word}", now)
 
 
-def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float) -> Change | None:
+def expire_at(job: Job, checkpoint: CheckpointRecord, at: float | None, *, now: float) -> Change | None:
     """Have a checkpoint go by itself at a time, or never; None when it is so already."""
     if checkpoint.expires_at == at:
         return None
@@ -49,13 +49,13 @@ def expire_at(job: Job, checkpoint: Checkpoint, at: float | None, *, now: float)
     return _noted(job, checkpoint, "expiry", said, now, expires_at=at)
 
 
-def publish(job: Job, checkpoint: Checkpoint, *, public: bool, now: float) -> Change | None:
+def publish(job: Job, checkpoint: CheckpointRecord, *, public: bool, now: float) -> Change | None:
     """Let others load a checkpoint, or no more; None when it is so already."""
     word = "published" if public else "unpublished"
     return None if checkpoint.public == public else _noted(job, checkpoint, word, f"was {word}", now)
 
 
-def _noted(job: Job, checkpoint: Checkpoint, kind: str, said: str, now: float, **data: Any) -> Change | None:
+def _noted(job: Job, checkpoint: CheckpointRecord, kind: str, said: str, now: float, **data: Any) -> Change | None:
     draft = Draft(job, now)
     name = checkpoint.checkpoint_id
     message = f"checkpoint {name} {said}"
@@ -64,7 +64,7 @@ def _noted(job: Job, checkpoint: Checkpoint, kind: str, said: str, now: float, *
 
 
 def delete_checkpoint(
-    job: Job, checkpoint: Checkpoint, *, others: Sequence[Checkpoint], users: Collection[str], now: float
+    job: Job, checkpoint: CheckpointRecord, *, others: Sequence[CheckpointRecord], users: Collection[str], now: float
 ) -> Change | None:
     """Remove a checkpoint on request, unless it is pinned or needed; `latest` and `best` move to what is left. `others`
     are the job's other checkpoints, oldest first; `users` are unfinished jobs that resume from this one."""
@@ -78,13 +78,13 @@ def delete_checkpoint(
     return _without(job, [checkpoint], others, actor=Actor.API, now=now)
 
 
-def prune(job: Job, doomed: Sequence[Checkpoint], *, now: float) -> Change | None:
+def prune(job: Job, doomed: Sequence[CheckpointRecord], *, now: float) -> Change | None:
     """Remove checkpoints beyond the job's limit; neither the latest nor the best is among them."""
     why = f": save_total_limit is {checkpoint_limit(job)}"
     return _without(job, doomed, (), actor=Actor.COORDINATOR, now=now, why=why)
 
 
-def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+def best_checkpoint(job: Job, checkpoints: Sequence[CheckpointRecord]) -> CheckpointRecord | None:
     """The best of some checkpoints by the metric that a job names; None when it names none, or none has it."""
     measured = [c for c in checkpoints if job.best_metric is not None and job.best_metric in c.metrics]
     # Of equals the first, as when they were registered one after the other.
@@ -93,8 +93,8 @@ def best_checkpoint(job: Job, checkpoints: Sequence[Checkpoint]) -> Checkpoint |
 
 
 def expired_checkpoints(
-    job: Job, checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], keep: RetentionPolicy, now: float
-) -> list[Checkpoint]:
+    job: Job, checkpoints: Sequence[CheckpointRecord], *, in_use: Collection[str], keep: RetentionPolicy, now: float
+) -> list[CheckpointRecord]:
     if not keep.checkpoints_s or not ended_before(job, now - keep.checkpoints_s):
         return []
     kept = set(in_use)
@@ -104,7 +104,9 @@ def expired_checkpoints(
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in kept]
 
 
-def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection[str], now: float) -> list[Checkpoint]:
+def overdue_checkpoints(
+    checkpoints: Sequence[CheckpointRecord], *, in_use: Collection[str], now: float
+) -> list[CheckpointRecord]:
     """Checkpoints whose expiry has passed and that nobody uses."""
     return [
         checkpoint
@@ -116,14 +118,14 @@ def overdue_checkpoints(checkpoints: Sequence[Checkpoint], *, in_use: Collection
     ]
 
 
-def without(checkpoints: Iterable[Checkpoint], gone: Iterable[Checkpoint]) -> list[Checkpoint]:
+def without(checkpoints: Iterable[CheckpointRecord], gone: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
     """Compares by id: a job may have tens of thousands."""
     names = {checkpoint.checkpoint_id for checkpoint in gone}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in names]
 
 
 def expire_checkpoints(
-    job: Job, doomed: Sequence[Checkpoint], *, others: Sequence[Checkpoint], now: float
+    job: Job, doomed: Sequence[CheckpointRecord], *, others: Sequence[CheckpointRecord], now: float
 ) -> Change | None:
     return _without(job, doomed, others, actor=Actor.COORDINATOR, now=now)
 
@@ -147,7 +149,9 @@ def ended_before(job: Job, moment: float) -> bool:
     return job.status in TERMINAL and job.attempt is None and (job.finished_at or job.updated_at) < moment
 
 
-def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: str, homes: Sequence[str] = ()) -> bool:
+def owns_files(
+    checkpoint: CheckpointRecord, others: Sequence[CheckpointRecord], *, root: str, homes: Sequence[str] = ()
+) -> bool:
     """Whether a checkpoint's files go with it: they lie in its job's own directory, and are no part of another's. Code
     inside the job may say anything about where they lie; what is outside of `root` is not ours. `homes` are the
     directories of that root in which the job saves, by default the one with the job's id."""
@@ -159,7 +163,13 @@ def owns_files(checkpoint: Checkpoint, others: Sequence[Checkpoint], *, root: st
 
 
 def _without(
-    job: Job, gone: Sequence[Checkpoint], left: Sequence[Checkpoint], *, actor: Actor, now: float, why: str = ""
+    job: Job,
+    gone: Sequence[CheckpointRecord],
+    left: Sequence[CheckpointRecord],
+    *,
+    actor: Actor,
+    now: float,
+    why: str = "",
 ) -> Change | None:
     names = {checkpoint.checkpoint_id for checkpoint in gone}
     draft = Draft(job, now)

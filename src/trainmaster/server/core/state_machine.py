@@ -7,7 +7,7 @@ from typing import Any
 
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.errors import InvalidTransitionError
-from trainmaster.server.core.job import Attempt, Change, Checkpoint, Event, Job
+from trainmaster.server.core.job import Attempt, Change, CheckpointRecord, Job, JobEvent
 from trainmaster.server.core.states import TERMINAL, TRANSITIONS, Actor, Edge, JobStatus, Trigger, sources
 
 
@@ -18,8 +18,8 @@ class Draft:
         self.job = job
         self.now = now
         self._before = job
-        self._events: list[Event] = []
-        self._checkpoints: list[Checkpoint] = []
+        self._events: list[JobEvent] = []
+        self._checkpoints: list[CheckpointRecord] = []
         self._replaced: list[str] = []
         self._ended: Attempt | None = None
 
@@ -69,7 +69,7 @@ class Draft:
         data: Mapping[str, Any] | None = None,
     ) -> None:
         self._events.append(
-            Event(
+            JobEvent(
                 job_id=self.job.job_id,
                 seq=self._before.event_count + len(self._events) + 1,
                 at=self.now,
@@ -84,7 +84,7 @@ class Draft:
             )
         )
 
-    def register(self, checkpoint: Checkpoint, *, replaces: Sequence[str] = ()) -> None:
+    def register(self, checkpoint: CheckpointRecord, *, replaces: Sequence[str] = ()) -> None:
         """Add a committed checkpoint, in the place of others; one that the job made to resume from is the latest."""
         self._checkpoints.append(checkpoint)
         self._replaced += (before for before in replaces if before != checkpoint.checkpoint_id)

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from trainmaster.protocol.trainer_requests import DOOR_HEADER, Trainer
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.http import proxy
 from trainmaster.server.http.context import ApiContext
@@ -240,5 +240,5 @@ def status_of(job: Job) -> str:
     return f"{job.status} ({why})" if why else str(job.status)
 
 
-def location_of(context: ApiContext, checkpoint: Checkpoint) -> str:
+def location_of(context: ApiContext, checkpoint: CheckpointRecord) -> str:
     return checkpoint.path if checkpoint.root == URI else str(context.roots.path(checkpoint.root, checkpoint.path))

@@ -99,7 +99,7 @@ class _ErrorPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class FieldProblem(_ErrorPart):
+class FieldProblemBody(_ErrorPart):
     """What is wrong with one field."""
 
     field: str
@@ -120,7 +120,7 @@ class ErrorBody(_ErrorPart):
     code: str
     message: str
     retry_after: int | None = Field(default=None, description="Seconds; absent when trying again will not help.")
-    details: list[FieldProblem] | TransitionDetails | None = None
+    details: list[FieldProblemBody] | TransitionDetails | None = None
     next_offset: int | None = Field(default=None, description="With STREAM_GAP: where the stream ends.")
 
 

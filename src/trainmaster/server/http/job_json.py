@@ -10,7 +10,7 @@ from typing import Any
 from trainmaster.protocol.reasons import Reason
 from trainmaster.schema import jobs as schema
 from trainmaster.server.coordinator.explain import Waiting
-from trainmaster.server.core.job import Attempt, Checkpoint, Job
+from trainmaster.server.core.job import Attempt, CheckpointRecord, Job
 from trainmaster.server.core.spec.documents import load_stored, redacted
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import CONSEQUENCES, Desired, Fault, JobStatus
@@ -41,7 +41,7 @@ def pending_resource(explanation: Explanation) -> schema.PendingResource:
     )
 
 
-def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> schema.CheckpointResource:
+def checkpoint_resource(job: Job, checkpoint: CheckpointRecord) -> schema.CheckpointResource:
     return resource(
         schema.CheckpointResource,
         checkpoint,
@@ -56,7 +56,7 @@ def checkpoint_resource(job: Job, checkpoint: Checkpoint) -> schema.CheckpointRe
     )
 
 
-def placement_of(attempt: Attempt) -> schema.Placement:
+def placement_of(attempt: Attempt) -> schema.PlacementResource:
     return {
         "backend": attempt.backend,
         "nodes": [share.node_id for share in attempt.shares],
@@ -123,7 +123,7 @@ _LONGEST_KEPT = 64 << 10
 class JobView:
     job: Job
     attempts: Sequence[Attempt]
-    checkpoints: Sequence[Checkpoint]
+    checkpoints: Sequence[CheckpointRecord]
     waiting: Waiting
     used_at: float | None
     """When a service was last reached through the gateway."""

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.core.states import Desired
 from trainmaster.server.scheduling.placement import Amounts
 from trainmaster.server.scheduling.pool import Demand, Pool
@@ -192,6 +192,6 @@ class Lines:
 
     def _queue(self, view: ClusterView, name: str) -> QueueState:
         if name not in self.queues:
-            queue = view.queues.get(name, Queue(name=name))
+            queue = view.queues.get(name, JobQueue(name=name))
             self.queues[name] = QueueState(queue.weight, queue.quota_gpus)
         return self.queues[name]

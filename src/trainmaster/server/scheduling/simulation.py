@@ -10,7 +10,7 @@ from math import inf
 
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Needs, Node, Queue, same_gpu_type
+from trainmaster.server.core.resources import JobQueue, Needs, Node, same_gpu_type
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.audit import Audit
 from trainmaster.server.scheduling.pool import Pool
@@ -208,7 +208,7 @@ class _Competition:
         use.waiting += waiting
         use.gpus += gpus
 
-    def evenness(self, queues: Mapping[str, Queue]) -> float | None:
+    def evenness(self, queues: Mapping[str, JobQueue]) -> float | None:
         """Jain's index: the square of the sum over n times the sum of the squares."""
         shares = [
             use.held_gpu_s / use.competed_s / (queues[name].weight if name in queues else 1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log
 from typing import Any
 
-from trainmaster.server.core.resources import Needs, Node, Queue
+from trainmaster.server.core.resources import JobQueue, Needs, Node
 from trainmaster.server.core.spec.configs import HIGHEST_PRIORITY
 from trainmaster.server.scheduling.traces import Trace, TraceError, TraceJob, uniform_nodes
 
@@ -47,7 +47,9 @@ TEAM: Sequence[SyntheticJobType] = (
 """Few large jobs hold most of the GPUs; many small ones come in between."""
 
 
-def synthetic(*, jobs: int, seed: int, nodes: Sequence[Node], queues: Sequence[Queue] = (), load: float = 0.9) -> Trace:
+def synthetic(
+    *, jobs: int, seed: int, nodes: Sequence[Node], queues: Sequence[JobQueue] = (), load: float = 0.9
+) -> Trace:
     """Jobs that come at random and ask for `load` of the GPUs (or cores), in each queue in proportion to its weight."""
     chance = random.Random(seed)
     largest = max((len(node.gpus) for node in nodes), default=0)
@@ -121,7 +123,7 @@ def _trace(cohorts: Sequence[Any], name: str) -> Trace:
     priorities = _spread({workload["priority"] for workload in _workloads(cohorts)})
     jobs: list[TraceJob] = []
     nodes: list[Node] = []
-    queues: list[Queue] = []
+    queues: list[JobQueue] = []
     for cohort_class in cohorts:
         for cohort in _numbered(cohort_class):
             quota = 0
@@ -145,12 +147,12 @@ def _workloads(cohorts: Sequence[Any]) -> Iterator[Any]:
                 yield from _sequence(workloads["workloads"], "workloads")
 
 
-def _queue(name: str, queue_class: Mapping[str, Any]) -> Queue:
+def _queue(name: str, queue_class: Mapping[str, Any]) -> JobQueue:
     nominal = int(queue_class["nominalQuota"])
     if nominal <= 0:
         raise TraceError("nominalQuota must be above 0: it is the queue's weight")
     limit = queue_class.get("borrowingLimit")
-    return Queue(name=name, weight=float(nominal), quota_gpus=None if limit is None else nominal + int(limit))
+    return JobQueue(name=name, weight=float(nominal), quota_gpus=None if limit is None else nominal + int(limit))
 
 
 def _jobs(

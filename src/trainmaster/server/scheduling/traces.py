@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.server.core.resources import Gpu, Needs, Node, Queue, needs_from_json, needs_to_json
+from trainmaster.server.core.resources import Gpu, JobQueue, Needs, Node, needs_from_json, needs_to_json
 from trainmaster.server.core.spec.configs import HIGHEST_PRIORITY
 
 BACKEND = "simulated"
@@ -64,7 +64,7 @@ class Trace:
     name: str
     jobs: Sequence[TraceJob]
     nodes: Sequence[Node]
-    queues: Sequence[Queue] = ()
+    queues: Sequence[JobQueue] = ()
     changes: Sequence[NodeChange] = ()
 
 

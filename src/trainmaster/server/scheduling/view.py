@@ -11,7 +11,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.resources import Free, Needs, Node, Queue, Share, whole
+from trainmaster.server.core.resources import Free, JobQueue, Needs, Node, Share, whole
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
 from trainmaster.server.scheduling.placement import Amounts, Inventory, inventory_from_nodes
 
@@ -237,7 +237,7 @@ class ClusterView:
     """Those of the jobs that wait for admission."""
     holding: Mapping[str, Job] = field(default_factory=dict)
     """Those of the jobs that have a current attempt, and with it resources."""
-    queues: Mapping[str, Queue] = field(default_factory=dict)
+    queues: Mapping[str, JobQueue] = field(default_factory=dict)
     """By name; one that is not in it has weight 1 and no quota."""
     inventory: Inventory = field(default_factory=Inventory)
     waiting: WaitingJobs = field(default_factory=dict)
@@ -266,7 +266,7 @@ class ClusterView:
             occupancy=self.occupancy.on_nodes(found, self.nodes),
         )
 
-    def with_queues(self, queues: Iterable[Queue]) -> ClusterView:
+    def with_queues(self, queues: Iterable[JobQueue]) -> ClusterView:
         return replace(self, queues={queue.name: queue for queue in queues})
 
     def queued(self) -> list[Job]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, func, insert, or_, select, update
 
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.retention import COMMITTED, DELETING
 from trainmaster.server.core.states import UNFINISHED
 from trainmaster.server.store import schema
@@ -23,7 +23,7 @@ from trainmaster.server.store.scope import Scope
 
 _checkpoints, _jobs, _attempts = schema.checkpoints, schema.jobs, schema.attempts
 
-RECORDS = Records(Checkpoint, _checkpoints)
+RECORDS = Records(CheckpointRecord, _checkpoints)
 _IS_COMMITTED = _checkpoints.c.status == COMMITTED
 _OLDEST_FIRST = (_checkpoints.c.created_at, _checkpoints.c.step)
 _NEWEST_FIRST = (_checkpoints.c.created_at.desc(), _checkpoints.c.step.desc())
@@ -37,7 +37,7 @@ MOST_SHOWN = 1000
 """Checkpoints of a job that are shown with it: code inside jobs reports them, perhaps tens of thousands."""
 
 
-def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequence[Checkpoint]) -> None:
+def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequence[CheckpointRecord]) -> None:
     """Add checkpoints of a job; one whose id is there already stays as it is."""
     scope.require(job.account_id)
     if not checkpoints:
@@ -53,12 +53,14 @@ def register(connection: Connection, scope: Scope, job: Job, checkpoints: Sequen
         connection.execute(insert(_checkpoints), rows)
 
 
-def of_job(connection: Connection, scope: Scope, job_id: str) -> list[Checkpoint]:
+def of_job(connection: Connection, scope: Scope, job_id: str) -> list[CheckpointRecord]:
     """The checkpoints of a job, the oldest first."""
     return [RECORDS.from_row(row) for row in _OF_JOB.rows(connection, scope, key=job_id)]
 
 
-def newest_of_job(connection: Connection, scope: Scope, job_id: str, *, most: int = MOST_SHOWN) -> list[Checkpoint]:
+def newest_of_job(
+    connection: Connection, scope: Scope, job_id: str, *, most: int = MOST_SHOWN
+) -> list[CheckpointRecord]:
     """The newest checkpoints of a job, the oldest of them first."""
     rows = _NEWEST_OF_JOB.rows(connection, scope, key=job_id, most=most)
     return [RECORDS.from_row(row) for row in reversed(rows)]
@@ -69,17 +71,17 @@ def count_limited(connection: Connection, scope: Scope, job: Job) -> int:
     return int(connection.execute(scope.limit(query, _checkpoints.c.account_id)).scalar_one())
 
 
-def oldest_limited(connection: Connection, scope: Scope, job: Job, most: int) -> list[Checkpoint]:
+def oldest_limited(connection: Connection, scope: Scope, job: Job, most: int) -> list[CheckpointRecord]:
     return RECORDS.find(connection, scope, *_limited(job), order_by=_OLDEST_FIRST, limit=most)
 
 
-def get(connection: Connection, scope: Scope, checkpoint_id: str) -> Checkpoint:
+def get(connection: Connection, scope: Scope, checkpoint_id: str) -> CheckpointRecord:
     """One checkpoint of the scope's account: code inside jobs names checkpoints, so ids are unique only there."""
     this, missing = _checkpoints.c.checkpoint_id == checkpoint_id, f"there is no checkpoint {checkpoint_id}"
     return RECORDS.get(connection, Scope(scope.account), _IS_COMMITTED, this, missing=missing)
 
 
-def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> Checkpoint:
+def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: str) -> CheckpointRecord:
     """The latest checkpoint of a kind that users of a trainer service saved under a name, in one job."""
     c = _checkpoints.c
     these = (*_committed_of(job_id), c.kind == kind, c.name == name)
@@ -91,7 +93,7 @@ def by_name(connection: Connection, scope: Scope, job_id: str, kind: str, name: 
 
 def overdue(
     connection: Connection, scope: Scope, now: float, *, job_id: str | None = None, limit: int = 1000
-) -> list[Checkpoint]:
+) -> list[CheckpointRecord]:
     """Checkpoints that have expired and are not pinned; of one job, or of all."""
     of_job = () if job_id is None else (_checkpoints.c.job_id == job_id,)
     expired = (_IS_COMMITTED, _checkpoints.c.expires_at < now, ~_checkpoints.c.pinned)
@@ -113,11 +115,11 @@ def hide(connection: Connection, scope: Scope, job: Job, checkpoint_ids: Collect
         connection.execute(update(_checkpoints).where(*_of(job), named).values(status=DELETING))
 
 
-def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[Checkpoint]:
+def hidden(connection: Connection, scope: Scope, limit: int = 1000) -> list[CheckpointRecord]:
     return RECORDS.find(connection, scope, _checkpoints.c.status == DELETING, limit=limit)
 
 
-def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+def overlapping(connection: Connection, scope: Scope, checkpoint: CheckpointRecord) -> list[CheckpointRecord]:
     """The job's other checkpoints at the place of one, above it or below it."""
     c = _checkpoints.c
     above = [os.fspath(parent) for parent in PurePosixPath(checkpoint.path).parents]
@@ -126,14 +128,14 @@ def overlapping(connection: Connection, scope: Scope, checkpoint: Checkpoint) ->
     return RECORDS.find(connection, scope, *_committed_of(checkpoint.job_id), *other, place)
 
 
-def elsewhere(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> list[Checkpoint]:
+def elsewhere(connection: Connection, scope: Scope, checkpoint: CheckpointRecord) -> list[CheckpointRecord]:
     """What other jobs registered at the very place of a checkpoint: classes of one name share their directory."""
     c = _checkpoints.c
     there = (c.root == checkpoint.root, c.path == checkpoint.path, c.job_id != checkpoint.job_id)
     return RECORDS.find(connection, scope, _IS_COMMITTED, *there)
 
 
-def drop(connection: Connection, scope: Scope, checkpoint: Checkpoint) -> None:
+def drop(connection: Connection, scope: Scope, checkpoint: CheckpointRecord) -> None:
     """Delete the row of a hidden checkpoint, whose files are gone."""
     c = _checkpoints.c
     this = (c.checkpoint_id == checkpoint.checkpoint_id, c.job_id == checkpoint.job_id, c.status == DELETING)
@@ -184,7 +186,7 @@ _MAX_STEP = 2**63 - 1
 class CheckpointPage:
     """A page of the checkpoints of a job, the oldest first."""
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
     next_page_token: str | None
     total_count: int
     """Over all pages; at most `MAX_TOTAL_COUNT`, which means: more than one less than that."""
@@ -205,21 +207,23 @@ def page(
     )
 
 
-def named(connection: Connection, scope: Scope, job_id: str, checkpoint_ids: Collection[str]) -> list[Checkpoint]:
-    found: list[Checkpoint] = []
+def named(connection: Connection, scope: Scope, job_id: str, checkpoint_ids: Collection[str]) -> list[CheckpointRecord]:
+    found: list[CheckpointRecord] = []
     for some in portions(checkpoint_ids):
         found += RECORDS.find(connection, scope, *_committed_of(job_id), _checkpoints.c.checkpoint_id.in_(some))
     return found
 
 
-def called(connection: Connection, scope: Scope, job_id: str, name: str) -> list[Checkpoint]:
+def called(connection: Connection, scope: Scope, job_id: str, name: str) -> list[CheckpointRecord]:
     """What users of a trainer service saved under a name or an id."""
     c = _checkpoints.c
     named_so = or_(c.checkpoint_id == name, c.name == name)
     return RECORDS.find(connection, scope, *_committed_of(job_id), c.kind != "", named_so)
 
 
-def newest_of_kind(connection: Connection, scope: Scope, job_id: str, kind: str, *, most: int) -> list[Checkpoint]:
+def newest_of_kind(
+    connection: Connection, scope: Scope, job_id: str, kind: str, *, most: int
+) -> list[CheckpointRecord]:
     """What users of a trainer service saved last, of one kind."""
     of_kind = (*_committed_of(job_id), _checkpoints.c.kind == kind)
     return RECORDS.find(connection, scope, *of_kind, order_by=_NEWEST_FIRST, limit=most)
@@ -253,7 +257,7 @@ def _count(connection: Connection, scope: Scope, job_id: str) -> int:
     return int(connection.execute(select(func.count()).select_from(counted)).scalar_one())
 
 
-def page_token_after(checkpoint: Checkpoint) -> str:
+def page_token_after(checkpoint: CheckpointRecord) -> str:
     return token_after(_ORDER, checkpoint.created_at, f"{checkpoint.step}:{checkpoint.checkpoint_id}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, func, insert, select
 
-from trainmaster.server.core.job import Event, Job
+from trainmaster.server.core.job import Job, JobEvent
 from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
 from trainmaster.server.store.records import PreparedStatement, Records
@@ -16,12 +16,12 @@ from trainmaster.server.store.scope import Scope
 
 _events = schema.events
 
-_RECORDS = Records(Event, _events)
+_RECORDS = Records(JobEvent, _events)
 _INSERT = PreparedStatement(insert(_events).inline(), columns=["account_id", *_RECORDS.fields])
 _LAST_ID = select(func.max(_events.c.id))
 
 
-def append(connection: Connection, scope: Scope, job: Job, events: Sequence[Event]) -> None:
+def append(connection: Connection, scope: Scope, job: Job, events: Sequence[JobEvent]) -> None:
     """Add events to a job; a number that is taken fails the transaction."""
     scope.require(job.account_id)
     if events:
@@ -36,7 +36,7 @@ def page(
     after_seq: int = 0,
     limit: int = 100,
     newest_first: bool = False,
-) -> list[Event]:
+) -> list[JobEvent]:
     """Events of a job with higher numbers than `after_seq`: the first ones, or the last ones in reverse."""
     return _RECORDS.find(
         connection,
@@ -48,7 +48,7 @@ def page(
     )
 
 
-def feed(connection: Connection, scope: Scope, after_id: int, limit: int) -> list[tuple[int, Event]]:
+def feed(connection: Connection, scope: Scope, after_id: int, limit: int) -> list[tuple[int, JobEvent]]:
     """Events of all jobs after a cursor, each with its cursor."""
     query = select(_events.c.id, *_RECORDS.columns).where(_events.c.id > after_id).order_by(_events.c.id).limit(limit)
     rows = connection.execute(scope.limit(query, _events.c.account_id))

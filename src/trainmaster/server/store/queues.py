@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.job import Attempt, Job
-from trainmaster.server.core.resources import ClusterEvent, Queue
+from trainmaster.server.core.resources import ClusterEvent, JobQueue
 from trainmaster.server.core.states import ACTIVE, UNFINISHED, JobStatus
 from trainmaster.server.store import events, schema
 from trainmaster.server.store.page_tokens import position_of, token_after
@@ -26,15 +26,15 @@ DEFAULT = "default"
 
 _queues, _jobs, _attempts, _gpus = schema.queues, schema.jobs, schema.attempts, schema.allocated_gpus
 
-_QUEUES = Records(Queue, _queues)
+_QUEUES = Records(JobQueue, _queues)
 _NAMED = PreparedStatement(select(_queues.c.name).where(_queues.c.name == bindparam("wanted")))
 
 
-def all(connection: Connection, scope: Scope) -> list[Queue]:  # noqa: A001 - read as `queues.all`
+def all(connection: Connection, scope: Scope) -> list[JobQueue]:  # noqa: A001 - read as `queues.all`
     return _QUEUES.find(connection, scope, order_by=[_queues.c.name])
 
 
-def get(connection: Connection, scope: Scope, name: str) -> Queue:
+def get(connection: Connection, scope: Scope, name: str) -> JobQueue:
     return _QUEUES.get(connection, scope, _queues.c.name == name, missing=f"there is no queue {name}")
 
 
@@ -48,7 +48,7 @@ def touch(connection: Connection, scope: Scope) -> None:
     connection.execute(update(_queues).where(_queues.c.name == DEFAULT).values(name=_queues.c.name))
 
 
-def put(connection: Connection, scope: Scope, queue: Queue, now: float) -> None:
+def put(connection: Connection, scope: Scope, queue: JobQueue, now: float) -> None:
     """Create a queue, or change its weight and quota; nothing is written where nothing changes."""
     scope.require_everything()
     values = {"weight": queue.weight, "quota_gpus": queue.quota_gpus}

@@ -19,7 +19,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from trainmaster.server.core import resources
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.job import Progress
+from trainmaster.server.core.job import JobProgress
 from trainmaster.server.core.resources import Gpu, Needs, Share
 from trainmaster.server.store.scope import Scope
 
@@ -252,8 +252,8 @@ def _needs_from_text(text: str) -> Needs:
     return resources.needs_from_json(json.loads(text))
 
 
-def _progress_to_text(progress: Progress) -> str:
-    values = {field: getattr(progress, field) for field in Progress.__dataclass_fields__}
+def _progress_to_text(progress: JobProgress) -> str:
+    values = {field: getattr(progress, field) for field in JobProgress.__dataclass_fields__}
     return dumps({name: value for name, value in values.items() if value or value == 0})
 
 
@@ -262,13 +262,13 @@ def _from_known(kind: type[T], document: Mapping[str, Any]) -> T:
     return kind(**{name: value for name, value in document.items() if name in known})
 
 
-_NO_PROGRESS = Progress()
+_NO_PROGRESS = JobProgress()
 
 _CODECS: dict[Any, _Codec] = {
     bool: _Codec(_as_is, bool),  # SQLite has no such type: `PreparedStatement` returns 0 and 1
     Needs: _Codec(lambda needs: dumps(resources.needs_to_json(needs)), _needs_from_text),
-    Progress: _Codec(
-        _progress_to_text, lambda text: _NO_PROGRESS if text == "{}" else _from_known(Progress, json.loads(text))
+    JobProgress: _Codec(
+        _progress_to_text, lambda text: _NO_PROGRESS if text == "{}" else _from_known(JobProgress, json.loads(text))
     ),
     tuple[Share, ...]: _Codec(
         lambda shares: dumps([resources.share_to_json(share) for share in shares]),

@@ -163,7 +163,7 @@ MAX_SEED = 2**32 - 1
 """The largest that every framework takes."""
 
 
-class DataFormat(StrEnum):
+class FileFormat(StrEnum):
     """How rows are written."""
 
     JSONL = "jsonl"
@@ -223,7 +223,7 @@ class DataSource(Model):
         "Which rows: train, test, train[:1000], train[10%:20%], train+test. Null: train if file names "
         "contain splits, else all."
     )
-    format: DataFormat | None = optional("The file format; inferred when null.")
+    format: FileFormat | None = optional("The file format; inferred when null.")
     columns: Names | None = optional("The columns to read; all when null.")
     filters: Filters | None = optional("Only rows that meet all of these conditions are used.")
     sampling: Sampling | None = optional("The part of the source to use; all when null.")

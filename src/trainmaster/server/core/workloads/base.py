@@ -16,11 +16,11 @@ from trainmaster.protocol.launch import (
     BlobFile,
     ContainerRequest,
     Launch,
+    LaunchStep,
     Lifetime,
     PullPolicy,
     Readiness,
-    Step,
-    Volume,
+    VolumeMount,
 )
 from trainmaster.protocol.secrets import reference_to, variable_secret
 from trainmaster.server.core.fields import (
@@ -69,7 +69,7 @@ VolumeTarget = Annotated[
 ]
 
 
-class Runtime(StrEnum):
+class ContainerEngineName(StrEnum):
     """A container engine."""
 
     DOCKER = "docker"
@@ -103,10 +103,10 @@ class ContainerOptions(Model):
     )
     shm_mb: Count | None = optional("The size of /dev/shm. Null: the reserved memory, or half of the machine's memory.")
     pids: Count | None = optional("Maximum number of processes and threads. Null: the engine's limit.")
-    runtime: Runtime | None = optional("The required engine; the job fails if the server has another one.")
+    runtime: ContainerEngineName | None = optional("The required engine; the job fails if the server has another one.")
 
 
-ENVIRONMENT = Step(
+ENVIRONMENT = LaunchStep(
     name="environment",
     # Whatever the job ships: without -P, a file of that name would be imported in the module's place.
     argv=("-P", "-m", "trainmaster.worker.environments"),
@@ -248,7 +248,7 @@ class WorkloadSpec(RuledModel):
     def launch(
         self,
         job: JobConfigs,
-        *steps: Step,
+        *steps: LaunchStep,
         lifetime: Lifetime = Lifetime.BATCH,
         port_environment: str | None = None,
         readiness: Readiness | None = None,
@@ -269,7 +269,7 @@ class WorkloadSpec(RuledModel):
             kind=self.kind,
             steps=steps,
             image=self.image,
-            volumes=tuple(Volume(**dict(volume)) for volume in self.volumes),
+            volumes=tuple(VolumeMount(**dict(volume)) for volume in self.volumes),
             container=ContainerRequest(**dict(self.container or ())),
             secrets={name: reference_to(variable_secret(name)) for name in variables},
             inputs=dict(inputs),

@@ -13,7 +13,7 @@ from pydantic import Field, Strict, StringConstraints
 
 from trainmaster.protocol import function_runner, mpi_nodes
 from trainmaster.protocol.function_runner import CALL_FILE, MPI_FILE, RUNNER_FILE, SOURCE_FILE
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.server.core.fields import JsonObject, Matches, RuleViolation
 from trainmaster.server.core.workloads.base import JobConfigs, PackagedSpec
 
@@ -22,7 +22,7 @@ MAX_SOURCE = 128 << 10
 MAX_ARGUMENTS = 256 << 10
 """In characters, as JSON. They are stored with the job; data goes into files."""
 
-CALL = Step(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
+CALL = LaunchStep(name="node", argv=(RUNNER_FILE,), python=True, from_inputs=True)
 
 Source = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_SOURCE), Matches(r"[^\x00]*", "must not hold a NUL character")

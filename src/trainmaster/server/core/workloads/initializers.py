@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from trainmaster.protocol import environment
-from trainmaster.protocol.launch import ContainerLimits, Gang, Step
+from trainmaster.protocol.launch import ContainerLimits, Gang, LaunchStep
 from trainmaster.protocol.secrets import reference_to
 from trainmaster.server.core.fields import (
     STORED,
@@ -158,14 +158,14 @@ class HubModelInitializer(HubInitializer):
     ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Files to leave out.")
 
 
-class S3ModelInitializer(S3Initializer):
+class S3ModelInitializerSpec(S3Initializer):
     """A model below a prefix."""
 
     ignore_patterns: Patterns | None = Field(default=OTHER_WEIGHTS, description="Objects to leave out.")
 
 
 _DATASETS = TaggedUnion("type", HubInitializer, S3Initializer, CacheInitializer)
-_MODELS = TaggedUnion("type", HubModelInitializer, S3ModelInitializer)
+_MODELS = TaggedUnion("type", HubModelInitializer, S3ModelInitializerSpec)
 
 
 class Initializers(Model):
@@ -207,7 +207,7 @@ def secret_name(part: str, field: str) -> str:
     return f"{part}_initializer_{field}"
 
 
-def initializing_steps(initializers: Initializers) -> tuple[Step, ...]:
+def initializing_steps(initializers: Initializers) -> tuple[LaunchStep, ...]:
     """A step for each, those with images of their own first; its secrets are given to it alone."""
     steps = (
         _foreign_step(part, spec) if spec.image is not None and spec.type != "cache" else _own_step(part, spec)
@@ -216,9 +216,9 @@ def initializing_steps(initializers: Initializers) -> tuple[Step, ...]:
     return tuple(sorted(steps, key=lambda step: step.image is None))
 
 
-def _own_step(part: str, spec: InitializerSpec) -> Step:
+def _own_step(part: str, spec: InitializerSpec) -> LaunchStep:
     """Our own initializer; for a table, of which there is no other, also in an image of its own."""
-    return Step(
+    return LaunchStep(
         name=f"{part}-initializer",
         # Whatever the job ships: without -P, a file of that name would be imported in the module's place, and without
         # -s what lies in the home, which may be the working directory.
@@ -246,12 +246,12 @@ def _size(cpu: str | None, memory: str | None) -> ContainerLimits:
     )
 
 
-def _foreign_step(part: str, spec: InitializerSpec) -> Step:
+def _foreign_step(part: str, spec: InitializerSpec) -> LaunchStep:
     """An image's own command. As with Kubeflow, each field that has a value is a variable."""
     # There Kubeflow's images leave what they fetch, whether they look at OUTPUT_PATH or not.
     target = f"{environment.WORKSPACE}/{part}"
     fields = spec.model_dump(mode="json", exclude={*_NOT_FETCHED, *SECRETS}, exclude_none=True)
-    return Step(
+    return LaunchStep(
         name=f"{part}-initializer",
         argv=(),
         environment={

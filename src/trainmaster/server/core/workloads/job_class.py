@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainmaster.protocol.launch import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, Launch, Step, is_segment
+from trainmaster.protocol.launch import RUN_FILE, SEGMENT_PATTERN, SEGMENT_SAYS, Launch, LaunchStep, is_segment
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import Arguments, Flag, JsonObject, Matches, RelativePath, Text, optional
 from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec
 
 KIND = "job_class"
-RUN = Step(name="main", argv=("-m", "trainmaster.jobs.runner"), python=True)
+RUN = LaunchStep(name="main", argv=("-m", "trainmaster.jobs.runner"), python=True)
 
 Segment = Annotated[str, Matches(SEGMENT_PATTERN, SEGMENT_SAYS)]
 Module = Annotated[str, Matches(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "is the name of a module, with dots")]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime, Readiness
 from trainmaster.server.core.errors import Problem, SpecError
 from trainmaster.server.core.fields import (
     Arguments,
@@ -30,7 +30,7 @@ class CommandSpec(PackagedSpec):
     argv: Argv = Field(description="The program and its arguments.")
 
     def compile(self, job: JobConfigs) -> Launch:
-        return self.launch(job, Step(name="main", argv=self.argv))
+        return self.launch(job, LaunchStep(name="main", argv=self.argv))
 
 
 _NAMED = 5
@@ -59,11 +59,11 @@ class ScriptSpec(PackagedSpec):
 
     def compile(self, job: JobConfigs) -> Launch:
         if self.interpreter is not None:
-            step = Step(name="main", argv=(*self.interpreter, self.path, *self.args))
+            step = LaunchStep(name="main", argv=(*self.interpreter, self.path, *self.args))
         elif self.path.endswith(".py"):
-            step = Step(name="main", argv=(self.path, *self.args), python=True)
+            step = LaunchStep(name="main", argv=(self.path, *self.args), python=True)
         else:
-            step = Step(name="main", argv=("sh", self.path, *self.args))
+            step = LaunchStep(name="main", argv=("sh", self.path, *self.args))
         return self.launch(job, step)
 
 
@@ -81,8 +81,8 @@ class ContainerSpec(InitializedSpec):
 
     def compile(self, job: JobConfigs) -> Launch:
         if self.argv:
-            return self.launch(job, Step(name="node", argv=(*self.argv, *self.args)))
-        return self.launch(job, Step(name="node", argv=(), args=self.args))
+            return self.launch(job, LaunchStep(name="node", argv=(*self.argv, *self.args)))
+        return self.launch(job, LaunchStep(name="node", argv=(), args=self.args))
 
 
 DEFAULT_INACTIVITY_S = 3600.0
@@ -129,7 +129,7 @@ class ServiceSpec(Serving):
     def compile(self, job: JobConfigs) -> Launch:
         return self.launch(
             job,
-            Step(name="main", argv=self.argv, python=self.python),
+            LaunchStep(name="main", argv=self.argv, python=self.python),
             lifetime=Lifetime.SERVICE,
             port_environment=self.port_environment,
             readiness=Readiness(**dict(self.readiness)),

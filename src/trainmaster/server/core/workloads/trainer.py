@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from trainmaster.protocol.launch import Launch, Step
+from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message, shown
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
@@ -39,13 +39,13 @@ _RUN = ("-P", "-m")
 """A module of ours, whatever the job ships: without the first, a file of that name would be imported in its place."""
 _GUARDED = ("-s", *_RUN)
 """With tokens: no packages from the user's home either, which the account's jobs can write to."""
-PREPARE = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.prepare"), python=True, tokens=True)
+PREPARE = LaunchStep(name="prepare", argv=(*_GUARDED, "trainmaster.training.prepare"), python=True, tokens=True)
 """Fetches model and data, and makes rows of tokens of them; once for each node."""
-FETCH = Step(name="prepare", argv=(*_GUARDED, "trainmaster.training.fetching"), python=True, tokens=True)
+FETCH = LaunchStep(name="prepare", argv=(*_GUARDED, "trainmaster.training.fetching"), python=True, tokens=True)
 """Fetches alone, for a script of the user's own."""
 RESULT = "model"
 """The directory of the result in the job's output."""
-TRAIN = Step(name="train", argv=(*_RUN, "trainmaster.training"), python=True)
+TRAIN = LaunchStep(name="train", argv=(*_RUN, "trainmaster.training"), python=True)
 
 _EXPORTS = ("safetensors", "adapter")
 _BACKENDS = ("nccl", "gloo")

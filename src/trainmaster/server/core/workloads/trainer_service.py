@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from trainmaster.protocol.launch import Launch, Lifetime, Readiness, Step
+from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime, Readiness
 from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, ModelMode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
 from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text, optional
@@ -81,7 +81,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[int, 
 
 
 KIND = "trainer_service"
-SERVE = Step(name="main", argv=("-P", "-m", "trainmaster.trainer_service"), python=True)
+SERVE = LaunchStep(name="main", argv=("-P", "-m", "trainmaster.trainer_service"), python=True)
 """A module of ours, whatever lies in the working directory."""
 HEALTH = "/api/v1/healthz"
 READY_WITHIN_S = 3600.0

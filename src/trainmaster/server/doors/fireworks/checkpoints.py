@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.server.coordinator.promotion import DELTA, EXTERNAL, SAMPLER, Promotion, why_not
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.fields import Matches
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.fireworks.job_documents import NO_DEPLOYMENTS, job_name
 from trainmaster.server.doors.fireworks.models import promoted_document
@@ -69,12 +69,12 @@ class PromoteBody(FireworksBody):
     refused: ClassVar[Mapping[str, str]] = {"hot_load_deployment_id": NO_DEPLOYMENTS}
 
 
-def checkpoint_id(checkpoint: Checkpoint) -> str:
+def checkpoint_id(checkpoint: CheckpointRecord) -> str:
     """The id that clients use: the checkpoint's name, or its own id where the name belongs to one model."""
     return checkpoint.checkpoint_id if checkpoint.attributes.get("door") == _TINKER else checkpoint.name
 
 
-def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_document(job: Job, checkpoint: CheckpointRecord) -> dict[str, Any]:
     said: Mapping[str, Any] = checkpoint.attributes
     return present(
         name=clean(f"{job_name(job)}/checkpoints/{checkpoint_id(checkpoint)}"),
@@ -90,7 +90,7 @@ def checkpoint_document(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     )
 
 
-def checkpoint_type(checkpoint: Checkpoint) -> str:
+def checkpoint_type(checkpoint: CheckpointRecord) -> str:
     said = checkpoint.attributes
     if checkpoint.kind not in (SAMPLER, EXTERNAL):
         return "CHECKPOINT_TYPE_TRAINING_LORA" if said.get("is_lora") else "CHECKPOINT_TYPE_TRAINING"
@@ -198,7 +198,7 @@ async def _operation(context: ApiContext, scope: Scope, operation_id: str) -> di
     return operation_document(*await run_in_threadpool(find))
 
 
-def _named(found: list[Checkpoint], name: str) -> Checkpoint:
+def _named(found: list[CheckpointRecord], name: str) -> CheckpointRecord:
     """The checkpoint that a client means: one for sampling before others, and of several the latest."""
     named = [each for each in found if each.kind and name in (checkpoint_id(each), each.checkpoint_id)]
     if not named:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, Trainer, WeightsPath
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.doors.door import DoorState
 from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.tinker.model_creation import Creations
@@ -36,7 +36,7 @@ NOTIFY_AGAIN_AT_MOST_S = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     run: TinkerRun
-    checkpoint: Checkpoint
+    checkpoint: CheckpointRecord
 
 
 class TinkerDoor(DoorState):
@@ -162,7 +162,7 @@ class TinkerDoor(DoorState):
             wait_s = min(2 * wait_s, NOTIFY_AGAIN_AT_MOST_S)
 
 
-def path_of(checkpoint: Checkpoint) -> str:
+def path_of(checkpoint: CheckpointRecord) -> str:
     model_id = str(checkpoint.attributes.get("model_id"))
     return str(WeightsPath(run=model_id, place=PLACE_OF_KIND[checkpoint.kind], name=checkpoint.name))
 

@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import ForbiddenError, NotFoundError, RefusedError
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.router import answer
@@ -43,7 +43,9 @@ FILES = "files"
 _MOST_DIGITS = 12
 
 
-def url_of(request: Request, sealer: Sealer, account_id: str, checkpoint: Checkpoint, rest: str, expires: int) -> str:
+def url_of(
+    request: Request, sealer: Sealer, account_id: str, checkpoint: CheckpointRecord, rest: str, expires: int
+) -> str:
     """At the host that the client asked."""
     path = f"{SIGNED_PATHS}{checkpoint.job_id}/{checkpoint.checkpoint_id}/{rest}"
     signature = sealer.sign(_covered(path, account_id, str(expires)))
@@ -128,7 +130,7 @@ async def download_file(request: Request, job_id: str, checkpoint_id: str, name:
     return await artifacts.wanted_part(request, [place], place.prefix + name)
 
 
-async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[Checkpoint, str]:
+async def _readable(request: Request, door: TinkerDoor, principal: Principal) -> tuple[CheckpointRecord, str]:
     """The checkpoint that a path names, if it is the account's own or public; and whose it is."""
     found = await weights_of(request, door, principal)
     checkpoint = found.checkpoint
@@ -140,7 +142,7 @@ async def _readable(request: Request, door: TinkerDoor, principal: Principal) ->
 async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> artifacts.ArtifactPlace:
     """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
 
-    def find(connection: Connection) -> list[Checkpoint]:
+    def find(connection: Connection) -> list[CheckpointRecord]:
         job = jobs.get(connection, scope, job_id, deleted=True)
         return checkpoints.named(connection, scope, job.job_id, [checkpoint_id])
 

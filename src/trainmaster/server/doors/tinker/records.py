@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, Update, delete, func, select, tuple_, update
 
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, ModelMode, Trainer, WeightsPath
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.core.retention import COMMITTED
 from trainmaster.server.doors.futures import Category
 from trainmaster.server.store import schema
@@ -265,7 +265,7 @@ def samplers_of_session(connection: Connection, scope: Scope, session_id: str) -
 
 def weights(
     connection: Connection, scope: Scope, *, job_id: str | None = None, path: WeightsPath | None = None
-) -> list[Checkpoint]:
+) -> list[CheckpointRecord]:
     """What runs saved, newest first: of one job or of all, under one path or any, where the latest save counts."""
     conditions = [_checkpoints.c.status == COMMITTED, _checkpoints.c.kind.in_(PLACE_OF_KIND)]
     if job_id is not None:
@@ -273,7 +273,7 @@ def weights(
     if path is not None:
         conditions += [_checkpoints.c.kind == path.kind, _checkpoints.c.name == path.name]
     order = (_checkpoints.c.created_at.desc(), _checkpoints.c.checkpoint_id.desc())
-    found: dict[tuple[str, str, str], Checkpoint] = {}
+    found: dict[tuple[str, str, str], CheckpointRecord] = {}
     for checkpoint in CHECKPOINTS.find(connection, scope, *conditions, order_by=order):
         if checkpoint.attributes.get("door") == TINKER:
             found.setdefault((str(checkpoint.attributes.get("model_id")), checkpoint.kind, checkpoint.name), checkpoint)
@@ -282,7 +282,7 @@ def weights(
 
 def weights_of_run(
     connection: Connection, scope: Scope, run: TinkerRun, path: WeightsPath | None = None
-) -> list[Checkpoint]:
+) -> list[CheckpointRecord]:
     """Newest first."""
     if run.job_id is None:
         return []

@@ -16,7 +16,7 @@ from trainmaster.server.coordinator import checkpoints
 from trainmaster.server.coordinator.commands import CommandOutcome
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records, wire
@@ -92,7 +92,7 @@ async def list_training_runs(request: Request, door: TinkerDoor, principal: Prin
 
     def question(connection: Connection) -> dict[str, Any]:
         found, total = records.runs(connection, principal.scope, limit=limit, offset=offset, project_id=project_id)
-        saved: dict[str, list[Checkpoint]] = {}
+        saved: dict[str, list[CheckpointRecord]] = {}
         for job_id in sorted({run.job_id for run in found if run.job_id is not None}):
             for checkpoint in records.weights(connection, principal.scope, job_id=job_id):
                 saved.setdefault(str(checkpoint.attributes.get("model_id")), []).append(checkpoint)
@@ -121,7 +121,7 @@ async def list_checkpoints(request: Request, door: TinkerDoor, principal: Princi
     return ok({"checkpoints": await door.context.read(question)})
 
 
-def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[TinkerRun, list[Checkpoint]]:
+def _run_of(connection: Connection, scope: Scope, request: Request) -> tuple[TinkerRun, list[CheckpointRecord]]:
     """The run that the path of a request names, and what it saved."""
     run = records.get_run(connection, scope, str(request.path_params["run_id"]))
     return run, records.weights_of_run(connection, scope, run)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.doors.futures import ok
 from trainmaster.server.doors.tinker import records, wire
 from trainmaster.server.doors.tinker.door import TinkerDoor
@@ -115,7 +115,7 @@ async def search_sessions(request: Request, door: TinkerDoor, principal: Princip
     def question(connection: Connection) -> dict[str, Any]:
         found = _search(connection, principal.scope, wanted, now)
         page, more = found[: wanted.limit], len(found) > wanted.limit
-        saved: dict[str, list[Checkpoint]] = {}
+        saved: dict[str, list[CheckpointRecord]] = {}
         for checkpoint in records.weights(connection, principal.scope) if page else ():
             saved.setdefault(str(checkpoint.attributes.get("session_id")), []).append(checkpoint)
         last = page[-1] if more else None

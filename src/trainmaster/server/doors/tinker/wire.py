@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, ModelMode
-from trainmaster.server.core.job import Checkpoint
+from trainmaster.server.core.job import CheckpointRecord
 from trainmaster.server.doors.tinker.door import path_of
 from trainmaster.server.doors.tinker.records import RunState, TinkerRun, TinkerSession
 
@@ -114,7 +114,7 @@ def instant(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def checkpoint_resource(checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_resource(checkpoint: CheckpointRecord) -> dict[str, Any]:
     expires = checkpoint.expires_at
     return {
         "checkpoint_id": f"{PLACE_OF_KIND[checkpoint.kind]}/{checkpoint.name}",
@@ -128,7 +128,7 @@ def checkpoint_resource(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def run_resource(run: TinkerRun, saved: Iterable[Checkpoint]) -> dict[str, Any]:
+def run_resource(run: TinkerRun, saved: Iterable[CheckpointRecord]) -> dict[str, Any]:
     """`saved` has the newest first."""
     last: dict[str, dict[str, Any]] = {}
     for checkpoint in saved:
@@ -147,7 +147,7 @@ def run_resource(run: TinkerRun, saved: Iterable[Checkpoint]) -> dict[str, Any]:
     }
 
 
-def session_resource(session: TinkerSession, saved: Iterable[Checkpoint], *, now: float) -> dict[str, Any]:
+def session_resource(session: TinkerSession, saved: Iterable[CheckpointRecord], *, now: float) -> dict[str, Any]:
     sizes = [checkpoint.size_bytes for checkpoint in saved]
     status: dict[str, Any] | None = {"type": "active"} if session.is_active(now) else None
     if session.finished_at is not None:

@@ -17,7 +17,7 @@ from trainmaster.schema.reports import EventPage, EventResource, FeedEvent, Feed
 from trainmaster.server.coordinator.webhook_delivery import MAX_URL_LENGTH, TIMEOUT_S, DeliveryError, headers_of, trial
 from trainmaster.server.coordinator.webhook_subscriptions import LONGEST_SECRET, SHORTEST_SECRET
 from trainmaster.server.core.fields import Model
-from trainmaster.server.core.job import Event
+from trainmaster.server.core.job import JobEvent
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import ConcurrencyLimit, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context
@@ -32,7 +32,7 @@ from trainmaster.server.store.scope import Scope
 from trainmaster.server.store.webhooks import Webhook
 
 
-def event_resource(event: Event) -> EventResource:
+def event_resource(event: JobEvent) -> EventResource:
     return {
         "job_id": event.job_id,
         "seq": event.seq,

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.run_directory import metrics_stream
 from trainmaster.schema.reports import JobMetrics, MetricSeries, MetricsReport
-from trainmaster.server.core.job import Checkpoint, Job
+from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http.auth import Viewer
 from trainmaster.server.http.context import Context
@@ -50,7 +50,7 @@ async def metrics(
 ) -> Response:
     """Read a job's metrics: the latest values and how they developed, over all attempts."""
 
-    def find(connection: Connection) -> tuple[Job, list[Checkpoint]]:
+    def find(connection: Connection) -> tuple[Job, list[CheckpointRecord]]:
         job = jobs.get(connection, principal.scope, job_id)
         return job, checkpoints.newest_of_job(connection, principal.scope, job.job_id)
 

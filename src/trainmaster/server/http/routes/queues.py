@@ -17,7 +17,7 @@ from trainmaster.schema.reports import Usage, UsageRow
 from trainmaster.server.coordinator.explain import QueueEntry
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.fields import Matches, Model, Natural
-from trainmaster.server.core.resources import Queue
+from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.http.auth import ADMINS_ONLY, Viewer, require
 from trainmaster.server.http.context import Context
 from trainmaster.server.http.envelope import Nothing, instant, ok, resource
@@ -43,7 +43,7 @@ class QueueBody(Model):
     )
 
 
-def queue_resource(queue: Queue, counts: QueueCounts, now: float) -> QueueResource:
+def queue_resource(queue: JobQueue, counts: QueueCounts, now: float) -> QueueResource:
     oldest = counts.oldest_queued_at
     return resource(
         QueueResource,
@@ -105,7 +105,7 @@ async def put_queue(request: Request, context: Context, name: QueueName) -> Resp
     now = context.clock()
 
     def change(connection: Connection) -> QueueResource:
-        queue = Queue(name=name, weight=wanted.weight, quota_gpus=wanted.quota_gpus)
+        queue = JobQueue(name=name, weight=wanted.weight, quota_gpus=wanted.quota_gpus)
         queues.put(connection, _EVERYTHING, queue, now)
         return queue_resource(queue, queues.counts(connection, _EVERYTHING, name).get(name, QueueCounts()), now)
 
