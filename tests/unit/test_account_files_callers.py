@@ -40,7 +40,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {".read_bytes", "os.open"},
     ),
     "backends/container/plans.py": (_OWN, {".mkdir", ".unlink", ".glob"}),
-    "backends/container/worker_files.py": (
+    "backends/container/secret_files.py": (
         "the server's own, and a directory in memory; containers have a part of that mounted, whose file is made anew",
         {
             *(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"),

@@ -36,7 +36,7 @@ class Registration:
 
 
 _ON_THIS_MACHINE = Capabilities(
-    placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True, runs_here=True
+    placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True
 )
 BACKENDS: Mapping[str, Registration] = {
     LOCAL: Registration(

@@ -19,7 +19,7 @@ from trainmaster.server.core.resources import Node
 
 
 class PlacementBy(StrEnum):
-    """Who chooses the nodes. Today nothing reads this: the scheduler places jobs on every backend."""
+    """Who chooses the nodes. The scheduler places jobs of an ENGINE backend in its pool, and its engine on nodes."""
 
     US = "ours"
     ENGINE = "engine"
@@ -31,10 +31,9 @@ class Capabilities:
 
     placement: PlacementBy
     lifetimes: frozenset[Lifetime]
-    colocates_gangs: bool
-    """Several nodes of a gang may share one machine. Today nothing reads this: they may on every backend."""
     runs_here: bool = False
-    """Its jobs run on the server's machine: each account needs a system user that the server can start jobs as."""
+    """Its jobs run on the server's machine: each account needs a system user that the server can start jobs as.
+    Otherwise its workers report over HTTP, and send checkpoints and results."""
     isolates_accounts: bool = False
     """It separates the jobs of accounts that have no system user of their own."""
     uses_server_python: bool = False
@@ -65,10 +64,24 @@ class LaunchError(Exception):
 class NotYetError(Exception):
     """An attempt cannot start yet, and nothing of it runs; the message says what it waits for. It keeps its place."""
 
-    def __init__(self, message: str, until: Future[Any]) -> None:
+    def __init__(
+        self, message: str, until: Future[Any], *, again_in_s: float = 1.0, handle: str | None = None
+    ) -> None:
         super().__init__(message)
         self.until = until
         """Done when it is worth another try, however it ended."""
+        self.again_in_s = again_in_s
+        """How long to wait for that before the next try."""
+        self.handle = handle
+        """What the engine calls the attempt, where it waits in the engine's queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Why the worker of a node is gone, according to the backend's engine."""
+
+    reason: Reason
+    message: str
 
 
 def claim_free_nodes(directory: RunDirectory, request: AttemptRequest) -> list[int]:
@@ -113,6 +126,9 @@ class Backend(Protocol):
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """What is known of each node's worker; UNKNOWN is not GONE."""
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:
+        """Why a node's worker is gone or was told to stop, according to the engine; None if it does not say."""
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
         """Where the server reaches a service that listens there, according to its worker; None: nowhere."""

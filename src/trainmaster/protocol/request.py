@@ -44,6 +44,28 @@ class NodeAssignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNeeds:
+    """What the engine of a cluster is asked for, for each node of the attempt, and whose the attempt is."""
+
+    account: str
+    job_name: str
+    """As its user wrote it: any text."""
+    priority: int = 5
+    gpus: int = 0
+    gpu_type: str | None = None
+    gpu_memory_min_mb: int = 0
+    cpu_cores: int = 0
+    memory_mb: int = 0
+    storage_mb: int = 0
+    capabilities: tuple[str, ...] = ()
+    """Required of the node."""
+    affinity: tuple[str, ...] = ()
+    """Labels of nodes to prefer."""
+    anti_affinity: tuple[str, ...] = ()
+    """Labels of nodes to avoid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRequest(JsonRecord):
     """Everything that the workers of one attempt know of it. Never changed after it was written."""
 
@@ -61,6 +83,8 @@ class AttemptRequest(JsonRecord):
     resume_from: str | None = None
     max_runtime_s: float | None = None
     """Wall time of the ranks; past it they are stopped with the cause `timeout`."""
+    engine_needs: EngineNeeds | None = None
+    """Set if the engine of a cluster places the attempt; None if the scheduler did."""
     hint_socket: str | None = None
     server_url: str | None = None
     """Set if the worker moves its streams over HTTP; None if it shares the server's files."""

@@ -23,7 +23,7 @@ from trainmaster.backends.container.container_spec import (
     outside_document,
     volume_name,
 )
-from trainmaster.backends.container.worker_files import packed_worker
+from trainmaster.backends.worker_package import packed_worker
 from trainmaster.protocol.launch import BlobFile, ContainerRequest, Launch, LaunchStep, Lifetime, VolumeMount
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, ContainerOverrides, NodeAssignment
 

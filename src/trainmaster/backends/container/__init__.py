@@ -34,10 +34,11 @@ from trainmaster.backends.container.engine import (
 from trainmaster.backends.container.images import Images
 from trainmaster.backends.container.monitor import ContainerMonitor
 from trainmaster.backends.container.preflight import checked
-from trainmaster.backends.container.worker_files import packed_worker, put_secrets, remove_secrets, secrets_directory
+from trainmaster.backends.container.secret_files import put_secrets, remove_secrets, secrets_directory
 from trainmaster.backends.local import kill_worker, liveness_of
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
+from trainmaster.backends.worker_package import packed_worker
 from trainmaster.protocol.launch import CONTAINER, Lifetime, PullPolicy
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control

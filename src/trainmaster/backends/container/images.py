@@ -21,7 +21,7 @@ from trainmaster.backends.container.engine import (
     NoSuchImageError,
     TookTooLongError,
 )
-from trainmaster.backends.container.worker_files import OLDEST_PYTHON
+from trainmaster.backends.worker_package import OLDEST_PYTHON
 from trainmaster.protocol.launch import PullPolicy
 from trainmaster.protocol.reasons import Reason
 

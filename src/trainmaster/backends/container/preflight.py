@@ -12,7 +12,7 @@ from pathlib import Path
 from trainmaster.backends import ContainerDefaults
 from trainmaster.backends.base import LaunchError
 from trainmaster.backends.container.container_spec import ImageFacts
-from trainmaster.backends.container.worker_files import OLDEST_PYTHON
+from trainmaster.backends.worker_package import OLDEST_PYTHON
 from trainmaster.protocol.launch import Lifetime, VolumeMount
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest

@@ -39,7 +39,7 @@ from trainmaster.backends.container.engine import (
     NoSuchCommandError,
     RefusedByEngineError,
 )
-from trainmaster.backends.container.worker_files import put_secrets, remove_secrets
+from trainmaster.backends.container.secret_files import put_secrets, remove_secrets
 from trainmaster.protocol import environment
 from trainmaster.protocol.documents import put_answer
 from trainmaster.protocol.reasons import Reason, exit_record

@@ -1,0 +1,155 @@
+"""What a cluster backend needs of an engine: start, find, list, cancel, forget; nodes; and facts about itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainmaster.backends.base import Loss
+from trainmaster.protocol.request import AttemptRequest, EngineNeeds
+from trainmaster.server.core.reports import EngineFacts
+from trainmaster.server.core.resources import Node
+
+
+class EngineAwayError(Exception):
+    """The engine did not answer: nothing is known of what it runs, and what was asked may have happened."""
+
+
+class EngineRefusedError(Exception):
+    """The engine refused for good; the message is in its words, with what to do."""
+
+
+class EnginePhase(StrEnum):
+    """Where an attempt stands on its engine."""
+
+    QUEUED = "queued"  # accepted, not started
+    RUNNING = "running"  # started on every node
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineJob:
+    """One attempt, as the engine reports it."""
+
+    attempt_id: str
+    handle: str
+    """What the engine calls it."""
+    phase: EnginePhase
+    message: str = ""
+    """In the engine's words: why it waits, or how it ended."""
+    loss: Loss | None = None
+    """Once it has ended: what that means for nodes whose worker did not report an exit of its own."""
+    node_losses: Mapping[int, Loss] = field(default_factory=dict)
+    """While it runs: the nodes that the engine knows to be gone, and why."""
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    """Node of the attempt -> the host or address where the server and other nodes reach it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLaunch:
+    """An attempt to be started: one worker on each of its nodes."""
+
+    name: str
+    """Unique over all servers, at most 63 letters, digits and dashes: the attempt is found again by it."""
+    instance: str
+    """Identifies the Trainmaster that everything on the engine belongs to."""
+    request: AttemptRequest
+    grace_s: float
+    """How long the worker needs between the engine's SIGTERM and its SIGKILL."""
+    command: tuple[str, ...]
+    """Starts the worker of a node, with the environment below. It finds out which node it is by `node_variable`."""
+    environment: Mapping[str, str]
+    """Without secrets; the same on every node."""
+    secrets: Mapping[str, str] = field(repr=False)
+    """Variables that only the worker may see: they must not appear in listings, logs or on a command line."""
+
+    @property
+    def node_count(self) -> int:
+        return len(self.request.nodes)
+
+    @property
+    def needs(self) -> EngineNeeds:
+        """What each node of the attempt needs. Limits are in the request: `max_runtime_s`."""
+        if self.request.engine_needs is None:
+            raise ValueError(f"{self.request.attempt_id} was placed by the scheduler, and not for an engine")
+        return self.request.engine_needs
+
+
+class ClusterOptions(BaseModel):
+    """What an operator says of a cluster, whatever its kind: `--set key=value`, or keys of `[clusters.NAME]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    python: str = Field(
+        default="",
+        description="The Python, 3.11 or newer, of workers on the cluster's nodes. Empty: the server's own Python where "
+        "its path exists on a node, else `python3`.",
+    )
+    work_dir: str = Field(
+        default="",
+        description="A directory on each node for running jobs and caches. Empty: TMPDIR of the node, or /tmp.",
+    )
+    server_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s/]+(/\S*)?)?$",
+        description="Where workers on the cluster reach this server. Empty: the setting advertise_url.",
+    )
+    poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
+
+
+class ClusterEngine(Protocol):
+    """A client of one engine. Every method may take long, is called from any thread, and raises EngineAwayError if the
+    engine does not answer in time; none changes anything when it is repeated."""
+
+    kind: str
+    node_variable: str
+    """The variable by which a worker learns the number of its node, from 0."""
+
+    def facts(self) -> EngineFacts:
+        """What answers, and its version; never raises, a problem is in the facts, with what to do about it."""
+
+    def document(self, launch: EngineLaunch) -> str:
+        """What `start` sends, as text that a person can read, without secrets. Pure: asks nobody."""
+
+    def start(self, launch: EngineLaunch) -> str:
+        """Hand an attempt to the engine's queue; returns its handle. Raises EngineRefusedError."""
+
+    def find(self, name: str) -> EngineJob | None:
+        """The attempt of this name, asked now: also one that `jobs` does not list yet. None: the engine has none."""
+
+    def jobs(self) -> Mapping[str, EngineJob]:
+        """All attempts of this server's instance by name, in one request, however many there are.
+
+        Ended ones stay listed for as long as the engine knows them, or until `forget`.
+        """
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when `jobs` may have changed, at the latest after this time."""
+
+    def cancel(self, handle: str) -> None:
+        """End a job, whether it waits or runs; its processes get SIGTERM, then SIGKILL."""
+
+    def forget(self, handle: str) -> None:
+        """Remove what an ended job has left on the engine."""
+
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that jobs of this backend may run on, with what is held on each."""
+
+    def close(self) -> None: ...
+
+
+_UNFIT = re.compile(r"[^a-z0-9-]+")
+
+
+def engine_name(instance: str, attempt_id: str) -> str:
+    """The name of an attempt on every engine: `tm-<instance>-<job>-<number>`.
+
+    >>> engine_name("k3f9", "job-wk96lltjcfl9.2")
+    'tm-k3f9-job-wk96lltjcfl9-2'
+    """
+    return _UNFIT.sub("-", f"tm-{instance}-{attempt_id}".lower())[:63].rstrip("-")
