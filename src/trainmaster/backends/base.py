@@ -34,6 +34,8 @@ class Capabilities:
     runs_here: bool = False
     """Its jobs run on the server's machine: each account needs a system user that the server can start jobs as.
     Otherwise its workers report over HTTP, and send checkpoints and results."""
+    server_url: str = ""
+    """Where workers on other machines reach the server; empty: where the server says that it is reached."""
     isolates_accounts: bool = False
     """It separates the jobs of accounts that have no system user of their own."""
     uses_server_python: bool = False

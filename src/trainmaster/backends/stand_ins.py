@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainmaster.backends.base import Backend, Capabilities, LaunchError, claim_free_nodes
+from trainmaster.backends.base import Backend, Capabilities, LaunchError, Loss, claim_free_nodes
 from trainmaster.protocol.processes import boot_id
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory
@@ -69,6 +69,9 @@ class DeferredBackend:
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         return self._in_use().observe(request)
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:
+        return self._made().loss(request, node)
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
         return self._made().endpoint(request, node, host, port)
@@ -145,6 +148,9 @@ class UnavailableBackend:
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         return [self._liveness(request, node) for node in range(len(request.nodes))]
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:  # noqa: ARG002 - there is no engine that knows
+        return None
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
         return None

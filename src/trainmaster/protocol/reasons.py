@@ -40,6 +40,8 @@ class Reason(StrEnum):
     DISK_FULL = "DISK_FULL"
     STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
     ENGINE_UNAVAILABLE = "ENGINE_UNAVAILABLE"
+    EVICTED = "EVICTED"
+    ENGINE_CANCELLED = "ENGINE_CANCELLED"
 
     # Never started.
     NEVER_STARTED = "NEVER_STARTED"
@@ -55,6 +57,9 @@ class StopCause(StrEnum):
     DELETE = "delete"
     PEER = "peer"
     """Another node of the gang failed, or was lost."""
+    ENGINE = "engine"
+    """The engine of the cluster ends it: for a job of a higher priority, at a time limit, or because it was cancelled
+    there."""
 
 
 REASON_OF_STOP: Mapping[StopCause, Reason] = MappingProxyType(
@@ -67,6 +72,8 @@ REASON_OF_STOP: Mapping[StopCause, Reason] = MappingProxyType(
         StopCause.TIMEOUT: Reason.TIMEOUT,
         StopCause.STALL: Reason.STALLED,
         StopCause.PEER: Reason.WORKER_LOST,
+        # Unless the engine says why.
+        StopCause.ENGINE: Reason.PREEMPTED,
     }
 )
 

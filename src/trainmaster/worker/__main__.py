@@ -1,4 +1,4 @@
-"""`python -m trainmaster.worker`: the fork server, or one worker in the foreground."""
+"""`python -m trainmaster.worker`: the fork server, one worker in the foreground, or one node of a cluster."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--node", type=int, required=True, help="the node's index in the attempt")
     run.add_argument("--secrets", type=Path, help="a file in memory with the job's secrets; it is removed when read")
     run.add_argument("--within", default="{}", help="JSON: what is different in the container where this runs")
+    commands.add_parser("remote", help="run one node for a server reached by HTTP, as standard input says")
     chosen = parser.parse_args(arguments)
     if chosen.command == "fork-server":
         return serve(chosen.directory)
+    if chosen.command == "remote":
+        from trainmaster.worker.remote import run_remote
+
+        return run_remote(sys.stdin.buffer.read())
     secrets = _taken(chosen.secrets) if chosen.secrets else NO_SECRETS
     return run_worker(chosen.run_dir, chosen.node, secrets, ContainerOverrides.from_json(json.loads(chosen.within)))
 

@@ -24,7 +24,10 @@ def main():  # type: ignore[no-untyped-def]
     if sys.version_info < (3, 11):  # noqa: UP036 - a node may have any Python
         say("this Python is %s, and workers need 3.11 or newer" % sys.version.split()[0])
         return TOO_OLD
-    spec = json.loads(os.environ["TRAINMASTER_WORKER"])
+    spec = json.loads(os.environ.pop("TRAINMASTER_WORKER"))
+    token = os.environ.pop("TRAINMASTER_WORKER_TOKEN")
+    for name in ("TRAINMASTER_BOOTSTRAP", "TRAINMASTER_PYTHON"):
+        os.environ.pop(name, None)
     work = os.path.join(spec["work_dir"] or tempfile.gettempdir(), "trainmaster-%d" % os.getuid())
     try:
         os.makedirs(work, mode=0o700, exist_ok=True)
@@ -37,14 +40,18 @@ def main():  # type: ignore[no-untyped-def]
             os.environ["TRAINMASTER_CA"] = ca
         worker = os.path.join(work, "worker-%s.pyz" % spec["digest"])
         if not os.path.exists(worker):
-            data = fetch(spec, os.environ["TRAINMASTER_WORKER_TOKEN"], ca if spec["ca_pem"] else None)
+            data = fetch(spec, token, ca if spec["ca_pem"] else None)
             if isinstance(data, int):
                 return data
             write(worker, data)
     except OSError as error:
         say("%s: %s" % (work, error))
         return NO_ROOM
-    os.environ["TRAINMASTER_WORKER"] = json.dumps(dict(spec, work_dir=work))
+    # In memory, and not in variables: other processes of this user could read those.
+    given = os.memfd_create("worker", 0)
+    os.write(given, json.dumps(dict(spec, work_dir=work, token=token)).encode())
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
     os.execv(sys.executable, [sys.executable, "-P", worker, "remote"])
 
 

@@ -33,7 +33,7 @@ from trainmaster.protocol.account_files import remove_tree
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, read_document, write_document
 from trainmaster.protocol.processes import ProcessIdentity, identity_of, is_alive, send_signal
 from trainmaster.protocol.reasons import Reason, StopCause, exit_record
-from trainmaster.protocol.request import AttemptRequest, Control
+from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, Control
 from trainmaster.protocol.run_directory import (
     CONTROL,
     RENDEZVOUS,
@@ -63,6 +63,7 @@ REFUSED_GRACE_S = 10.0
 """For the ranks of an attempt that the server does not know any more."""
 MOST_REPORT_BYTES = 1 << 30
 """Of a stream that is no log: a rank can make a file terabytes long, and fill the server's disk, without writing."""
+_AS_REQUESTED = ContainerOverrides()
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
 
@@ -75,8 +76,14 @@ def run_courier(
     directory: str | os.PathLike[str],
     *,
     delivers_only: bool = False,
+    own: ContainerOverrides = _AS_REQUESTED,
+    grace_s: float | None = None,
 ) -> None:
-    """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left."""
+    """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left.
+
+    `own` says what differs from the request on this node. With `grace_s`, a cluster's engine runs this process: SIGTERM
+    from the engine stops the attempt, which has this long to save.
+    """
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -84,7 +91,10 @@ def run_courier(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # Another courier is at it.
-    _Courier(server_url, token, attempt_id, node, home, lock, delivers_only=delivers_only).run()
+    courier = _Courier(server_url, token, attempt_id, node, home, lock, delivers_only=delivers_only, own=own)
+    if grace_s is not None:
+        courier.stop_on_sigterm(grace_s)
+    courier.run()
     with contextlib.suppress(OSError):
         remove_tree(home)
     with contextlib.suppress(OSError):
@@ -97,7 +107,16 @@ class _StopAskedError(Exception):
 
 class _Courier:
     def __init__(
-        self, server_url: str, token: str, attempt_id: str, node: int, home: Path, lock: int, *, delivers_only: bool
+        self,
+        server_url: str,
+        token: str,
+        attempt_id: str,
+        node: int,
+        home: Path,
+        lock: int,
+        *,
+        delivers_only: bool,
+        own: ContainerOverrides,
     ) -> None:
         self._server_url = server_url
         self._token = token
@@ -106,6 +125,7 @@ class _Courier:
         self._home = home
         self._lock = lock
         self._delivers_only = delivers_only
+        self._own = own
         self._uplink = Uplink(server_url, token)
         self._route = f"/v1/worker/attempts/{attempt_id}"
         self._run = RunDirectory(home / "run")
@@ -118,6 +138,16 @@ class _Courier:
         self._delivered: dict[str, dict[str, Any]] = {}
         self._next_beat = 0.0
         self._refused = threading.Event()
+        self._terminated = False
+        self._grace_s = 0.0
+
+    def stop_on_sigterm(self, grace_s: float) -> None:
+        """Take SIGTERM for a stop by the engine of the cluster, with this long to save."""
+        self._grace_s = grace_s
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
 
     def run(self) -> None:
         try:
@@ -204,7 +234,8 @@ class _Courier:
             os.setsid()
             os.close(self._lock)
             die_with_parent(courier)
-            status = run_worker(self._run.path, self._node, secrets)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if self._grace_s else signal.SIG_DFL)
+            status = run_worker(self._run.path, self._node, secrets, self._own)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -254,6 +285,9 @@ class _Courier:
     def _mirror(self, hints: HintListener | None) -> None:
         while True:
             running = self._worker_runs()
+            if self._terminated and running:
+                self._terminated = False
+                self._stop_for_engine()
             # Read before the streams are sent: they are complete when it exists.
             if (end := self._run.document(exit_document(self._node))) is None and not running:
                 self._kill_strays()
@@ -333,11 +367,18 @@ class _Courier:
     def _abandon(self) -> None:
         """The server does not know the attempt any more: end the ranks as after a deletion."""
         if self._worker is not None:
-            last = self._run.document(CONTROL) or {}
-            stop = Control(seq=int(last.get("seq", 0)) + 1, stop=StopCause.DELETE, grace_s=REFUSED_GRACE_S)
-            with contextlib.suppress(OSError):
-                self._run.set_control(stop.to_json())
+            self._stop_worker(Control(seq=0, stop=StopCause.DELETE, grace_s=REFUSED_GRACE_S))
             self._end_worker(REFUSED_GRACE_S + _WORKER_ENDS_S)
+
+    def _stop_for_engine(self) -> None:
+        """Unless the attempt is being stopped anyhow: then the engine does what the server asked of it."""
+        if not (self._run.document(CONTROL) or {}).get("stop"):
+            self._stop_worker(Control(seq=0, stop=StopCause.ENGINE, save=True, grace_s=self._grace_s))
+
+    def _stop_worker(self, control: Control) -> None:
+        last = self._run.document(CONTROL) or {}
+        with contextlib.suppress(OSError):
+            self._run.set_control(replace(control, seq=int(last.get("seq", 0)) + 1).to_json())
 
     def _end_worker(self, within_s: float) -> None:
         """Wait for the worker's end. If it hangs, kill it with everything it started."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.backends import BACKENDS, BackendContext, ContainerDefaults
-from trainmaster.backends.base import LaunchError, claim_free_nodes
+from trainmaster.backends.base import LaunchError, Loss, claim_free_nodes
 from trainmaster.backends.container import container_spec as spec
 from trainmaster.backends.container import plans
 from trainmaster.backends.container.engine import (
@@ -177,6 +177,9 @@ class ContainerBackend:
             else self._monitor.liveness(spec.container_name(request, node), directory, node)
             for node in range(len(request.nodes))
         ]
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:  # noqa: ARG002 - there is no engine that knows
+        return None
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
         """Where the node's service is published, whatever its worker says."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainmaster.backends import BACKENDS, BackendContext
-from trainmaster.backends.base import LaunchError, claim_free_nodes, endpoint_on_node
+from trainmaster.backends.base import LaunchError, Loss, claim_free_nodes, endpoint_on_node
 from trainmaster.backends.local.fork_client import ForkServer, ForkServerError
 from trainmaster.backends.local.inventory import LocalInventory
 from trainmaster.protocol.launch import LOCAL
@@ -105,6 +105,9 @@ class LocalBackend:
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         directory = self._run_directory(request)
         return [liveness_of(directory, node) for node in range(len(request.nodes))]
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:  # noqa: ARG002 - there is no engine that knows
+        return None
 
     def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:
         return endpoint_on_node(request, node, host, port)

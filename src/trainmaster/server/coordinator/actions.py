@@ -34,8 +34,6 @@ LAUNCH_AGAIN_S = 10.0
 LAUNCH_TIMEOUT_S = 120.0
 """After this time, an attempt that no worker claimed is withdrawn, and the job is placed again. The time in which its
 backend prepares something does not count."""
-READY_AGAIN_S = 1.0
-"""How often a backend that prepares something is asked for its progress."""
 WAIT_TOLD_EVERY_S = 2.0
 """How often users see that progress."""
 
@@ -165,6 +163,7 @@ class AttemptActions:
             ranks_per_node=request.launch.ranks_per_node,
             roots=self._roots,
             endpoint=functools.partial(backend.endpoint, request),
+            loss=functools.partial(backend.loss, request),
         )
         if Liveness.REVOKED in liveness:
             observation = replace(observation, unclaimed_launches=unclaimed_launches(job, self._launches.attempts(job)))
@@ -231,7 +230,8 @@ class AttemptActions:
                 return None
             memory.revoked = True
             return PooledAction(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
-        again_s = LAUNCH_AGAIN_S if memory.wait is None else 0.0 if memory.wait.until.done() else READY_AGAIN_S
+        wait = memory.wait
+        again_s = LAUNCH_AGAIN_S if wait is None else 0.0 if wait.until.done() else wait.again_in_s
         if memory.launched_at is not None and now - memory.launched_at < again_s:
             return None
         if memory.wait is not None or memory.claim_awaited_from is None:
@@ -271,6 +271,7 @@ class AttemptActions:
         except NotYetError as wait:
             is_new = memory.wait is None or memory.wait.until is not wait.until
             memory.wait = wait
+            memory.handle = wait.handle or memory.handle
             if is_new:
                 wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
         except LaunchError as error:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from sqlalchemy import Connection
 
 from trainmaster import __version__
-from trainmaster.backends.base import Capabilities, LaunchError
+from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
 from trainmaster.protocol import environment as variables
 from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import Reason
-from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, NodeAssignment
+from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, EngineNeeds, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import NotFoundError, RefusedError
 from trainmaster.server.core.job import Attempt, CheckpointRecord, Job
-from trainmaster.server.core.resources import Node
+from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
@@ -79,7 +79,9 @@ class Launches:
     settings: Settings
     hint_socket: str | None = None
     server_url: str | None = None
-    """Where workers report over HTTP if they share no files with the server."""
+    """Where workers on this machine report over HTTP if they share no files with the server."""
+    advertised_url: str = ""
+    """Where workers on other machines report, unless their backend says otherwise."""
 
     def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
         scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
@@ -101,7 +103,8 @@ class Launches:
             roots=self.roots,
             resume=resume,
             hint_socket=self.hint_socket,
-            server_url=self.server_url,
+            server_url=self.server_url if capable.runs_here else capable.server_url or self.advertised_url,
+            placement=capable.placement,
             uid=uid,
             confined=confined,
             log_cap_bytes=self.settings.log_cap_mb << 20,
@@ -137,6 +140,7 @@ def attempt_request(
     resume: CheckpointRecord | None,
     hint_socket: str | None,
     server_url: str | None,
+    placement: PlacementBy = PlacementBy.US,
     uid: int | None = None,
     confined: bool = False,
     log_cap_bytes: int = 0,
@@ -161,16 +165,8 @@ def attempt_request(
         token=attempt.token,
         rank_token=attempt.rank_token,
         launch=launch,
-        nodes=tuple(
-            NodeAssignment(
-                node_id=share.node_id,
-                address=nodes[share.node_id].address if share.node_id in nodes else "127.0.0.1",
-                gpus=_devices(nodes.get(share.node_id), share.gpus),
-                cpu_cores=share.cpu_cores,
-                memory_mb=share.ram_mb,
-            )
-            for share in attempt.shares
-        ),
+        nodes=tuple(_assignment(share, nodes.get(share.node_id), placement) for share in attempt.shares),
+        engine_needs=_engine_needs(job) if placement is PlacementBy.ENGINE else None,
         checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=confined))),
         output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
         owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
@@ -184,6 +180,37 @@ def attempt_request(
         log_cap_bytes=log_cap_bytes,
         cache_dir=str(cache_home / job.account_id) if cache_home else None,
         environment=dict(environment),
+    )
+
+
+def _assignment(share: Share, node: Node | None, placement: PlacementBy) -> NodeAssignment:
+    if placement is PlacementBy.ENGINE:
+        # The engine chooses the node, and numbers the GPUs that the attempt gets there.
+        where = NodeAssignment(node_id=share.node_id, gpus=tuple(map(str, range(len(share.gpus)))))
+    else:
+        where = NodeAssignment(
+            node_id=share.node_id,
+            address=node.address if node is not None else "127.0.0.1",
+            gpus=_devices(node, share.gpus),
+        )
+    return replace(where, cpu_cores=share.cpu_cores, memory_mb=share.ram_mb)
+
+
+def _engine_needs(job: Job) -> EngineNeeds:
+    needs = job.needs
+    return EngineNeeds(
+        account=job.account_id,
+        job_name=job.name,
+        priority=job.priority,
+        gpus=len(job.live.shares[0].gpus),
+        gpu_type=needs.gpu_type,
+        gpu_memory_min_mb=needs.gpu_memory_min_mb,
+        cpu_cores=needs.cpu_cores,
+        memory_mb=needs.ram_mb,
+        storage_mb=needs.storage_mb,
+        capabilities=needs.capabilities,
+        affinity=needs.affinity,
+        anti_affinity=needs.anti_affinity,
     )
 
 

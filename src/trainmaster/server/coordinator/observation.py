@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainmaster.backends.base import Loss
 from trainmaster.protocol import run_directory
 from trainmaster.protocol.documents import disk_is_full
-from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.reasons import Reason, StopCause, exit_record
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.coordinator.streams import Streams, note
@@ -29,6 +31,9 @@ READS_AFTER_END = 8
 """Observations of a node that has ended, while it has more reports than one observation reads: some 2,000 reports of a
 single rank. A well-behaved job has a handful left, or a few hundred after the server was away for a day."""
 Endpoint = Callable[[int, str, int], str | None]
+LossOf = Callable[[int], Loss | None]
+LOSS_WITHIN_S = 60.0
+"""How long the end of a node that its engine stopped waits for the engine to say why."""
 IDENTITY = ("project", "group", "name")
 """What the path of a job class's checkpoints begins with."""
 
@@ -41,13 +46,17 @@ def observe_attempt(
     ranks_per_node: int,
     roots: Roots,
     endpoint: Endpoint,
+    loss: LossOf = lambda _: None,
+    now: Callable[[], float] = time.time,
 ) -> AttemptObservation:
     """What is new about the current attempt. `liveness`, one for each node, must have been taken before the call: a
     worker that was found gone has written all it ever will, so nothing is missed here. `endpoint` tells from a node,
-    and the host and port that its worker names, where its service is reached."""
+    and the host and port that its worker names, where its service is reached; `loss` tells why its worker is gone."""
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
-        _observe_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
+        _told_by_engine(
+            _observe_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint), node, loss, now
+        )
         for node, alive in enumerate(liveness)
     ]
     if streams.skipped_bytes:
@@ -124,6 +133,21 @@ def _observe_node(
         message = f"the worker of node {node} died without a report, and the disk of its run directory is full"
         ended = {"reason": Reason.DISK_FULL, "message": message}
     return NodeObservation(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
+
+
+def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf, now: Callable[[], float]) -> NodeObservation:
+    """With the engine's reason for an end that the worker cannot explain: it died, or the engine told it to stop."""
+    ended = seen.exit
+    stopped = ended is not None and ended.get("stop_cause") == StopCause.ENGINE
+    if not stopped and (ended is not None or seen.liveness is not Liveness.GONE):
+        return seen
+    if (told := loss(node)) is not None:
+        ended = ended or exit_record(told.reason, told.message)
+        return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
+    if ended is not None and now() - (reports.number(ended.get("ended_at")) or 0.0) < LOSS_WITHIN_S:
+        # The engine says why once all of the job has ended.
+        return replace(seen, exit=None, liveness=Liveness.UNKNOWN)
+    return seen
 
 
 def _ranks(node: int, ranks_per_node: int) -> range:

@@ -327,6 +327,17 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.ENGINE_UNAVAILABLE: row(
             transient, infrastructure, "the backend's engine did not answer; {again} when it does"
         ),
+        Reason.EVICTED: row(
+            transient,
+            infrastructure,
+            "the cluster took its node away, or the node ran out of a resource; {again}, and it continues from its "
+            "checkpoint",
+        ),
+        Reason.ENGINE_CANCELLED: row(
+            transient,
+            infrastructure,
+            "somebody cancelled or deleted it on the cluster itself, and not through Trainmaster; ask them, then {again}",
+        ),
         Reason.NEVER_STARTED: row(
             AttemptOutcome.NOT_STARTED,
             Fault.PLATFORM,

@@ -1,0 +1,353 @@
+"""The verbs of a backend on a cluster. One thread follows all attempts of the server on the engine, in one request a
+time, so that nobody who observes a job waits for an engine that hangs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainmaster.backends.base import Capabilities, LaunchError, Loss, NotYetError, claim_free_nodes
+from trainmaster.backends.cluster import worker_start
+from trainmaster.backends.cluster.engine import (
+    ClusterEngine,
+    ClusterOptions,
+    EngineAwayError,
+    EngineJob,
+    EngineLaunch,
+    EnginePhase,
+    EngineRefusedError,
+    engine_name,
+)
+from trainmaster.backends.worker_package import package_digest, packed_worker
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.request import AttemptRequest, Control
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.reports import EngineFacts, Liveness
+from trainmaster.server.core.resources import Node
+from trainmaster.server.core.states import CONSEQUENCES, AttemptOutcome
+
+_log = logging.getLogger(__name__)
+
+STALE_S = 30.0
+"""An older list of jobs says nothing about the present."""
+NODES_EVERY_S = 15.0
+IDLE_EVERY_S = 10.0
+"""How often the engine is asked while the server has no attempt there."""
+QUEUED_AGAIN_S = 30.0
+"""How often an attempt that waits in the engine's queue is looked at, unless the engine reports a change."""
+_STOP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterContext:
+    """What a server tells the backend of a cluster."""
+
+    name: str
+    instance: str
+    """Identifies this Trainmaster on the engine."""
+    run_directory: Callable[[AttemptRequest], RunDirectory]
+    runs: Path
+    workers: Path
+    """Where the worker's archive is made."""
+    ca_pem: str = ""
+    """The certificates that workers trust in place of their system's."""
+    hint: Callable[[str], None] = lambda _: None
+    """Tells the leader that something happened to an attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """The engine's jobs as they were listed."""
+
+    jobs: Mapping[str, EngineJob]
+    asked_at: float = float("-inf")
+    """When the engine was asked, by the monotonic clock."""
+
+
+class ClusterBackend:
+    def __init__(
+        self, engine: ClusterEngine, options: ClusterOptions, capabilities: Capabilities, context: ClusterContext
+    ) -> None:
+        self.name = context.name
+        self.capabilities = capabilities
+        self._engine = engine
+        self._options = options
+        self._context = context
+        self._run_directory = context.run_directory
+        self._seen = _Seen(jobs={})
+        self._nodes: Sequence[Node] = ()
+        self._nodes_at = float("-inf")
+        self._attempts: dict[str, AttemptRequest] = {}
+        """Attempts that were submitted or observed here, by their names on the engine."""
+        self._claimed_from: dict[tuple[str, int], float] = {}
+        """When the claim of each node was first seen."""
+        self._started: dict[str, str] = {}
+        """Name -> handle of attempts that this process handed to the engine, and that no list shows yet."""
+        self._waits: dict[str, Future[None]] = {}
+        self._to_cancel: set[str] = set()
+        """Names of attempts that were withdrawn while the engine was away."""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._is_away = False
+        self._problem = ""
+        self._thread = threading.Thread(target=self._follow, name=f"follow {self.name}", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)  # the engine may hang
+        self._engine.close()
+
+    def inventory(self) -> Sequence[Node]:
+        """As last reported: a request to the engine would delay every job."""
+        return self._nodes
+
+    def engine(self) -> EngineFacts | None:
+        return self._engine.facts()
+
+    def render(self, request: AttemptRequest) -> str:
+        return self._engine.document(self._launch(request, digest="0" * 16))
+
+    def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:  # noqa: ARG002 - the worker fetches them
+        """Hand the attempt to the engine's queue, unless it is there; NotYetError while it waits there."""
+        name = self._name_of(request)
+        with self._lock:
+            self._attempts[name] = request
+        try:
+            job = self._present(name)
+            if job is None:
+                handle = self._start(request, name)
+                raise self._wait(name, "handed to the engine", handle)
+            if job.phase is EnginePhase.QUEUED:
+                raise self._wait(name, job.message or "waits in the engine's queue", job.handle)
+        except EngineAwayError as error:
+            # It may have been started all the same: nothing is known until the engine answers.
+            raise self._wait(name, f"{self.name} does not answer: {error}", None) from error
+        if job.phase is EnginePhase.ENDED and claim_free_nodes(self._run_directory(request), request):
+            loss = job.loss or Loss(reason=Reason.ENGINE_UNAVAILABLE, message=job.message)
+            if all(alive is Liveness.REVOKED for alive in self.observe(request)):
+                raise LaunchError(loss.message, _of_launch(loss.reason))
+        return job.handle
+
+    def _start(self, request: AttemptRequest, name: str) -> str:
+        package = packed_worker(self._context.workers)
+        try:
+            handle = self._engine.start(self._launch(request, digest=package_digest(package)))
+        except EngineRefusedError as error:
+            self.revoke(request)
+            raise LaunchError(f"{self.name}: {error}", Reason.LAUNCH_REFUSED) from error
+        with self._lock:
+            self._started[name] = handle
+        self._wake.set()
+        return handle
+
+    def _present(self, name: str) -> EngineJob | None:
+        """The attempt on the engine; None only if the engine itself, asked now, has none."""
+        if (job := self._seen.jobs.get(name)) is not None and self._fresh(self._seen):
+            return job
+        return self._engine.find(name)
+
+    def _wait(self, name: str, message: str, handle: str | None) -> NotYetError:
+        with self._lock:
+            until = self._waits.setdefault(name, Future())
+        return NotYetError(message, until, again_in_s=QUEUED_AGAIN_S, handle=handle)
+
+    def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
+        """By the claims, which workers make over HTTP, and the engine's last list of jobs."""
+        name, directory = self._name_of(request), self._run_directory(request)
+        with self._lock:
+            self._attempts[name] = request
+        return [self._liveness(name, directory, node) for node in range(len(request.nodes))]
+
+    def _liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
+        claimant = directory.claimant(node)
+        if claimant is None:
+            return Liveness.UNCLAIMED
+        if claimant.get("revoked"):
+            return Liveness.REVOKED
+        claimed_from = self._claimed_from.setdefault((name, node), time.monotonic())
+        seen = self._seen
+        # A list from before the claim says nothing about the claimant.
+        if seen.asked_at < claimed_from or not self._fresh(seen):
+            return Liveness.UNKNOWN
+        job = seen.jobs.get(name)
+        if job is None or job.phase is EnginePhase.ENDED or node in job.node_losses:
+            return Liveness.GONE
+        return Liveness.ALIVE
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:
+        name = self._name_of(request)
+        job = self._seen.jobs.get(name)
+        if job is None:
+            if self._run_directory(request).claimant(node) is None:
+                return None
+            return Loss(reason=Reason.ENGINE_CANCELLED, message=f"{self.name} does not know the job any more")
+        return job.node_losses.get(node) or job.loss
+
+    def endpoint(self, request: AttemptRequest, node: int, host: str, port: int) -> str | None:  # noqa: ARG002
+        """On the address that the engine names, whatever the worker says."""
+        job = self._seen.jobs.get(self._name_of(request))
+        address = job.addresses.get(node) if job is not None else None
+        return f"{address}:{port}" if address else None
+
+    def stop(self, request: AttemptRequest, control: Control) -> None:
+        self._run_directory(request).set_control(control.to_json())
+
+    def kill(self, request: AttemptRequest) -> None:
+        self._cancel(self._name_of(request))
+
+    def revoke(self, request: AttemptRequest) -> None:
+        """Take the free claims first: a worker that starts all the same ends at once."""
+        claim_free_nodes(self._run_directory(request), request)
+        name = self._name_of(request)
+        if all(alive is Liveness.REVOKED for alive in self.observe(request)):
+            try:
+                self._cancel(name)
+            except EngineAwayError as error:
+                _log.warning("%s is cancelled on %s when that answers: %s", request.attempt_id, self.name, error)
+                with self._lock:
+                    self._to_cancel.add(name)
+
+    def sweep(self, request: AttemptRequest, node: int) -> None:
+        """The engine ends what is left of a job; nothing that it lists as ended runs."""
+
+    def _cancel(self, name: str) -> None:
+        job = self._engine.find(name)
+        if job is not None and job.phase is not EnginePhase.ENDED:
+            self._engine.cancel(job.handle)
+        self._wake.set()
+
+    def _launch(self, request: AttemptRequest, *, digest: str) -> EngineLaunch:
+        grace_s = request.launch.grace_s
+        return EngineLaunch(
+            name=self._name_of(request),
+            instance=self._context.instance,
+            request=request,
+            grace_s=grace_s,
+            command=worker_start.COMMAND,
+            environment=worker_start.variables(
+                request,
+                digest=digest,
+                python=self._options.python,
+                work_dir=self._options.work_dir,
+                node_variable=self._engine.node_variable,
+                grace_s=grace_s,
+                ca_pem=self._context.ca_pem,
+            ),
+            secrets={worker_start.TOKEN: request.token},
+        )
+
+    def _name_of(self, request: AttemptRequest) -> str:
+        return engine_name(self._context.instance, request.attempt_id)
+
+    # -- following --
+
+    def _fresh(self, seen: _Seen) -> bool:
+        return time.monotonic() - seen.asked_at < max(STALE_S, 3 * self._options.poll_s)
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.poll()
+                if self._is_away:
+                    _log.info("%s answers again", self.name)
+                self._is_away = False
+            except EngineAwayError as error:
+                if not self._is_away:
+                    _log.warning("%s does not answer: %s", self.name, error)
+                self._is_away = True
+            except Exception:
+                _log.exception("the jobs on %s cannot be followed", self.name)
+            self._pause()
+
+    def _pause(self) -> None:
+        if self._attempts and not self._is_away:
+            if not self._wake.is_set():
+                self._engine.wait(self._options.poll_s)
+        else:
+            self._wake.wait(IDLE_EVERY_S if not self._is_away else max(self._options.poll_s, 2.0))
+        self._wake.clear()
+
+    def poll(self) -> None:
+        """Take in the engine's jobs, wake those who wait for a change, and tidy up after what has ended."""
+        asked_at = time.monotonic()
+        if asked_at - self._nodes_at > NODES_EVERY_S:
+            self._nodes = [replace(node, last_seen_at=time.time()) for node in self._engine.nodes()]
+            self._nodes_at = asked_at
+        before = self._seen.jobs
+        jobs = dict(self._engine.jobs())
+        with self._lock:
+            for name in [name for name in self._started if name in jobs]:
+                del self._started[name]
+            missing = [name for name in self._started if name not in jobs]
+        for name in missing:
+            # A list may be older than the start that it does not show.
+            if (job := self._engine.find(name)) is not None:
+                jobs[name] = job
+            with self._lock:
+                self._started.pop(name, None)
+        self._seen = _Seen(jobs=jobs, asked_at=asked_at)
+        changed = {name for name in before.keys() | jobs.keys() if before.get(name) != jobs.get(name)}
+        for name in changed:
+            with self._lock:
+                until = self._waits.pop(name, None)
+                request = self._attempts.get(name)
+            if until is not None:
+                until.set_result(None)
+            elif request is not None:
+                self._context.hint(request.attempt_id)
+        self._tidy(jobs)
+
+    def _tidy(self, jobs: Mapping[str, EngineJob]) -> None:
+        """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone."""
+        with self._lock:
+            withdrawn, known = set(self._to_cancel), set(self._attempts)
+        for name, job in jobs.items():
+            if job.phase is EnginePhase.ENDED:
+                if self._is_over(job):
+                    self._engine.forget(job.handle)
+            elif name in withdrawn or (name not in known and self._is_over(job)):
+                self._engine.cancel(job.handle)
+        with self._lock:
+            self._to_cancel -= withdrawn
+            ended = [name for name, request in self._attempts.items() if name not in jobs and self._has_ended(request)]
+            for name in ended:
+                for node in range(len(self._attempts.pop(name).nodes)):
+                    self._claimed_from.pop((name, node), None)
+
+    def _is_over(self, job: EngineJob) -> bool:
+        """Whether no node of an attempt will run or report any more."""
+        job_id, _, number = job.attempt_id.rpartition(".")
+        directory = RunDirectory(self._context.runs / job_id / number)
+        if not directory.path.exists():
+            return True
+        try:
+            return self._has_ended(directory.request())
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _has_ended(self, request: AttemptRequest) -> bool:
+        directory = self._run_directory(request)
+        if directory.is_closed:
+            return True
+        for node in range(len(request.nodes)):
+            if directory.status(exit_document(node)) is None and not (directory.claimant(node) or {}).get("revoked"):
+                return False
+        return True
+
+
+def _of_launch(reason: Reason) -> Reason:
+    """What the end of an attempt that no worker claimed means for its launch."""
+    permanent = CONSEQUENCES[reason].outcome is AttemptOutcome.PERMANENT
+    return Reason.LAUNCH_REFUSED if permanent else reason
