@@ -123,7 +123,7 @@ def remove(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command("test")
-def test(
+def run_test(
     name: NameArgument,
     timeout: Annotated[float, typer.Option("--timeout", min=1, metavar="S", help="Give up after this time.")] = TEST_S,
     as_json: JsonOption = False,

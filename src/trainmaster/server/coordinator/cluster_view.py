@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from sqlalchemy import Connection
 
 from trainmaster.backends.base import Backend
-from trainmaster.server.coordinator.clusters import RunningBackends
 from trainmaster.server.core.job import Change
 from trainmaster.server.core.resources import Node
 from trainmaster.server.scheduling.placement import judge
@@ -68,13 +68,23 @@ class StoredView:
         return view.with_nodes(known).with_queues(there), cursor
 
 
+class ReportingBackends(Protocol):
+    """The backends of a coordinator, which may come and go."""
+
+    def values(self) -> Iterable[Backend]: ...
+
+    def refresh(self) -> None: ...
+
+    def take_news(self) -> bool: ...
+
+
 class NodeReports:
     """Stores the nodes that backends report, judged by the jobs that the leader knows on them."""
 
     def __init__(
         self,
         database: Database,
-        backends: RunningBackends,
+        backends: ReportingBackends,
         on_report: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database

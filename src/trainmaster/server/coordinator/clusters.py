@@ -37,9 +37,7 @@ from trainmaster.server.store.scope import Scope
 _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-ABOUT_NAMES = (
-    "a cluster's name has lower-case letters, digits and dashes, at most 32, with a letter or digit at both ends"
-)
+ABOUT_NAMES = "a cluster's name has at most 32 lower-case letters, digits and dashes, with no dash at either end"
 HIDDEN = "***"
 """Stands for a secret that is set."""
 _FRESH_S = 5.0
