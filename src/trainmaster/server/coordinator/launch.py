@@ -26,6 +26,7 @@ from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.scheduling.placement import share_of
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
@@ -103,7 +104,7 @@ class Launches:
             roots=self.roots,
             resume=resume,
             hint_socket=self.hint_socket,
-            server_url=self.server_url if capable.runs_here else capable.server_url or self.advertised_url,
+            server_url=self._url_of(capable),
             placement=capable.placement,
             uid=uid,
             confined=confined,
@@ -111,6 +112,29 @@ class Launches:
             cache=self.settings.cache,
             environment=fetching_environment(self.settings),
         )
+
+    def preview(self, job: Job, launch: Launch, capable: Capabilities) -> AttemptRequest:
+        """The request of a first attempt of a job that is not stored, on nodes that are not chosen."""
+        gpus = job.needs.gpus_per_node or int(job.needs.describes_gpu)
+        share = share_of(job.needs, job.backend, range(gpus))
+        attempt = Attempt(
+            number=1, token="", backend=job.backend, shares=(share,) * job.needs.node_count, created_at=job.created_at
+        )
+        return attempt_request(
+            job.evolve(attempt=attempt),
+            launch,
+            nodes={},
+            roots=self.roots,
+            resume=None,
+            hint_socket=None,
+            server_url=self._url_of(capable),
+            placement=capable.placement,
+            cache=self.settings.cache,
+            environment=fetching_environment(self.settings),
+        )
+
+    def _url_of(self, capable: Capabilities) -> str | None:
+        return self.server_url if capable.runs_here else capable.server_url or self.advertised_url
 
     def secrets(self, job: Job) -> Secrets:
         with self.database.read() as connection:
