@@ -59,7 +59,9 @@ class SlurmOptions(ClusterOptions):
     exclusive: bool = Field(default=False, description="Whether jobs get whole nodes, shared with nobody.")
     gres: str = Field(default="gpu", pattern=r"^[A-Za-z0-9_-]+$", description="What Slurm calls GPUs in Gres.")
     gpu_memory_mb: int = Field(
-        default=0, ge=0, description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little."
+        default=0,
+        ge=0,
+        description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little.",
     )
     output_dir: str = Field(
         default="/tmp",
