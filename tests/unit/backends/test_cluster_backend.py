@@ -290,7 +290,7 @@ def test_nodes_are_those_of_the_pool_and_changes_are_news(cluster: Cluster) -> N
     cluster.context = replace(cluster.context, on_nodes=lambda: news.append(print))
     backend = cluster.server()
     assert backend.inventory() == ()
-    node = Node(node_id="hpc/n1", backend="hpc", hostname="n1", cpu_cores=4, ram_mb=1, storage_mb=1)
+    node = Node(node_id="hpc:n1", backend="hpc", hostname="n1", cpu_cores=4, ram_mb=1, storage_mb=1)
     cluster.engine.known_nodes = [node]
     backend.poll()
     (seen,) = backend.inventory()

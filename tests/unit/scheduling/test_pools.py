@@ -15,7 +15,7 @@ from trainmaster.server.scheduling.view import ClusterView
 
 
 def member(name: str, gpus: int = 4, **more: Any) -> Node:
-    return replace(node(f"hpc/{name}", gpus, **more), backend="hpc", pool="hpc")
+    return replace(node(f"hpc:{name}", gpus, **more), backend="hpc", pool="hpc")
 
 
 def job(job_id: str, gpus: int = 0, **more: Any) -> Any:
@@ -27,7 +27,7 @@ def test_a_pool_has_what_its_ready_nodes_have() -> None:
     view = view_of([member("n1"), member("n2", 2), away, node("here", 1)])
     pool = view.nodes["hpc"]
     assert (len(pool.gpus), pool.cpu_cores, pool.is_pool, pool.state) == (6, 128, True, NodeState.READY)
-    assert set(view.nodes) == {"hpc", "hpc/n1", "hpc/n2", "hpc/n3", "here"}
+    assert set(view.nodes) == {"hpc", "hpc:n1", "hpc:n2", "hpc:n3", "here"}
     assert view_of([away]).nodes["hpc"].state is NodeState.OFFLINE
 
 
