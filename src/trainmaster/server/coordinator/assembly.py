@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.protocol.sockets import HintListener
+from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
@@ -78,7 +80,13 @@ class CoordinatorRole:
                 backends=self._backends,
                 roots=roots,
                 launches=Launches(
-                    database, roots, vault, settings, hint_socket=str(hint_socket), server_url=worker_url(settings, url)
+                    database,
+                    roots,
+                    vault,
+                    settings,
+                    hint_socket=str(hint_socket),
+                    server_url=worker_url(settings, url),
+                    here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
                 ),
                 hint=self.hint,
             ),
