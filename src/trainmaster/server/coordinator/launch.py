@@ -164,8 +164,8 @@ def attempt_request(
 ) -> AttemptRequest:
     """The request for the workers of the current attempt. `resume` is the checkpoint to resume from, `hint_socket` is
     where workers send hints, `server_url` where they report over HTTP if they share no files with the server. `uid`
-    runs the ranks (None: the worker's own), and `confined` jobs may run in containers only on this machine. `cache` holds
-    a directory for each account; `environment` is for every process. `elsewhere`: checkpoints go over HTTP, too, and
+    runs the ranks (None: the worker's own); `confined` jobs may run only in containers on this machine. `cache` holds a
+    directory for each account; `environment` is for every process. `elsewhere`: checkpoints go over HTTP, too, and
     the courier of each node names local directories for results and caches."""
     attempt = job.live
     shared = server_url is None
@@ -210,7 +210,7 @@ def file_url(server_url: str | None, job: Job, area: FileArea, path: str = "") -
 
 
 def _resume_url(server_url: str | None, job: Job, resume: CheckpointRecord, home: str) -> str:
-    """Where ranks on other machines find a checkpoint: beside their own, if it is there, so that they see older ones."""
+    """Where ranks on other machines find a checkpoint: beside their own, with older ones, if it is there."""
     if resume.root == URI:
         return resume.path
     if resume.root == ARTIFACTS and resume.path.startswith(f"{home}/"):

@@ -165,7 +165,7 @@ async def _asker(request: Request, context: Context, attempt_id: AttemptId, area
         except NotFoundError:
             raise InvalidTokenError("this token is not valid for this attempt") from None
         valid = [attempt.rank_token, *([attempt.token] if area is FileArea.OUTPUT else [])]
-        if not any([hmac.compare_digest(each.encode(), token.encode()) for each in valid]):
+        if not any(hmac.compare_digest(each.encode(), token.encode()) for each in valid):
             raise InvalidTokenError("this token is not valid for this attempt")
         job_id = attempt_id.rpartition(".")[0]
         job = _owning(connection, job_id, attempt.number)
@@ -335,9 +335,7 @@ async def finish_file(
         raise wrong("node", "is for results")
     failpoints.reach("file.before_finish")
     store = asker.writer.store
-    version = await asker.do(
-        lambda: store.finish(asker.area, asker.path, upload, size=size, sha256=sha256, node=node)
-    )
+    version = await asker.do(lambda: store.finish(asker.area, asker.path, upload, size=size, sha256=sha256, node=node))
     return ok(FileVersion(version=version))
 
 
