@@ -208,6 +208,7 @@ class AttemptStore:
                 return account_files.move(self.artifacts, draft, directory)
             except OSError as error:
                 if error.errno in _TAKEN:
+                    account_files.remove(self.artifacts, f"{draft}/{MANIFEST}")
                     return False
                 raise
 
