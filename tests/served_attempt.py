@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
 from api_world import COMMAND, Served, World
+
 from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.server.core.job import Job
@@ -74,7 +74,9 @@ def submit(world: World, served: Served, account_id: str = "default", **fields: 
     return str(answer.json()["data"]["job_id"])
 
 
-def open_attempt(world: World, served: Served, directory: Path, job_id: str | None = None, nodes: int = 1) -> ServedAttempt:
+def open_attempt(
+    world: World, served: Served, directory: Path, job_id: str | None = None, nodes: int = 1
+) -> ServedAttempt:
     """The next attempt of a job, by default of a new one."""
     job_id = job_id or submit(world, served)
     world.queue(job_id)
