@@ -67,9 +67,8 @@ class ServedAttempt:
 def submit(world: World, served: Served, account_id: str = "default", **fields: Any) -> str:
     """Submit a job of an account; its id."""
     headers = {"Authorization": f"Bearer {world.key(account_id)}"}
-    answer = httpx.post(
-        f"{served.url}/v1/jobs", json={**COMMAND, **fields}, headers=headers, verify=False, trust_env=False
-    )
+    document = {**COMMAND, "scheduling_config": {"max_retries": 3}, **fields}
+    answer = httpx.post(f"{served.url}/v1/jobs", json=document, headers=headers, verify=False, trust_env=False)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["data"]["job_id"])
 

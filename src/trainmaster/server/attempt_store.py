@@ -132,8 +132,9 @@ class AttemptStore:
             after = account_files.status_below(top, name)
         return _status(path, after).version if after is not None else ""
 
-    def append(self, upload: str, offset: int, data: bytes) -> int:
+    def append(self, area: FileArea, path: str, upload: str, offset: int, data: bytes) -> int:
         """Take a piece of a file; returns where the next one begins. Raises StreamGapError if bytes before it lack."""
+        self._place_to_finish(area, path)
         name = self._part(upload)
         account_files.make_directories(self.artifacts, name.rpartition("/")[0])
         with closing(open_below(self.artifacts, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)) as descriptor:
@@ -155,9 +156,7 @@ class AttemptStore:
         May be repeated. Raises StreamGapError if bytes lack, and DigestError if the file has to be sent again. A result
         stays if a node with a higher number left it.
         """
-        top, name = self._place(area, path)
-        if area is FileArea.CHECKPOINTS and not _is_of_save(path):
-            raise FilePathError("a file of a checkpoint belongs to a save")
+        top, name = self._place_to_finish(area, path)
         part = self._part(upload)
         try:
             descriptor = open_below(self.artifacts, part, os.O_RDWR)
@@ -257,6 +256,11 @@ class AttemptStore:
             if (found := DRAFT.fullmatch(name)) is not None:
                 return self.artifacts, "/".join((self._draft(found["save"]), *names[position + 1 :]))
         return self.artifacts, f"{self.checkpoints}/{path}"
+
+    def _place_to_finish(self, area: FileArea, path: str) -> tuple[Path, str]:
+        if area is FileArea.CHECKPOINTS and not _is_of_save(path):
+            raise FilePathError("a file of a checkpoint belongs to a save")
+        return self._place(area, path)
 
     def _directory(self, area: FileArea, path: str) -> tuple[Path, str]:
         if area is FileArea.RESUME:
