@@ -36,7 +36,7 @@ from trainmaster.jobs.attempt import ControlReader, RecordStream, Stop, require_
 from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
-from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason
+from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason, StopCause
 
 MAX_NOTE = 10_000
 MAX_METRIC_NAME = 200
@@ -63,6 +63,7 @@ class Reporter:
         self._last_size = 0
         self._resume_path: Path | None = None
         self._save_announced = False
+        self._terminated = False
         self._warned = False
         self._not_finite: set[str] = set()
         self._lock = threading.RLock()
@@ -146,7 +147,9 @@ class Reporter:
         """
         with self._lock:
             self._announce_save()
-            return self._control.stop()
+            if (stop := self._control.stop()) is not None or not self._terminated:
+                return stop
+            return Stop(cause=StopCause.ENGINE, save=True, deadline=math.inf)
 
     def save_requested(self) -> bool:
         """Whether a checkpoint was requested while training continues; true once per request."""
@@ -287,6 +290,19 @@ class Reporter:
             faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             self._write_event({"type": "capable", "stacks": True})
 
+    def offer_stop(self) -> None:
+        """On a cluster whose engine may send SIGTERM: take it for a request to stop, if this process asks for those."""
+        if environment.ENGINE_STOPS not in self._environ or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        with contextlib.suppress(ValueError):  # not on the main thread
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+        if not self._save_announced:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def renew_lock(self) -> None:
         """For a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
@@ -354,6 +370,7 @@ def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
 reporter = Reporter(os.environ)
 """The reporter of this process, whose methods are the functions of this module."""
 reporter.offer_stacks()
+reporter.offer_stop()
 os.register_at_fork(after_in_child=reporter.renew_lock)
 
 checkpoint = reporter.checkpoint

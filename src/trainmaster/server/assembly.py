@@ -96,6 +96,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
             models=models,
+            server_url=settings.advertise_url.rstrip("/") or url,
             # Without that role the workers are elsewhere, and the leader there looks when it admits a job.
             installed=importable if Role.COORDINATOR in settings.roles else lambda _: True,
         )
@@ -140,6 +141,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 },
                 leads=role.leads if role else lambda: False,
                 engine=role.engine if role else lambda _: None,
+                render=role.render if role else lambda _job, _launch: None,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),
                 models=models,

@@ -5,6 +5,8 @@ so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_di
 TRAINMASTER_WORKER_TOKEN.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -14,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, NoReturn
 
 TOO_OLD, UNREACHABLE, REFUSED, NO_ROOM = 71, 72, 73, 74
 """Exit codes; `backends.cluster.worker_start` says what they mean."""
@@ -53,6 +55,10 @@ def main() -> int:
     os.write(given, json.dumps({**spec, "work_dir": work, "token": token}).encode())
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)
+    return become(worker)
+
+
+def become(worker: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", worker, "remote"])
 
 

@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
+from trainmaster.backends.base import LaunchError
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import AttemptActions
@@ -23,6 +25,8 @@ from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.settings.encryption import key_file
 from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
@@ -83,6 +87,12 @@ class CoordinatorRole:
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
         self._reports = NodeReports(database, self._backends, declared_cluster.settle_nodes)
+        self._launches = Launches(
+            *(database, roots, vault, settings),
+            hint_socket=str(hint_socket),
+            server_url=worker_url(settings, url),
+            advertised_url=settings.advertise_url.rstrip("/") or url,
+        )
         self._coordinator = Coordinator(
             database,
             reports=self._reports,
@@ -90,6 +100,7 @@ class CoordinatorRole:
             actions=AttemptActions(
                 backends=self._backends,
                 roots=roots,
+<<<<<<< HEAD
                 launches=Launches(
                     *(database, roots, vault, settings),
                     hint_socket=str(hint_socket),
@@ -97,6 +108,9 @@ class CoordinatorRole:
                     advertised_url=settings.advertise_url.rstrip("/") or url,
                     here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
                 ),
+=======
+                launches=self._launches,
+>>>>>>> 28ec8c1347770165551c8bba03ee077044cff144
                 hint=self.hint,
             ),
             admission=admission,
@@ -122,6 +136,14 @@ class CoordinatorRole:
         if backend not in self._backends:
             self._backends.refresh()
         return self._backends[backend].engine()
+
+    def render(self, job: Job, launch: Launch) -> str:
+        """What a job's backend would send to its engine now, without secrets; RefusedError if it could not be sent."""
+        backend = self._backends[job.backend]
+        try:
+            return backend.render(self._launches.preview(job, launch, backend.capabilities))
+        except LaunchError as error:
+            raise RefusedError(str(error)) from error
 
     def start(self) -> None:
         self._reports.take()

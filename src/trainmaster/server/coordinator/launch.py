@@ -27,6 +27,7 @@ from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.scheduling.placement import share_of
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.storage import (
@@ -102,12 +103,12 @@ class Launches:
                 resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
-            account = accounts.get(connection, scope, job.account_id)
-            uid, confined = None, is_confined(account, self.settings)
-            server_url = self.server_url if capable.runs_here else capable.server_url or self.advertised_url
-            elsewhere = not capable.runs_here or (self.here_as_elsewhere and server_url is not None)
-            if not elsewhere:
-                uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
+            uid, confined, elsewhere = None, False, self._is_elsewhere(capable)
+            if capable.runs_here or elsewhere:
+                account = accounts.get(connection, scope, job.account_id)
+                confined = is_confined(account, self.settings)
+                if not elsewhere:
+                    uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
@@ -116,7 +117,7 @@ class Launches:
             roots=self.roots,
             resume=resume,
             hint_socket=self.hint_socket,
-            server_url=server_url,
+            server_url=self._url_of(capable),
             elsewhere=elsewhere,
             placement=capable.placement,
             uid=uid,
@@ -125,6 +126,34 @@ class Launches:
             cache=self.settings.cache,
             environment=fetching_environment(self.settings),
         )
+
+    def preview(self, job: Job, launch: Launch, capable: Capabilities) -> AttemptRequest:
+        """The request of a first attempt of a job that is not stored, on nodes that are not chosen."""
+        gpus = job.needs.gpus_per_node or int(job.needs.describes_gpu)
+        share = share_of(job.needs, job.backend, range(gpus))
+        attempt = Attempt(
+            number=1, token="", backend=job.backend, shares=(share,) * job.needs.node_count, created_at=job.created_at
+        )
+        return attempt_request(
+            job.evolve(attempt=attempt),
+            launch,
+            nodes={},
+            roots=self.roots,
+            resume=None,
+            hint_socket=None,
+            server_url=self._url_of(capable),
+            elsewhere=self._is_elsewhere(capable),
+            placement=capable.placement,
+            cache=self.settings.cache,
+            environment=fetching_environment(self.settings),
+        )
+
+    def _url_of(self, capable: Capabilities) -> str | None:
+        return self.server_url if capable.runs_here else capable.server_url or self.advertised_url
+
+    def _is_elsewhere(self, capable: Capabilities) -> bool:
+        """Whether checkpoints and results go over HTTP, too."""
+        return bool(self._url_of(capable)) and (self.here_as_elsewhere or not capable.runs_here)
 
     def secrets(self, job: Job) -> Secrets:
         with self.database.read() as connection:
