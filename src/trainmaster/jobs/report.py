@@ -34,7 +34,6 @@ from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
 from trainmaster.jobs.attempt import ControlReader, RecordStream, Stop, require_ownership
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason, StopCause
@@ -254,10 +253,12 @@ class Reporter:
     def resume_path(self) -> Path | None:
         """The committed checkpoint to continue from, downloaded if need be, as a directory; None on a fresh start."""
         with self._lock:
-            if (where := self.resume_from()) is None or not where.startswith(S3_SCHEME):
-                return Path(where) if where else None
+            if (where := self.resume_from()) is None:
+                return None
             if self._resume_path is None:
                 root, rel_path = open_checkpoint(where)
+                if root.is_directory:
+                    return Path(where)
                 kept = contextlib.ExitStack()
                 self._resume_path = kept.enter_context(root.fetch(rel_path))
                 atexit.register(kept.close)

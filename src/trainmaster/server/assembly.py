@@ -28,6 +28,7 @@ from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import AccountIsolation, JobSecrets, check_uid
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
+from trainmaster.server.coordinator.upload_collection import collect_uploads
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
@@ -73,7 +74,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             roots,
             keep_from_settings(settings),
             spool=settings.data_dir / "spool",
-            also=[collect for door in DOORS for collect in door.collect],
+            also=[functools.partial(collect_uploads, roots), *(collect for door in DOORS for collect in door.collect)],
         )
         hint_socket = settings.data_dir / "hints.sock"
         role: CoordinatorRole | None = None

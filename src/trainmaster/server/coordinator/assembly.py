@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from trainmaster.backends import BackendContext, ContainerDefaults, make_backend
 from trainmaster.backends.base import LaunchError
 from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.sockets import HintListener
+from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
@@ -98,7 +100,17 @@ class CoordinatorRole:
             actions=AttemptActions(
                 backends=self._backends,
                 roots=roots,
+<<<<<<< HEAD
+                launches=Launches(
+                    *(database, roots, vault, settings),
+                    hint_socket=str(hint_socket),
+                    server_url=worker_url(settings, url),
+                    advertised_url=settings.advertise_url.rstrip("/") or url,
+                    here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
+                ),
+=======
                 launches=self._launches,
+>>>>>>> 28ec8c1347770165551c8bba03ee077044cff144
                 hint=self.hint,
             ),
             admission=admission,

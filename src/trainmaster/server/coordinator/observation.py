@@ -10,6 +10,7 @@ from typing import Any
 
 from trainmaster.backends.base import Loss
 from trainmaster.protocol import run_directory
+from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea, is_url
 from trainmaster.protocol.documents import disk_is_full
 from trainmaster.protocol.reasons import Reason, StopCause, exit_record
 from trainmaster.protocol.run_directory import RunDirectory
@@ -202,7 +203,7 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     shown, fetched and removed with the server's rights: it must not be another job's, nor lie behind a link."""
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
-    location = roots.locate(path)
+    location = _sent(path, job, roots) if is_url(path) else roots.locate(path)
     home = next((home for home in checkpoints_homes(job) if location.path.startswith(f"{home}/")), None)
     names = location.path.removeprefix(f"{home}/").split("/") if home else []
     own = len(names) == 1
@@ -215,6 +216,19 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
     return location
+
+
+def _sent(url: str, job: Job, roots: Roots) -> Location:
+    """Where a checkpoint lies that this very attempt has saved over HTTP."""
+    named = AttemptFileUrl.parse(url)
+    if named is None or named.area is not FileArea.CHECKPOINTS or not named.path:
+        raise ValueError(f"{url} is no address of a checkpoint of this server")
+    if named.attempt_id != f"{job.job_id}.{job.live.number}":
+        raise ValueError(f"{url} is the address of another attempt")
+    places = [Location(root=ARTIFACTS, path=f"{home}/{named.path}") for home in checkpoints_homes(job)]
+    for place in places:
+        roots.path(place.root, place.path)  # raises if it leads out
+    return next((place for place in places if roots.exists(place)), places[0])
 
 
 def _progress(progress: JobProgress, records: Iterable[Mapping[str, Any]]) -> JobProgress | None:
