@@ -305,7 +305,9 @@ async def put_file(
     if upload is not None and offset is not None:
         data = await read_body(request, MOST_PIECE_BYTES)
         found, begin = upload, offset
-        return ok(NextPiece(next_offset=await asker.do(lambda: store.append(asker.area, asker.path, found, begin, data))))
+        return ok(
+            NextPiece(next_offset=await asker.do(lambda: store.append(asker.area, asker.path, found, begin, data)))
+        )
     if asker.area is FileArea.OUTPUT:
         raise wrong("upload", "results are sent in pieces")
     data = await read_body(request, MOST_OBJECT_BYTES)
