@@ -59,9 +59,7 @@ class SlurmCommands:
         self._options = options
         self._timeout_s = timeout_s
 
-    def run(
-        self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None
-    ) -> str:
+    def run(self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
         """What a program prints. Raises EngineAwayError and SlurmRefusedError."""
         variables = {**self.environment(), **(environment or {})}
         try:

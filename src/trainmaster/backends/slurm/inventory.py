@@ -1,4 +1,4 @@
-"""The nodes of a partition, read from `scontrol show node -o`, and which of their GPUs a job is given."""
+"""The nodes of a partition, read from `scontrol -d -o show node`, and which of their GPUs a job is given."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ class SlurmNode:
     features: tuple[str, ...] = ()
     gres: tuple[tuple[str, str, int], ...] = ()
     """Name, type and count."""
+    held_cpus: int = 0
+    held_memory_mb: int = 0
+    held_gres: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def is_down(self) -> bool:
@@ -53,7 +56,7 @@ _NO_ANSWER = "*"
 
 
 def nodes_of(text: str) -> tuple[SlurmNode, ...]:
-    """Every node in the output of `scontrol show node -o`."""
+    """Every node in the output of `scontrol -d -o show node`."""
     return tuple(_node(line) for line in text.splitlines() if line.startswith("NodeName="))
 
 
@@ -74,7 +77,10 @@ def _node(line: str) -> SlurmNode:
         states=frozenset(states),
         reason=reason.partition(" Comment=")[0].strip(),
         features=tuple(filter(None, _given(fields.get("AvailableFeatures")).split(","))),
-        gres=tuple(_gres(each) for each in split_outside(_given(fields.get("Gres")), "()")),
+        gres=_all_gres(fields.get("Gres")),
+        held_cpus=_number(fields.get("CPUAlloc")),
+        held_memory_mb=_number(fields.get("AllocMem")),
+        held_gres=_all_gres(fields.get("GresUsed")),
     )
 
 
@@ -87,6 +93,10 @@ def _number(text: str | None) -> int:
     return int(found[0]) if found else 0
 
 
+def _all_gres(text: str | None) -> tuple[tuple[str, str, int], ...]:
+    return tuple(_gres(each) for each in split_outside(_given(text), "()"))
+
+
 def _gres(text: str) -> tuple[str, str, int]:
     """Name, type and count of an entry such as `gpu:h100:4(S:0-1)`, `gpu:2` or `shard`."""
     name, *rest = text.partition("(")[0].split(":")
@@ -95,23 +105,9 @@ def _gres(text: str) -> tuple[str, str, int]:
 
 
 def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
-    state, is_reachable = _state(node), not node.is_down
-    gpus: list[Gpu] = []
-    for name, kind, count in node.gres:
-        if name == options.gres:
-            memory_mb = gpu_memory_mb(kind, options)
-            for index in range(len(gpus), len(gpus) + count):
-                problem = "" if is_reachable else f"its node is {_words(node)}"
-                gpus.append(
-                    Gpu(
-                        index=index,
-                        device=str(index),
-                        type=kind or UNTYPED,
-                        memory_mb=memory_mb,
-                        healthy=is_reachable and state is NodeState.READY,
-                        problem=problem or ("" if state is NodeState.READY else f"its node is {_words(node)}"),
-                    )
-                )
+    state = _state(node)
+    kinds = [kind for name, kind, count in node.gres if name == options.gres for _ in range(count)]
+    problem = "" if state is NodeState.READY else f"its node is {_words(node)}"
     return Node(
         node_id=f"{backend}/{node.name}",
         backend=backend,
@@ -120,12 +116,25 @@ def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
         cpu_cores=node.cpus,
         ram_mb=node.memory_mb,
         storage_mb=node.storage_mb,
-        gpus=tuple(gpus),
+        gpus=tuple(
+            Gpu(
+                index=index,
+                device=str(index),
+                type=kind or UNTYPED,
+                memory_mb=gpu_memory_mb(kind, options),
+                healthy=not problem,
+                problem=problem,
+            )
+            for index, kind in enumerate(kinds)
+        ),
         labels=node.features,
         capabilities=node.features,
         slots=max(1, node.cpus),
         state=state,
-        drain_reason=node.reason if state is not NodeState.READY else "",
+        drain_reason=node.reason if problem else "",
+        held_gpus=sum(count for name, _, count in node.held_gres if name == options.gres),
+        held_cpu_cores=node.held_cpus,
+        held_ram_mb=node.held_memory_mb,
     )
 
 

@@ -41,7 +41,7 @@ class SlurmOptions(ClusterOptions):
     constraint: str = Field(
         default="",
         pattern=_FEATURES,
-        description="Features that every node must have, as sbatch's --constraint takes them, such as `ib&(h100|h200)`.",
+        description="Features that every node must have, as --constraint takes them, such as `ib&(h100|h200)`.",
     )
     reservation: str = Field(default="", pattern=_WORD, description="The reservation that the jobs run in.")
     time: str = Field(
@@ -53,13 +53,15 @@ class SlurmOptions(ClusterOptions):
         default=10,
         ge=0,
         le=100_000,
-        description="Added to the nice value of a job for each step of its priority below 10, so that Slurm starts jobs "
-        "of a higher priority first. 0: Slurm is not told of priorities.",
+        description="Added to the nice value of a job for each step of its priority below 10: Slurm starts jobs of a "
+        "higher priority first. 0: Slurm is not told of priorities.",
     )
     exclusive: bool = Field(default=False, description="Whether jobs get whole nodes, shared with nobody.")
     gres: str = Field(default="gpu", pattern=r"^[A-Za-z0-9_-]+$", description="What Slurm calls GPUs in Gres.")
     gpu_memory_mb: int = Field(
-        default=0, ge=0, description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little."
+        default=0,
+        ge=0,
+        description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little.",
     )
     output_dir: str = Field(
         default="/tmp",

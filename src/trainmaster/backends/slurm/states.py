@@ -188,7 +188,9 @@ def exit_of(text: str) -> tuple[int, int]:
     return status >> 8 & 0xFF, status & 0x7F
 
 
-def loss_of(state: str, reason: str, exit_text: str, *, cancelled_by: str = "", output: str = "") -> Loss:
+def loss_of(
+    state: str, reason: str, exit_text: str, *, cancelled_by: str = "", failed_nodes: str = "", output: str = ""
+) -> Loss:
     """What the end of a job means for nodes whose worker did not report.
 
     `output`: where what the worker printed is kept.
@@ -198,6 +200,8 @@ def loss_of(state: str, reason: str, exit_text: str, *, cancelled_by: str = "", 
     meaning, cause = known.meaning, known.reason or Reason.WORKER_LOST
     if cancelled_by:
         meaning += f" by {cancelled_by}"
+    if failed_nodes:
+        meaning += f": {failed_nodes}"
     if cause is Reason.WORKER_LOST:
         if code in worker_start.MESSAGES:
             meaning, cause = worker_start.MESSAGES[code], _REASONS_OF_EXIT.get(code, Reason.WORKER_LOST)
