@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from slurm_programs import Programs
 
-from contract.slurm.conftest import Programs
 from process_signals import pids
 from slurm_cluster import CPUS, GPUS, NODES, SlurmCluster, slurm_launch, wait_for, wait_for_phase
 from trainmaster.backends.cluster.engine import EnginePhase, EngineRefusedError
@@ -89,7 +89,7 @@ def test_gpus_of_two_jobs_are_disjoint_and_of_the_wanted_type(engine: SlurmEngin
 
 
 def test_gpu_type_that_no_node_has_is_refused(engine: SlurmEngine, programs: Programs) -> None:
-    with pytest.raises(EngineRefusedError, match="of type b200; it has a100 .*h100"):
+    with pytest.raises(EngineRefusedError, match=r"of type b200; it has a100 .*h100"):
         engine.start(programs.waiting(gpus=1, gpu_type="B200"))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from slurm_programs import Programs
 
-from contract.slurm.conftest import Programs
 from slurm_cluster import CPUS, SlurmCluster, slurm_launch, wait_for, wait_for_phase
 from trainmaster.backends.cluster.engine import EngineAwayError, EnginePhase
 from trainmaster.backends.slurm.client import SlurmEngine
