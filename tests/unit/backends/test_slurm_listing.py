@@ -88,7 +88,6 @@ def recorded(tmp_path: Path) -> Path:
     for name in ("squeue", "sacct", "scontrol", "scancel", "sbatch"):
         (tmp_path / name).write_text(_PROGRAM.format(place=tmp_path))
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "squeue").with_suffix(".txt")
     return tmp_path
 
 
@@ -141,7 +140,7 @@ def test_accounting_that_fails_delays_nothing(recorded: Path) -> None:
         ("error: Munge encode failed: Failed to access", "start munged"),
         ("fatal: Could not establish a configuration source", "option conf"),
         (
-            "error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)",
+            "error: Job violates policy (job submit limit, ...)",
             "no more jobs",
         ),
         ("error: Slurm temporarily unable to accept job, sleeping and retrying", "no more jobs"),

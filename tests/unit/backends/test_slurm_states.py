@@ -81,6 +81,10 @@ def test_launch_failure_is_slurms() -> None:
     assert (loss.reason, "JobLaunchFailure" in loss.message) == (Reason.ENGINE_UNAVAILABLE, True)
 
 
+def test_failure_for_want_of_memory_is_one() -> None:
+    assert loss_of("FAILED", "OutOfMemory", "125:0").reason is Reason.OUT_OF_MEMORY
+
+
 def test_signal_of_a_job_is_named() -> None:
     assert exit_of("0:9") == exit_of("9") == (0, 9)
     assert "SIGKILL" in loss_of("FAILED", "None", "9").message
