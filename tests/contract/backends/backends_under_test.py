@@ -22,6 +22,7 @@ from local_servers import LocalServer
 from process_signals import kill_claimant
 from real_server import wait_for
 from trainmaster.backends import capabilities_of
+from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
 SETTINGS = {"TRAINMASTER_SIMULATED_GPUS": "H100-80GB:2", "TRAINMASTER_STALLED_AFTER_S": "2"}
@@ -69,8 +70,9 @@ class Local(BackendUnderTest):
     @classmethod
     @contextlib.contextmanager
     def over(cls, transport: str, home: Path) -> Iterator[Local]:
-        """With workers that report over a transport."""
-        server = LocalServer(home / "data", transport, **SETTINGS)
+        """With workers that report over a transport: over HTTP as from another machine, with no shared files at all."""
+        elsewhere = {ELSEWHERE_VARIABLE: "1"} if transport == "http" else {}
+        server = LocalServer(home / "data", transport, **SETTINGS, **elsewhere)
         with _running(server):
             yield cls("local", server)
 

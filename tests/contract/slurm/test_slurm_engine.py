@@ -268,7 +268,7 @@ def test_nodes_are_those_of_the_partition(cluster: SlurmCluster, engine: SlurmEn
     nodes = {node.hostname: node for node in engine.nodes()}
     assert set(nodes) == set(NODES)
     for name, node in nodes.items():
-        assert (node.node_id, node.backend, node.cpu_cores, node.ram_mb) == (f"hpc/{name}", "hpc", CPUS, 64_000)
+        assert (node.node_id, node.backend, node.cpu_cores, node.ram_mb) == (f"hpc:{name}", "hpc", CPUS, 64_000)
         assert node.storage_mb == 100_000
         assert tuple(gpu.type for gpu in node.gpus) == GPUS[name]
         assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]

@@ -37,7 +37,7 @@ def line(**values: str) -> str:
 
 def test_node_has_what_slurm_schedules() -> None:
     node = as_node(nodes_of(line())[0], "hpc", SlurmOptions())
-    assert (node.node_id, node.hostname, node.address) == ("hpc/gpu01", "gpu01", "10.0.0.7")
+    assert (node.node_id, node.hostname, node.address) == ("hpc:gpu01", "gpu01", "10.0.0.7")
     assert (node.cpu_cores, node.ram_mb, node.storage_mb) == (126, 510_000, 900_000)
     assert [(gpu.index, gpu.device, gpu.type, gpu.memory_mb) for gpu in node.gpus][:2] == [
         (0, "0", "h100", 81_559),

@@ -109,7 +109,7 @@ def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
     kinds = [kind for name, kind, count in node.gres if name == options.gres for _ in range(count)]
     problem = "" if state is NodeState.READY else f"its node is {_words(node)}"
     return Node(
-        node_id=f"{backend}/{node.name}",
+        node_id=f"{backend}:{node.name}",
         backend=backend,
         hostname=node.name,
         address=node.address,
