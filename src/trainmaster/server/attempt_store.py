@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import threading
@@ -131,6 +132,23 @@ class AttemptStore:
                 account_files.remove(self.artifacts, temporary)
             after = account_files.status_below(top, name)
         return _status(path, after).version if after is not None else ""
+
+    def lock_holder(self, path: str) -> tuple[str, bool] | None:
+        """Who holds the lock at a path, as its file says; and whether a process of this machine holds it, by the file
+        itself. None if there is no lock."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            closing(open_below(*self._place(FileArea.CHECKPOINTS, path))) as descriptor,
+        ):
+            text = os.pread(descriptor, _MOST_PATH_BYTES, 0).decode(errors="replace")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return text, True
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = str(json.loads(text)["owner"])
+            return text, False
+        return None
 
     def append(self, area: FileArea, path: str, upload: str, offset: int, data: bytes) -> int:
         """Take a piece of a file; returns where the next one begins. Raises StreamGapError if bytes before it lack."""

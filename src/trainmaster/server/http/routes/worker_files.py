@@ -58,7 +58,15 @@ from trainmaster.server.http.errors import (
     wrong,
 )
 from trainmaster.server.http.requests import PREFIX, read_body
-from trainmaster.server.http.router import BINARY_CONTENT, BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, StrictRoute, answers
+from trainmaster.server.http.router import (
+    BINARY,
+    BINARY_CONTENT,
+    BY_RANK_TOKEN,
+    BY_TOKEN,
+    MAX_OFFSET,
+    StrictRoute,
+    answers,
+)
 from trainmaster.server.http.routes.artifacts import Artifact, ArtifactPlace, FileStream, OpenArtifact, part_of
 from trainmaster.server.storage import ARTIFACTS, URI, output_path
 from trainmaster.server.store import accounts, attempts, checkpoints, jobs
@@ -213,6 +221,9 @@ def _store(context: ApiContext, connection: Connection, job: Job, attempt: Attem
     )
 
 
+LOCK = ".lock"
+"""The name of the locks of `jobs.lock`: processes of this machine lock the file, ranks elsewhere renew its content."""
+_HELD_S = 60.0
 _TOKENS = [*BY_RANK_TOKEN, *BY_TOKEN]
 _RAW = {"content": BINARY_CONTENT}
 _HEADERS = [
@@ -257,6 +268,10 @@ async def list_files(
 async def get_file(request: Request, asker: Named) -> Response:
     """Fetch a file. A part of it with `Range`, and with `If-Range` only while it is what it was."""
     _require_readable(asker)
+    if (owner := await _held_here(asker)) is not None:
+        # As a rank elsewhere would have written it; looked at again when it is wanted again.
+        held = {"owner": owner, "expires_at": asker.writer.context.clock() + _HELD_S}
+        return Response(json.dumps(held), headers={"ETag": '"held"'}, media_type=BINARY)
     descriptor, status = await asker.do(lambda: asker.writer.store.open(asker.area, asker.path))
     opened = OpenArtifact(descriptor, _artifact(status))
     try:
@@ -305,13 +320,17 @@ async def put_file(
     if upload is not None and offset is not None:
         data = await read_body(request, MOST_PIECE_BYTES)
         found, begin = upload, offset
-        return ok(NextPiece(next_offset=await asker.do(lambda: store.append(asker.area, asker.path, found, begin, data))))
+        return ok(
+            NextPiece(next_offset=await asker.do(lambda: store.append(asker.area, asker.path, found, begin, data)))
+        )
     if asker.area is FileArea.OUTPUT:
         raise wrong("upload", "results are sent in pieces")
     data = await read_body(request, MOST_OBJECT_BYTES)
     create, version = _conditions(request)
     if asker.path.rpartition("/")[2] == MANIFEST and not any(map(DRAFT.fullmatch, asker.path.split("/"))):
         return await _commit(asker, data, create=create)
+    if await _held_here(asker) is not None:
+        raise ForeignVersionError
     written = await asker.do(lambda: store.put(asker.path, data, create=create, version=version))
     if written is None:
         raise ForeignVersionError
@@ -346,6 +365,25 @@ async def delete_file(asker: Named) -> Response:
         raise wrong("area", "only checkpoints can be removed")
     await asker.do(lambda: asker.writer.store.delete(asker.path))
     return ok(Nothing())
+
+
+async def _held_here(asker: _Asker) -> str | None:
+    """Who on this machine holds the lock that is asked for, if it is one; the lock of an attempt that is over goes."""
+    if asker.area is not FileArea.CHECKPOINTS or asker.path.rpartition("/")[2] != LOCK:
+        return None
+    writer = asker.writer
+    found = await asker.do(lambda: writer.store.lock_holder(asker.path))
+    if found is None or found[1]:
+        return None if found is None else found[0]
+
+    def is_over(connection: Connection) -> bool:
+        job_id, _, number = found[0].rpartition(".")
+        known = next(iter(jobs.load(connection, Scope.everything(), [job_id])), None)
+        return known is not None and (known.attempt is None or str(known.attempt.number) != number)
+
+    if await writer.context.read(is_over):
+        await asker.do(lambda: writer.store.delete(asker.path))
+    return None
 
 
 async def _commit(asker: _Asker, data: bytes, *, create: bool) -> Response:
