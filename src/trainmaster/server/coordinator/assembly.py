@@ -92,6 +92,7 @@ class CoordinatorRole:
             hint_socket=str(hint_socket),
             server_url=worker_url(settings, url),
             advertised_url=settings.advertise_url.rstrip("/") or url,
+            here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
         )
         self._coordinator = Coordinator(
             database,
@@ -100,17 +101,7 @@ class CoordinatorRole:
             actions=AttemptActions(
                 backends=self._backends,
                 roots=roots,
-<<<<<<< HEAD
-                launches=Launches(
-                    *(database, roots, vault, settings),
-                    hint_socket=str(hint_socket),
-                    server_url=worker_url(settings, url),
-                    advertised_url=settings.advertise_url.rstrip("/") or url,
-                    here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
-                ),
-=======
                 launches=self._launches,
->>>>>>> 28ec8c1347770165551c8bba03ee077044cff144
                 hint=self.hint,
             ),
             admission=admission,
