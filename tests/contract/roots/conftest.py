@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import root_saves
-
 from api_world import Served, World
+
 from served_attempt import ServedAttempt, open_attempt
 from trainmaster.jobs.roots import Root, open_root
 
