@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ from api_world import Served, World
 
 from served_attempt import ServedAttempt, open_attempt, submit
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.roots import LocalRoot
+from trainmaster.jobs.roots import LocalRoot, open_root
+from trainmaster.server.core.accounts import Account
+from trainmaster.server.store import accounts
+from trainmaster.server.store.scope import Scope
+
+UID = 54_321
 
 
 @pytest.fixture
@@ -106,6 +113,20 @@ def test_results_of_an_attempt_that_has_ended_are_refused(attempt: ServedAttempt
     assert (answer.status_code, answer.json()["error"]["code"]) == (410, "ATTEMPT_ENDED")
 
 
+def saved_by(attempt: ServedAttempt, name: str) -> Manifest:
+    job_id = attempt.job.job_id
+    return Manifest(
+        checkpoint_id=f"{job_id}-{name}",
+        job_id=job_id,
+        attempt=1,
+        step=1,
+        epoch=None,
+        metrics={},
+        world_size=1,
+        created_at=1.0,
+    )
+
+
 def resumed(world: World, served: Served, tmp_path: Path, saved: Path, checkpoint_id: str, of_job: str) -> Any:
     """An attempt of a new job that resumes from a checkpoint of another."""
     assert saved.exists()
@@ -124,16 +145,7 @@ def test_checkpoint_of_another_job_is_read_where_it_lies_and_nothing_beside_it(
     parent = open_attempt(world, served, tmp_path)
     root = LocalRoot(parent.home)
     for name in ("c-1", "c-2"):
-        manifest = Manifest(
-            checkpoint_id=f"{parent.job.job_id}-{name}",
-            job_id=parent.job.job_id,
-            attempt=1,
-            step=1,
-            epoch=None,
-            metrics={},
-            world_size=1,
-            created_at=1.0,
-        )
+        manifest = saved_by(parent, name)
         with root.draft(name, job_id=parent.job.job_id, attempt=1) as draft:
             (draft / "deep").mkdir()
             (draft / "deep" / "f").write_bytes(b"0123456789")
@@ -191,3 +203,27 @@ def test_attempt_of_another_account_sees_its_own_files_alone(
     assert stranger.ask("GET", "checkpoints/.latest").status_code == 404
     assert stranger.ask("GET", f"checkpoints/../../{attempt.job.job_id}/checkpoints/.latest").status_code in (401, 404)
     assert stranger.ask("GET", "checkpoints").json()["data"]["files"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root works for other users")
+def test_files_belong_to_the_user_that_runs_the_account_s_jobs_here(
+    world: World, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = Account(account_id="with-a-user", created_at=time.time(), uid=UID)
+    world.database.write_now(lambda connection: accounts.create(connection, Scope.everything(), account))
+    attempt = open_attempt(world, served, tmp_path, submit(world, served, "with-a-user"))
+    for name, value in attempt.environment.items():
+        monkeypatch.setenv(name, value)
+    root = open_root(attempt.checkpoints)
+    manifest = saved_by(attempt, "c-1")
+    with root.draft("a/c-1", job_id=attempt.job.job_id, attempt=1) as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "f").write_bytes(b"0123456789")
+        root.commit(draft, "a/c-1", manifest, check_owner=lambda: None)
+    root.point("a", "latest", "c-1")
+    deliver(attempt, "deep/result", b"bytes")
+    job = attempt.artifacts / attempt.job.job_id
+    found = {path: path.lstat() for path in (attempt.home, *job.rglob("*"))}
+    assert {status.st_uid for path, status in found.items()} == {UID}
+    assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
+    assert root.verify("a/c-1") == LocalRoot(attempt.home).verify("a/c-1")
