@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -15,7 +17,9 @@ from api_world import Served, World
 from served_attempt import ServedAttempt, open_attempt, submit
 from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.roots import LocalRoot, open_root
+from trainmaster.protocol.trainer_requests import REFUSAL_HEADER, SOURCE_HEADER, Trainer
 from trainmaster.server.core.accounts import Account
+from trainmaster.server.doors.trainers import with_source_as_seen
 from trainmaster.server.store import accounts
 from trainmaster.server.store.scope import Scope
 
@@ -227,3 +231,20 @@ def test_files_belong_to_the_user_that_runs_the_account_s_jobs_here(
     assert {status.st_uid for path, status in found.items()} == {UID}
     assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
     assert root.verify("a/c-1") == LocalRoot(attempt.home).verify("a/c-1")
+
+
+def test_trainer_elsewhere_is_told_where_it_finds_checkpoints(world: World, served: Served, tmp_path: Path) -> None:
+    attempt = open_attempt(world, served, tmp_path)
+    trainer = Trainer(attempt.job.job_id, attempt.job.live.number)
+    own, other = str(attempt.home / "weights" / "a" / "1"), str(attempt.artifacts / "job-x" / "checkpoints" / "c")
+
+    def told(source: str) -> dict[str, str]:
+        return dict(with_source_as_seen(world.roots, trainer, {"x": "y", SOURCE_HEADER: source}))
+
+    assert told(own) == {"x": "y", SOURCE_HEADER: own}
+    request = world.directory(attempt.job).path / "request.json"
+    request.write_text(json.dumps({**json.loads(request.read_text()), "checkpoint_dir": attempt.checkpoints}))
+    assert told(own) == {"x": "y", SOURCE_HEADER: f"{attempt.checkpoints}/weights/a/1"}
+    assert told("s3://bucket/c") == {"x": "y", SOURCE_HEADER: "s3://bucket/c"}
+    assert "shares no files" in unquote(told(other)[REFUSAL_HEADER])
+    assert SOURCE_HEADER not in told(other)

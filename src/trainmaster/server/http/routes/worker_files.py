@@ -116,7 +116,10 @@ async def list_files(
         names = await files.do(lambda: store.directories(files.area, prefix))
         return ok(FilePage(files=[], directories=names, next_after=None))
     found = await files.do(lambda: list(islice(store.files(files.area, prefix, after), MOST_LISTED + 1)))
-    page = [StoredFile(**each._asdict()) for each in found[:MOST_LISTED]]
+    page = [
+        StoredFile(path=each.path, size=each.size, version=each.version, modified_at=each.modified_at)
+        for each in found[:MOST_LISTED]
+    ]
     following = page[-1]["path"] if len(found) > MOST_LISTED else None
     return ok(FilePage(files=page, directories=[], next_after=following))
 
