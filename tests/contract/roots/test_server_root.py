@@ -22,7 +22,7 @@ from trainmaster.jobs import NotOwnerError, server_connection, server_place, ver
 from trainmaster.jobs.lock import LockedError
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
-from trainmaster.jobs.roots import LocalRoot, open_checkpoint, open_root
+from trainmaster.jobs.roots import LocalRoot, found_again, open_checkpoint, open_root
 from trainmaster.jobs.server_connection import Answer, NoAnswerError, ServerConnection
 from trainmaster.protocol import environment
 from trainmaster.server.coordinator.upload_collection import ABANDONED_S, collect_uploads
@@ -376,3 +376,16 @@ def test_lock_of_an_attempt_that_is_over_is_free(
         monkeypatch.setenv(name, value)
     with ObjectRoot(later.checkpoints).lock("a", later.attempt_id) as held:
         held.require()
+
+
+def test_place_that_another_attempt_noted_is_found_again(root: ObjectRoot, attempt: ServedAttempt) -> None:
+    job_id = attempt.job.job_id
+    local = LocalRoot(attempt.home)
+    earlier = attempt.checkpoints.replace(f"{job_id}.1", f"{job_id}.7")
+    assert found_again(root, f"{earlier}/a/c-1", job_id) == root.locate("a/c-1")
+    assert found_again(local, f"{earlier}/a/c-1", job_id) == local.locate("a/c-1")
+    assert found_again(root, local.locate("a/c-1"), job_id) == root.locate("a/c-1")
+    assert found_again(local, local.locate("a/c-1"), job_id) == local.locate("a/c-1")
+    for foreign in (f"{attempt.files_url}/resume/c-1", "s3://bucket/a", "/srv/job-other/checkpoints/c-1"):
+        assert found_again(root, foreign, job_id) == found_again(local, foreign, job_id) == foreign
+    assert found_again(root, f"{earlier}/a/c-1", None) == f"{earlier}/a/c-1"

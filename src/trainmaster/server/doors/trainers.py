@@ -255,9 +255,7 @@ def with_source_as_seen(roots: Roots, trainer: Trainer, headers: Mapping[str, st
             home = f"{roots.path(ARTIFACTS, checkpoints_path(trainer.job_id))}/"
             if source.startswith(home):
                 return {**headers, SOURCE_HEADER: f"{seen}/{source.removeprefix(home)}"}
-            message = (
-                "the checkpoint is of another job, and this trainer shares no files with the server"
-            )
+            message = "the checkpoint is of another job, and this trainer shares no files with the server"
             others = {name: value for name, value in headers.items() if name != SOURCE_HEADER}
             return {**others, REFUSAL_HEADER: quote(message)}
     return headers
