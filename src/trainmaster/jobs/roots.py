@@ -18,8 +18,9 @@ from typing import Protocol
 from trainmaster.jobs import checkpoint
 from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, check_path, flush_path
 from trainmaster.jobs.lock import Lock, file_lock
-from trainmaster.jobs.object_root import DeliveredParts, ObjectRoot, PartDelivery
+from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import S3_SCHEME
+from trainmaster.jobs.parts import DeliveredParts, PartDelivery
 from trainmaster.protocol.account_files import closing
 from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea, is_url
 
