@@ -117,7 +117,7 @@ def test_jobs_outlive_the_controller_and_are_found_again(
     handle = engine.start(launch)
     programs.wait_for_note("up")
     wait_for_phase(engine, launch.name, RUNNING)
-    cluster.kill_controller()
+    cluster.kill_controller(handle)
     try:
         with pytest.raises(EngineAwayError, match="controller"):
             engine.jobs()
