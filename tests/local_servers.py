@@ -40,7 +40,7 @@ class LocalServer(JobServer):
     def __init__(self, directory: Path, transport: str, *arguments: str, **environment: str) -> None:
         directory.mkdir(parents=True)
         # Workers that report over HTTP know one address: it has to stay the same when the server is started again.
-        fixed = ("--port", str(_quiet_port()), "--transport", transport)
+        fixed = ("--port", str(quiet_port()), "--transport", transport)
         super().__init__(directory, *fixed, *arguments, environment={"TRAINMASTER_BACKENDS": "local", **environment})
         self.transport = transport
         self.is_elsewhere = ELSEWHERE_VARIABLE in environment
@@ -178,7 +178,7 @@ def _seal() -> tuple[str, ...]:
     return ()
 
 
-def _quiet_port() -> int:
+def quiet_port() -> int:
     """A free port that nobody is given by chance: below those from which the kernel chooses."""
     while True:
         port = random.randrange(12_000, 32_000)

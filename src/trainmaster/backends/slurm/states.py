@@ -59,7 +59,7 @@ STATES: Mapping[str, JobState] = MappingProxyType({
     ),
     "NODE_FAIL": JobState(_ENDED, "a node of the job failed", Reason.NODE_LOST),
     "BOOT_FAIL": JobState(_ENDED, "a node of the job failed to boot", Reason.NODE_LOST),
-    "PREEMPTED": JobState(_ENDED, "Slurm gave its nodes to a job of a higher priority", Reason.EVICTED),
+    "PREEMPTED": JobState(_ENDED, "Slurm gave its nodes to a job of a higher priority", Reason.PREEMPTED),
     "CANCELLED": JobState(_ENDED, "it was cancelled on Slurm", Reason.ENGINE_CANCELLED),
     "REVOKED": JobState(_ENDED, "another cluster of the federation took it over", Reason.ENGINE_CANCELLED),
     "LAUNCH_FAILED": JobState(_ENDED, "Slurm could not launch it on its nodes", Reason.ENGINE_UNAVAILABLE),
