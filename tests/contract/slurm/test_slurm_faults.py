@@ -29,7 +29,7 @@ def test_preempted_worker_gets_sigterm_and_is_told_apart(
     loss = wait_for_phase(engine, launch.name, ENDED).loss
     assert loss is not None
     # A worker that ends within the grace time of the partition ends by itself.
-    expected = {"low": (Reason.EVICTED,), "graced": (Reason.EVICTED, Reason.WORKER_LOST)}[partition]
+    expected = {"low": (Reason.PREEMPTED,), "graced": (Reason.PREEMPTED, Reason.WORKER_LOST)}[partition]
     assert loss.reason in expected
     wait_for_phase(cluster.engine("urgent", partition="high"), urgent.name, ENDED)
 

@@ -35,7 +35,7 @@ def test_unknown_state_is_not_gone() -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("PREEMPTED", Reason.EVICTED),
+        ("PREEMPTED", Reason.PREEMPTED),
         ("CANCELLED", Reason.ENGINE_CANCELLED),
         ("REVOKED", Reason.ENGINE_CANCELLED),
         ("TIMEOUT", Reason.TIMEOUT),
