@@ -193,7 +193,8 @@ class SlurmCluster:
         assert self.daemons[node].poll() is None, (self.directory / f"{node}.out").read_text()[-2000:]
         state = self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()
         if "down" in state:
-            self.scontrol("update", f"NodeName={node}", "State=RESUME")
+            with contextlib.suppress(AssertionError):  # it has registered meanwhile
+                self.scontrol("update", f"NodeName={node}", "State=RESUME")
         return set(state) == {"idle"}
 
 
