@@ -29,7 +29,7 @@ def test_preempted_worker_gets_sigterm_and_is_told_apart(
     loss = wait_for_phase(engine, launch.name, ENDED).loss
     assert loss is not None
     # A worker that ends within the grace time of the partition ends by itself.
-    expected = {"low": (Reason.EVICTED,), "graced": (Reason.EVICTED, Reason.WORKER_LOST)}[partition]
+    expected = {"low": (Reason.PREEMPTED,), "graced": (Reason.PREEMPTED, Reason.WORKER_LOST)}[partition]
     assert loss.reason in expected
     wait_for_phase(cluster.engine("urgent", partition="high"), urgent.name, ENDED)
 
@@ -117,7 +117,7 @@ def test_jobs_outlive_the_controller_and_are_found_again(
     handle = engine.start(launch)
     programs.wait_for_note("up")
     wait_for_phase(engine, launch.name, RUNNING)
-    cluster.kill_controller()
+    cluster.kill_controller(handle)
     try:
         with pytest.raises(EngineAwayError, match="controller"):
             engine.jobs()

@@ -106,7 +106,7 @@ def test_accounting_says_how_jobs_ended_that_the_controller_forgot(recorded: Pat
     job = engine.jobs()["tm-k3-job-a-1"]
     assert (job.phase, job.handle) == (EnginePhase.ENDED, "7")
     assert job.loss is not None
-    assert job.loss.reason is Reason.EVICTED
+    assert job.loss.reason is Reason.PREEMPTED
     asked = [line for line in (recorded / "calls").read_text().splitlines() if "sacct" in line]
     assert len(asked) == 1
     assert "--jobs=7,12" in asked[0]

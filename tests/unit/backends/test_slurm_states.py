@@ -35,7 +35,7 @@ def test_unknown_state_is_not_gone() -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("PREEMPTED", Reason.EVICTED),
+        ("PREEMPTED", Reason.PREEMPTED),
         ("CANCELLED", Reason.ENGINE_CANCELLED),
         ("REVOKED", Reason.ENGINE_CANCELLED),
         ("TIMEOUT", Reason.TIMEOUT),
@@ -118,7 +118,7 @@ def test_waiting_job_says_why_in_plain_words_and_in_slurms(reason: str, sentence
     assert reason in message
 
 
-@pytest.mark.parametrize("reason", [*NEVER, "QOSMaxNodePerJobLimit", "AssocMaxGRESPerJob", "QOSMinGRES"])
+@pytest.mark.parametrize("reason", [*sorted(NEVER), "QOSMaxNodePerJobLimit", "AssocMaxGRESPerJob", "QOSMinGRES"])
 def test_job_that_never_starts_is_told_apart(reason: str) -> None:
     assert never_starts(reason)
     assert why_it_waits("PENDING", reason).startswith("cannot start as it is: ")

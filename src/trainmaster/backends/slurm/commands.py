@@ -61,6 +61,10 @@ class SlurmCommands:
 
     def run(self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
         """What a program prints. Raises EngineAwayError and SlurmRefusedError."""
+        conf = self._options.conf or os.environ.get("SLURM_CONF", "")
+        if conf and not os.path.exists(conf):
+            # Slurm's programs would wait for it for a minute.
+            raise EngineAwayError(f"{PROBLEMS[0][1]}. There is no {conf}")
         try:
             process = subprocess.Popen(
                 [self.path_of(program), *arguments],
