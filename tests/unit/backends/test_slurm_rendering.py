@@ -36,7 +36,7 @@ PLAIN = """\
 # Variables of sbatch, the only ones that it exports: PATH HOME USER LOGNAME LANG
 # Slurm's signals reach the workers directly; this script waits for them.
 trap '' TERM
-srun --mpi=none --export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
+srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
     sh -c 'exec worker'
 code=$?
 if [ "$code" -eq 0 ]; then rm -f /tmp/tm-k3f9-job-wk96lltjcfl9-1.out; fi
@@ -75,7 +75,7 @@ FULL = """\
 export SPEC='{"a": "b"}'
 # Slurm's signals reach the workers directly; this script waits for them.
 trap '' TERM
-srun --mpi=none --export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=4 --ntasks=4 --ntasks-per-node=1 \
+srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0 --nodes=4 --ntasks=4 --ntasks-per-node=1 \
 --cpus-per-task=16 \\
     sh -c 'exec worker'
 code=$?

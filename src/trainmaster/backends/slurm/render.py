@@ -124,8 +124,9 @@ def _time_limit(launch: EngineLaunch, options: SlurmOptions) -> str:
 
 
 def _srun(launch: EngineLaunch) -> Iterator[str]:
-    """One worker on each node. Workers end one by one: srun waits for all of them, whatever the first one does."""
-    yield "srun --mpi=none --export=ALL --kill-on-bad-exit=0 --wait=0"
+    """One worker on each node. srun waits for all of them: they end one by one, with code 0 whatever their job did. One
+    that is killed takes the others with it, so that Slurm ends the job."""
+    yield "srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0"
     yield f"--nodes={launch.node_count} --ntasks={launch.node_count} --ntasks-per-node=1"
     if launch.needs.cpu_cores:
         # From 22.05 on, srun does not take this from the job.
