@@ -99,9 +99,7 @@ def set_condition(conditions: list[Object], kind: str, status: str, **fields: st
     for condition in conditions:
         if condition["type"] == kind:
             wanted = {"status": status, **fields}
-            if all(condition.get(name) == value for name, value in wanted.items()) and not (
-                {"reason", "message"} & condition.keys() - fields.keys()
-            ):
+            if {name: condition[name] for name in ("status", "reason", "message") if name in condition} == wanted:
                 return False
             if condition["status"] != status:
                 condition["lastTransitionTime"] = timestamp()

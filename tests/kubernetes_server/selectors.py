@@ -11,10 +11,11 @@ from kubernetes_server.statuses import bad_request
 
 Predicate = Callable[[Object], bool]
 
-_EVENT_FIELDS = tuple(
-    f"involvedObject.{name}"
-    for name in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
-) + ("reason", "reportingComponent", "source", "type")
+_INVOLVED = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+_EVENT_FIELDS = (
+    *(f"involvedObject.{name}" for name in _INVOLVED),
+    *("reason", "reportingComponent", "source", "type"),
+)
 _FIELDS = {
     "pods": (
         "spec.nodeName",
