@@ -43,10 +43,12 @@ def own_pods(job: Object) -> None:
 
 def job_causes(job: Object) -> list[Cause]:
     spec = job["spec"]
-    causes = []
-    for name in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if (value := spec.get(name)) is not None and value < 0:
-            causes.append(invalid_value(f"spec.{name}", value, "must be greater than or equal to 0"))
+    counts = ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+    causes = [
+        invalid_value(f"spec.{name}", spec[name], "must be greater than or equal to 0")
+        for name in counts
+        if (spec.get(name) or 0) < 0
+    ]
     if spec["completionMode"] not in ("NonIndexed", "Indexed"):
         causes.append(unsupported("spec.completionMode", spec["completionMode"], ("Indexed", "NonIndexed")))
     if spec["completionMode"] == "Indexed":
