@@ -77,7 +77,7 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, tell: int) -> None:
     except FileNotFoundError as error:
         program = spec["argv"][0]
         where = "no such file or directory" if "/" in program else "executable file not found in $PATH"
-        text = f'exec: "{program}": {where}: unknown' if error.filename in (None, program) else str(error)
+        text = f'exec: "{program}": {where}: unknown' if _is_program(error, program) else str(error)
         os.write(
             tell,
             f"failed to create containerd task: failed to create shim task: OCI runtime create failed: "
@@ -87,6 +87,11 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, tell: int) -> None:
         os.write(tell, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(127)
+
+
+def _is_program(error: FileNotFoundError, program: str) -> bool:
+    """Whether the program is missing, and not a file that is mounted."""
+    return isinstance(error.filename, bytes | None) or error.filename == program
 
 
 def _quietly(call: Callable[[], Any]) -> None:
