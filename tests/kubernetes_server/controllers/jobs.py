@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kubernetes_server.cluster import Cluster
 
 _COMPONENT = "job-controller"
+_NAME = "kubernetes.io/job-controller"
 
 
 class JobController(Controller):
