@@ -140,7 +140,7 @@ class PodVolumes:
         return field_of(self._pod, item["fieldRef"]["fieldPath"]).encode()
 
 
-def _write(folder: Path, files: dict[str, tuple[bytes, int]], mode: int) -> None:
+def _write(folder: Path, files: dict[str, tuple[bytes, int]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, (content, file_mode) in files.items():
         path = folder / name
