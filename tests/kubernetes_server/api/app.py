@@ -7,7 +7,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -37,8 +36,8 @@ class Api:
         self._cluster = cluster
         self._subresources = Subresources(cluster)
 
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route("/{path:path}", self._answer, methods=_METHODS)])
+    def routes(self) -> list[Route]:
+        return [Route("/{path:path}", self._answer, methods=_METHODS)]
 
     async def _answer(self, request: Request) -> Response:
         try:
