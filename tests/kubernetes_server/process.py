@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from typing import Any
 import yaml
 
 from patience import PATIENCE_S
-from real_server import wait_for
 
 _EXTENSION = "test-server-faults"
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -80,12 +80,11 @@ class KubernetesServer:
                 start_new_session=True,
             )
 
-        def ready() -> bool:
-            assert self.process is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.kubeconfig.exists():
             assert self.process.poll() is None, f"the server did not start: {self.log.read_text()}"
-            return self.kubeconfig.exists()
-
-        wait_for(ready, "the Kubernetes test server")
+            assert time.monotonic() < deadline, f"the server is not ready: {self.log.read_text()}"
+            time.sleep(0.02)
         return self
 
     def stop(self) -> None:

@@ -305,7 +305,6 @@ class Sync:
         current = self._controller.store.get(JOBS.store_key, key_of(self._job))
         if current is not None and current["metadata"]["uid"] == self._job["metadata"]["uid"]:
             self._operations.modify(JOBS, key_of(self._job), lambda job: job.update(status=status))
-        status.setdefault("conditions", self._conditions)
 
     def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
         self._controller.cluster.events.record(self._old, reason, message, component=_COMPONENT, warning=warning)

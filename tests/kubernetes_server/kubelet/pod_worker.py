@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -30,6 +31,8 @@ from kubernetes_server.statuses import StatusError
 
 if TYPE_CHECKING:
     from kubernetes_server.kubelet.kubelet import Kubelet
+
+log = logging.getLogger(__name__)
 
 
 class PodWorker:
@@ -119,6 +122,12 @@ class PodWorker:
     # -- the life of a pod --
 
     async def _live(self) -> None:
+        try:
+            await self._run()
+        except Exception:
+            log.exception("pod %s", self.key)
+
+    async def _run(self) -> None:
         await self._kubelet.up.wait()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._publish()

@@ -81,9 +81,8 @@ class PodVolumes:
         for kind in ("configMap", "secret", "downwardAPI", "projected"):
             if (source := volume.get(kind)) is not None:
                 mode = source.get("defaultMode", 0o644)
-                _write(
-                    folder, self._projected(source) if kind == "projected" else self._files(kind, source, mode), mode
-                )
+                files = self._projected(source) if kind == "projected" else self._files(kind, source, mode)
+                _write(folder, files)
                 return folder
         raise VolumeError(f'volume "{name}" has a type that the test server does not have')
 
