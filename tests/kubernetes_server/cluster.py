@@ -75,6 +75,8 @@ class Cluster:
             self.operations.create(PRIORITY_CLASSES, "", {"metadata": {"name": name}, "value": value})
         for kubelet in self.kubelets.values():
             kubelet.register()
+        # A version from before can't be watched, as on a server that has run for a while.
+        self.store.compact()
         runners = [*self.controllers, self.nodes, self.scheduler, *self.kubelets.values()]
         self._tasks = [asyncio.create_task(each.run()) for each in runners]
 
