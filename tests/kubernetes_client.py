@@ -90,7 +90,7 @@ class KubernetesClient:
         """
         content = None if body is None else json.dumps(body)
         kinds = {"json": "application/json", "apply": "application/apply-patch+yaml"}
-        kind = kinds.get(media, f"application/{media}-patch+json")
+        kind = kinds.get(media, f"application/{media.removesuffix('-patch')}-patch+json")
         headers = {"Content-Type": kind} if content is not None else {}
         response = self.http.request(method, path, content=content, params=query, headers=headers)
         if not response.is_success:
@@ -139,7 +139,7 @@ class KubernetesClient:
     @contextlib.contextmanager
     def watch(self, kind: str, **query: Any) -> Iterator[Iterator[Object]]:
         """The events of a watch, as they come."""
-        params = {"watch": "true", "timeoutSeconds": 120, **query}
+        params = {"watch": "true", "timeoutSeconds": int(PATIENCE_S), **query}
         with self.http.stream("GET", self.path(kind), params=params) as response:
             assert response.is_success, response.read()
             yield (json.loads(line) for line in response.iter_lines())

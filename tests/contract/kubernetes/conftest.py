@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubernetes_client import ApiError, KubernetesClient
+from kubernetes_client import ApiError, KubernetesClient, wait_for
 from kubernetes_server.process import KubernetesServer, running
 
 
@@ -46,8 +46,6 @@ def api(cluster: KubernetesClient) -> Iterator[KubernetesClient]:
             return bool(client.get("ServiceAccount", "default"))
         except ApiError:
             return False
-
-    from kubernetes_client import wait_for
 
     wait_for(has_account, "the default service account")
     yield client

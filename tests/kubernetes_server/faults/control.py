@@ -18,6 +18,7 @@ from starlette.routing import Route
 from kubernetes_server.api.users import Denial, User
 from kubernetes_server.deletion import DeleteOptions
 from kubernetes_server.objects import Object, clone, set_condition
+from kubernetes_server.patches import merge_patch
 from kubernetes_server.resources import PODS, Resource
 from kubernetes_server.statuses import StatusError, bad_request
 from kubernetes_server.store import Store
@@ -147,8 +148,6 @@ class FaultControl:
 
     async def object_change(self, api_version: str, kind: str, namespace: str, name: str, merge: Object) -> None:
         """Change any field of an object, also its status, without validation."""
-        from kubernetes_server.patches import merge_patch
-
         resource = self._resource(api_version, kind)
         old = self._cluster.operations.get(resource, (namespace, name))
         self._cluster.store.replace(resource.store_key, clone(merge_patch(old, merge)))
