@@ -90,7 +90,7 @@ class KubernetesServer:
     def stop(self) -> None:
         """End it, with all that it started."""
         if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)  # It may have been killed, but not reaped.
             self.process.wait(PATIENCE_S)
             assert self.process.stdin is not None
             self.process.stdin.close()

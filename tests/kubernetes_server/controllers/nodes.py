@@ -51,7 +51,9 @@ class NodeController:
         lease = self._store.get(LEASES.store_key, (LEASE_NAMESPACE, name))
         renewed = (lease or {}).get("spec", {}).get("renewTime") or node["metadata"]["creationTimestamp"]
         timing = self._cluster.settings.timing
-        lost = age_s(renewed) > timing.node_grace_s
+        kubelet = self._cluster.kubelets.get(name)
+        # The heartbeats of a kubelet that works may be late on a busy machine.
+        lost = age_s(renewed) > timing.node_grace_s and not (kubelet and kubelet.up.is_set())
         if not lost:
             self._lost_since.pop(name, None)
             if has_condition(node, "Ready"):
