@@ -139,8 +139,7 @@ class Operations:
             and not metadata.get("deletionGracePeriodSeconds")
             and resource is not NAMESPACES
         ):
-            metadata.pop("finalizers", None)
-            self.store.replace(resource.store_key, new)
+            # The change itself is not stored: watches see the object for the last time as it was.
             return self.store.remove(resource.store_key, key_of(new))
         if metadata.get("finalizers") == []:
             del metadata["finalizers"]

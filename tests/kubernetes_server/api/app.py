@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from kubernetes_server.store import Record
 if TYPE_CHECKING:
     from kubernetes_server.cluster import Cluster
 
+log = logging.getLogger(__name__)
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _OPEN = ("/readyz", "/livez", "/healthz", "/version")
 """Paths that need no token."""
@@ -45,6 +47,10 @@ class Api:
             return await self._route(request)
         except StatusError as error:
             return JSONResponse(error.body(), error.code, error.headers)
+        except Exception as error:
+            log.exception("%s %s", request.method, request.url.path)
+            status = statuses.internal_error(f"{type(error).__name__}: {error}")
+            return JSONResponse(status.body(), status.code)
 
     async def _route(self, request: Request) -> Response:
         path = request.url.path.rstrip("/")

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 _COMPONENT = "job-controller"
 _NAME = "kubernetes.io/job-controller"
+LARGE = 200
+"""With more pods at a time, a job is looked at a few times a second, not after every change."""
+MOST_AT_ONCE = 250
+"""Pods that one look at a job makes (500 of the real one), since meanwhile nobody else has a turn."""
 
 
 class JobController(Controller):
@@ -44,7 +48,12 @@ class JobController(Controller):
     def _pod_changed(self, change: Change) -> None:
         owner = controller_of(change.record.object)
         if owner and owner["kind"] == "Job":
-            self.enqueue((change.record.key[0], owner["name"]))
+            key = (change.record.key[0], owner["name"])
+            job = self.store.get(JOBS.store_key, key)
+            if job is not None and job["spec"]["parallelism"] > LARGE:
+                self.enqueue_soon(key, 0.2)
+            else:
+                self.enqueue(key)
             if change.kind != "DELETED" and self.store.with_uid(owner["uid"]) is None:
                 self._release(change.record.object)
 
@@ -230,7 +239,9 @@ class Sync:
         if (backoff_s := self._controller.backoff_s(self._job)) > 0:
             self._controller.enqueue_after(key_of(self._job), backoff_s)
             return
-        self._create_pods(missing, active + waiting)
+        if missing > MOST_AT_ONCE:
+            self._controller.enqueue(key_of(self._job))
+        self._create_pods(min(missing, MOST_AT_ONCE), active + waiting)
 
     def _create_pods(self, count: int, present: list[Object]) -> None:
         indexes = [-1] * count

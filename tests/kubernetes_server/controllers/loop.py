@@ -23,6 +23,7 @@ class Controller:
         self.operations = cluster.operations
         self._queue: dict[Key, None] = {}
         self._wake = asyncio.Event()
+        self._soon: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, key: Key) -> None:
@@ -38,6 +39,17 @@ class Controller:
             timer.cancel()
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(seconds, 0), self.enqueue, key)
+
+    def enqueue_soon(self, key: Key, seconds: float) -> None:
+        """Later, but together with what else is enqueued in this way until then."""
+        if key not in self._soon:
+            loop = asyncio.get_running_loop()
+            self._soon.add(key)
+            loop.call_later(seconds, self._enqueue_collected, key)
+
+    def _enqueue_collected(self, key: Key) -> None:
+        self._soon.discard(key)
+        self.enqueue(key)
 
     def enqueue_change(self, change: Change) -> None:
         self.enqueue(change.record.key)

@@ -64,7 +64,7 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, tell: int) -> None:
         for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
         for number in range(1, signal.NSIG):
-            _quietly(lambda number=number: signal.signal(number, signal.SIG_DFL))  # type: ignore[misc]
+            _quietly(lambda number=number: signal.signal(number, signal.SIG_DFL))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         if spec.get("gid") is not None:
             os.setgroups([])

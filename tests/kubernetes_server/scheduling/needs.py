@@ -24,8 +24,8 @@ def requests_of(pod: Object) -> dict[str, Decimal]:
     spec = pod["spec"]
     for container in spec["containers"]:
         for name, value in ((container.get("resources") or {}).get("requests") or {}).items():
-            total[name] += quantity(value)  # type: ignore[assignment]
-    found: dict[str, Decimal] = dict(total)  # type: ignore[arg-type]
+            total[name] += quantity(value)
+    found: dict[str, Decimal] = dict(total)
     for container in spec.get("initContainers") or ():
         for name, value in ((container.get("resources") or {}).get("requests") or {}).items():
             found[name] = max(found.get(name, Decimal(0)), quantity(value))

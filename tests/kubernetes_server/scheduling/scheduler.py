@@ -28,6 +28,8 @@ class Scheduler:
         self._operations = cluster.operations
         self._rooms: dict[str, NodeRoom] = {}
         self._waiting: dict[Key, Object] = {}
+        self._nominated: dict[Key, Object] = {}
+        """Those that wait for their victims to go."""
         self._wake = asyncio.Event()
         self._retry = False
         """Whether something changed that may let a pod fit that did not."""
@@ -79,6 +81,10 @@ class Scheduler:
     def _pod_changed(self, change: Change) -> None:
         pod, key = change.record.object, change.record.key
         node_name = pod["spec"].get("nodeName")
+        if pod["status"].get("nominatedNodeName") and change.kind != "DELETED":
+            self._nominated[key] = pod
+        else:
+            self._nominated.pop(key, None)
         ended = change.kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed")
         if node_name:
             self._waiting.pop(key, None)
@@ -157,10 +163,12 @@ class Scheduler:
     def _reserved(self, pod: Object) -> dict[str, list[Object]]:
         """Pods of at least this priority that were promised the place of their victims, by node."""
         found: dict[str, list[Object]] = {}
-        for other in self._waiting.values():
-            node_name = other["status"].get("nominatedNodeName")
+        for key, other in self._nominated.items():
+            if key not in self._waiting:
+                continue
+            node_name = other["status"]["nominatedNodeName"]
             own = other["metadata"]["uid"] == pod["metadata"]["uid"]
-            if node_name and not own and other["spec"]["priority"] >= pod["spec"]["priority"]:
+            if not own and other["spec"]["priority"] >= pod["spec"]["priority"]:
                 found.setdefault(node_name, []).append(other)
         return found
 
