@@ -22,8 +22,17 @@ SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesServer]:
-    with running(tmp_path_factory.mktemp("faults"), "--nodes", "2", "--set", "node_grace_s=1") as started:
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this machine that pods must not see."""
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "file").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[KubernetesServer]:
+    options = ("--nodes", "2", "--set", "node_grace_s=1", "--hidden", str(hidden))
+    with running(tmp_path_factory.mktemp("faults"), *options) as started:
         yield started
 
 
@@ -205,6 +214,12 @@ def test_missing_image_is_pulled_once_it_is_there(server: KubernetesServer, api:
     assert api.events_of(made, "Failed")
     server.faults.image_present(image="any")
     api.until("Pod", "waits", lambda each: each["status"]["phase"] == "Succeeded")
+
+
+def test_hidden_folder_is_empty_in_pods(server: KubernetesServer, api: KubernetesClient, hidden: Path) -> None:
+    api.create(pod("looks", f"import os; print(os.listdir({str(hidden)!r}))"))
+    api.until("Pod", "looks", lambda each: each["status"]["phase"] == "Succeeded")
+    assert api.log("looks") == "[]\n"
 
 
 def test_killed_server_takes_its_containers_along(tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ class RuntimeClient:
         ours, theirs = socket.socketpair()
         with theirs:
             tests = Path(__file__).parents[2]
+            # In a user namespace, anybody may make the other namespaces. Then the runtime does not know the pids that
+            # others see, so that commands in containers (probes, hooks) fail, and memory is not limited.
+            own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+            command = own if os.geteuid() else []
             self._process = subprocess.Popen(
                 [
+                    *command,
                     sys.executable,
                     "-S",
                     "-m",
