@@ -1,4 +1,4 @@
-"""A small Kubernetes 1.32 control plane for tests: an API server, controllers, a scheduler, kubelets that run processes.
+"""A small Kubernetes 1.32 control plane for tests: API server, controllers, scheduler, kubelets that run processes.
 
     PYTHONPATH=tests python -m kubernetes_server --nodes 2 --gpus 4 --kubeconfig /tmp/kubeconfig &
     KUBECONFIG=/tmp/kubeconfig kubectl get nodes

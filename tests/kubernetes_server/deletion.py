@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from kubernetes_server import statuses
-from kubernetes_server.objects import Key, Object, clone, is_deleting, key_of, now, timestamp
+from kubernetes_server.objects import Key, Object, clone, is_deleting, now, timestamp
 from kubernetes_server.resources import CLAIMS, DEFINITIONS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource
 
 if TYPE_CHECKING:
@@ -110,11 +110,6 @@ def delete_options(body: Any, query: dict[str, str]) -> DeleteOptions:
         version=preconditions.get("resourceVersion"),
         dry_run=bool(body.get("dryRun") or query.get("dryRun")),
     )
-
-
-def place_of(obj: Object) -> str:
-    namespace, name = key_of(obj)
-    return f"{namespace}/{name}" if namespace else name
 
 
 def _finalizers(resource: Resource, present: list[str], propagation: str | None) -> list[str]:

@@ -25,8 +25,3 @@ def quantity(value: Any) -> Decimal:
     if found is None:
         raise ValueError(str(value))
     return Decimal(found[1]) * _FACTORS[found[2] or ""]
-
-
-def canonical(value: Any) -> str:
-    """As the API server writes what it was given as a number."""
-    return value if isinstance(value, str) else format(Decimal(str(value)).normalize(), "f")

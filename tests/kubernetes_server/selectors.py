@@ -55,20 +55,6 @@ def field_predicate(selector: str, resource: Resource) -> Predicate | None:
     return lambda obj: all(term(obj) for term in terms)
 
 
-def label_selector_predicate(selector: Object | None) -> Callable[[dict[str, str]], bool]:
-    """What a LabelSelector object (matchLabels, matchExpressions) accepts."""
-    selector = selector or {}
-    wanted = selector.get("matchLabels") or {}
-    expressions = selector.get("matchExpressions") or []
-
-    def accepts(labels: dict[str, str]) -> bool:
-        return all(labels.get(name) == value for name, value in wanted.items()) and all(
-            matches_expression(labels, each["key"], each["operator"], each.get("values") or []) for each in expressions
-        )
-
-    return accepts
-
-
 def matches_expression(labels: dict[str, str], key: str, operator: str, values: list[str]) -> bool:
     value = labels.get(key)
     match operator:

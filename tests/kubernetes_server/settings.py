@@ -26,10 +26,6 @@ class Timing:
     probe_factor: float = 0.1  # 1
     """What the periods and delays of probes are multiplied by."""
 
-    def scaled(self, factor: float) -> None:
-        for name in ("job_backoff_s", "crash_backoff_s", "image_backoff_s"):
-            setattr(self, name, getattr(self, name) * factor)
-
     @classmethod
     def real(cls) -> Timing:
         return cls(

@@ -67,6 +67,11 @@ def has_phase(*phases: str) -> Any:
     return lambda found: found["status"]["phase"] in phases
 
 
+def until_up(api: KubernetesClient, name: str) -> None:
+    """Wait until a program has said that it is ready for signals."""
+    wait_for(lambda: api.get("Pod", name)["status"]["phase"] == "Running" and api.log(name), f"{name} to be up")
+
+
 # -- requests and errors --
 
 
@@ -425,7 +430,7 @@ def test_failed_pod_is_replaced_within_the_backoff_limit(api: KubernetesClient) 
 def test_suspended_job_loses_its_pods_and_resumes(api: KubernetesClient) -> None:
     api.create(job("pause", ON_TERM_EXIT_0, spec=indexed(1)))
     (first,) = api.pods_of("pause")
-    api.until("Pod", first["metadata"]["name"], has_phase("Running"))
+    until_up(api, first["metadata"]["name"])
     api.patch("Job", "pause", {"spec": {"suspend": True}})
     suspended = api.until_condition("Job", "pause", "Suspended")
     assert condition_of(suspended, "Suspended")["reason"] == "JobSuspended"
@@ -619,7 +624,7 @@ def test_deleted_pod_gets_time_to_end(api: KubernetesClient, handler: str, phase
         f"import signal, sys, time\nsignal.signal(15, lambda *_: {handler})\nprint('up', flush=True)\ntime.sleep(600)"
     )
     made = api.create(pod("ends", program, spec={"terminationGracePeriodSeconds": 60}))
-    wait_for(lambda: api.get("Pod", "ends")["status"]["phase"] == "Running" and api.log("ends"), "the pod to be up")
+    until_up(api, "ends")
     with api.watch("Pod", resourceVersion=made["metadata"]["resourceVersion"]) as events:
         answer = api.delete("Pod", "ends")
         assert answer["metadata"]["deletionGracePeriodSeconds"] == 60
@@ -636,14 +641,14 @@ def test_deleted_pod_gets_time_to_end(api: KubernetesClient, handler: str, phase
 def test_pod_that_ignores_the_signal_is_killed(api: KubernetesClient) -> None:
     # The first process of a container ignores the signals that it does not handle.
     api.create(pod("stays", "print('up', flush=True); import time; time.sleep(600)"))
-    wait_for(lambda: api.get("Pod", "stays")["status"]["phase"] == "Running" and api.log("stays"), "the pod to be up")
+    until_up(api, "stays")
     api.delete("Pod", "stays", gracePeriodSeconds=1)
     api.until_gone("Pod", "stays")
 
 
 def test_evicted_pod_is_a_disruption_target(api: KubernetesClient) -> None:
     made = api.create(pod("target", ON_TERM_EXIT_0))
-    api.until("Pod", "target", has_phase("Running"))
+    until_up(api, "target")
     with api.watch("Pod", resourceVersion=made["metadata"]["resourceVersion"]) as events:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "target"}}
         api.ask("POST", f"{api.path('Pod', 'target')}/eviction", eviction)
@@ -694,7 +699,7 @@ def test_pod_of_higher_priority_preempts(api: KubernetesClient, unit: str) -> No
     needs = {"limits": {unit: "4"}}
     victim = api.create(pod("victim", ON_TERM_EXIT_0, spec={"priorityClassName": classes["low"]}, resources=needs))
     assert victim["spec"]["priority"] == 10
-    wait_for(lambda: api.get("Pod", "victim")["status"]["phase"] == "Running" and api.log("victim"), "the victim")
+    until_up(api, "victim")
     with api.watch(
         "Pod", resourceVersion=victim["metadata"]["resourceVersion"], fieldSelector="metadata.name=victim"
     ) as events:
@@ -717,7 +722,7 @@ def test_preempted_pod_of_a_job_counts_unless_ignored(api: KubernetesClient) -> 
     api.create(job("ignores", program, spec=indexed(1, podFailurePolicy={"rules": [rule]})))
     (first,) = api.pods_of("ignores")
     name = first["metadata"]["name"]
-    wait_for(lambda: api.get("Pod", name)["status"]["phase"] == "Running" and api.log(name), "the pod")
+    until_up(api, name)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     api.ask("POST", f"{api.path('Pod', name)}/eviction", eviction)
     wait_for(lambda: any(each["metadata"]["name"] != name for each in api.pods_of("ignores")), "another pod")

@@ -201,6 +201,47 @@ def test_object_vanishes_behind_the_client(server: KubernetesServer, api: Kubern
         api.get("Pod", "gone")
 
 
+def test_evicted_pod_stays_as_failed(server: KubernetesServer, api: KubernetesClient) -> None:
+    api.create(pod("evicted"))
+    until_up(api, "evicted")
+    server.faults.pod_evict(namespace="default", name="evicted")
+    found = api.until("Pod", "evicted", lambda each: each["status"]["phase"] == "Failed")
+    assert found["status"]["reason"] == "Evicted"
+    assert api.log("evicted") == "up\n"
+
+
+def test_disrupted_pod_is_marked_and_goes(server: KubernetesServer, api: KubernetesClient) -> None:
+    made = api.create(pod("disrupted"))
+    until_up(api, "disrupted")
+    with api.watch("Pod", resourceVersion=made["metadata"]["resourceVersion"]) as events:
+        server.faults.pod_disrupt(namespace="default", name="disrupted")
+        last = next(event["object"] for event in events if event["type"] == "DELETED")
+    assert condition_of(last, "DisruptionTarget")["reason"] == "PreemptionByScheduler"
+    assert last["status"]["phase"] == "Failed"
+
+
+def test_user_may_do_nothing_without_a_role(server: KubernetesServer, api: KubernetesClient) -> None:
+    token = server.faults.user_add(name="somebody")
+    somebody = api.within("default", token=token)
+    with pytest.raises(ApiError) as caught:
+        somebody.list("Pod")
+    assert caught.value.code == 403
+    server.faults.token_revoke(token=token)
+    with pytest.raises(ApiError) as caught:
+        somebody.list("Pod")
+    assert caught.value.code == 401
+    somebody.close()
+
+
+def test_object_changes_behind_the_client(server: KubernetesServer, api: KubernetesClient) -> None:
+    api.create(pod("changed"))
+    until_up(api, "changed")
+    merge = {"metadata": {"labels": {"a": "b"}}, "status": {"reason": "Odd"}}
+    server.faults.object_change(api_version="v1", kind="Pod", namespace="default", name="changed", merge=merge)
+    found = api.get("Pod", "changed")
+    assert (found["metadata"]["labels"], found["status"]["reason"]) == ({"a": "b"}, "Odd")
+
+
 def test_missing_image_is_pulled_once_it_is_there(server: KubernetesServer, api: KubernetesClient) -> None:
     server.faults.image_missing(image="any")
     made = api.create(pod("waits", "pass"))

@@ -99,10 +99,9 @@ class Watches:
             else:
                 try:
                     for change in self.store.since(key, since):
-                        queue_version = change.version
                         if out := _seen(change, namespace, accepts):
                             yield line(*out)
-                        since = queue_version
+                        since = change.version
                 except TooOldError:
                     error = expired(f"too old resource version: {since} ({self.store.version})")
                     yield _line("ERROR", json.dumps(error.body()).encode())

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 LEASE_NAMESPACE = "kube-node-lease"
 UNREACHABLE = "node.kubernetes.io/unreachable"
-NOT_READY = "node.kubernetes.io/not-ready"
 _CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
 
 

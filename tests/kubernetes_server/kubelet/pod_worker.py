@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubernetes_server.controllers.endpoints import DOMAIN
 from kubernetes_server.deletion import DeleteOptions
+from kubernetes_server.kubelet.container_spec import container_spec, write_hosts
 from kubernetes_server.kubelet.containers import ContainerRun, last_lines
-from kubernetes_server.kubelet.environment import (
-    ContainerConfigError,
-    command_of,
-    environment_of,
-    host_name,
-)
+from kubernetes_server.kubelet.environment import ContainerConfigError
 from kubernetes_server.kubelet.probes import is_well, run_command
 from kubernetes_server.kubelet.status import phase_of, write_status
 from kubernetes_server.kubelet.volumes import PodVolumes, VolumeError
 from kubernetes_server.objects import Object, age_s, is_deleting, key_of
-from kubernetes_server.quantities import quantity
 from kubernetes_server.resources import PODS
 from kubernetes_server.runtime.client import ContainerStartError, Exit
 from kubernetes_server.statuses import StatusError
@@ -104,13 +97,9 @@ class PodWorker:
         return not self._ended and "terminated" not in run.state
 
     def names_changed(self, lines: list[str]) -> None:
-        """Rewrite /etc/hosts, in place since it is mounted."""
+        """Rewrite /etc/hosts."""
         if self.folder.exists():
-            content = "\n".join([*self._own_hosts(), *lines, ""]).encode()
-            descriptor = os.open(self.folder / "hosts", os.O_CREAT | os.O_WRONLY, 0o644)
-            os.pwrite(descriptor, content, 0)
-            os.ftruncate(descriptor, len(content))
-            os.close(descriptor)
+            write_hosts(self.folder, self.pod, self.address, lines)
 
     async def close(self) -> None:
         """When the cluster ends; the runtime kills the containers."""
@@ -391,38 +380,13 @@ class PodWorker:
             self.pod = stored
 
     def _runtime_spec(self, run: ContainerRun) -> dict[str, Any]:
-        image = self._cluster.image(run.spec["image"])
-        base = {**image["environment"], **self._cluster.service_environment()}
         # The address of the pod is in its status only from now on.
         pod = {**self.pod, "status": {**self.pod["status"], "podIP": self.address, "hostIP": "127.0.0.1"}}
-        values = environment_of(self._cluster.store, pod, run.spec, base)
-        self._environments[run.name] = values
-        folder = self.folder / "containers" / run.name
-        folder.mkdir(parents=True, exist_ok=True)
-        log = self._log_path(run, run.restarts)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        hosts = {"source": str(self.folder / "hosts"), "target": "/etc/hosts"}
-        limit = ((run.spec.get("resources") or {}).get("limits") or {}).get("memory")
-        security = {**self.pod["spec"].get("securityContext", {}), **(run.spec.get("securityContext") or {})}
-        return {
-            "argv": command_of(run.spec, image, values),
-            "env": values,
-            "cwd": run.spec.get("workingDir") or image["folder"],
-            "log": str(log),
-            "hostname": host_name(self.pod),
-            "mounts": [hosts, *self._volumes.mounts_of(run.spec, values)],
-            "hidden": list(self._cluster.settings.hidden),
-            "scratch": str(folder),
-            "memory": int(quantity(limit)) if limit else 0,
-            "uid": security.get("runAsUser"),
-            "gid": security.get("runAsGroup", security.get("runAsUser")),
-        }
-
-    def _own_hosts(self) -> list[str]:
-        spec, name = self.pod["spec"], host_name(self.pod)
-        own = f"{name}.{spec['subdomain']}.{self.key[0]}.{DOMAIN} {name}" if spec.get("subdomain") else name
-        aliases = [f"{each['ip']}\t{' '.join(each['hostnames'])}" for each in spec.get("hostAliases") or ()]
-        return ["127.0.0.1\tlocalhost", f"{self.address}\t{own}", *aliases]
+        spec = container_spec(self._cluster, pod, run.spec, self.folder, self._volumes)
+        self._environments[run.name] = spec["env"]
+        log_path = self._log_path(run, run.restarts)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        return {**spec, "log": str(log_path)}
 
     def _log_path(self, run: ContainerRun, restart: int) -> Path:
         return self.folder / "logs" / run.name / f"{restart}.log"
