@@ -18,6 +18,7 @@ import yaml
 from patience import PATIENCE_S
 
 Object = dict[str, Any]
+Objects = list[Object]
 _PLURALS = {"Endpoints": "endpoints", "PriorityClass": "priorityclasses"}
 _CLUSTER_SCOPED = (
     "Namespace",
@@ -148,7 +149,10 @@ class KubernetesClient:
 
     def until(self, kind: str, name: str, holds: Callable[[Object], Any], timeout_s: float = PATIENCE_S) -> Object:
         """An object, once something is true of it."""
-        return wait_for(lambda: (found := self.get(kind, name)) and holds(found) and found, f"{kind} {name}", timeout_s)
+        found: Object = wait_for(
+            lambda: (obj := self.get(kind, name)) and holds(obj) and obj, f"{kind} {name}", timeout_s
+        )
+        return found
 
     def until_gone(self, kind: str, name: str) -> None:
         def gone() -> bool:
@@ -163,12 +167,14 @@ class KubernetesClient:
     def until_condition(self, kind: str, name: str, condition: str) -> Object:
         return self.until(kind, name, lambda obj: condition_of(obj, condition).get("status") == "True")
 
-    def pods_of(self, job: str, count: int = 1) -> list[Object]:
+    def pods_of(self, job: str, count: int = 1) -> Objects:
         """The pods of a job, once there are that many."""
-        found = lambda: self.list("Pod", labelSelector=f"job-name={job}")  # noqa: E731
-        return list(wait_for(lambda: len(pods := found()) >= count and pods, f"{count} pods of {job}"))
+        query = {"labelSelector": f"job-name={job}"}
+        return list(
+            wait_for(lambda: len(pods := self.list("Pod", **query)) >= count and pods, f"{count} pods of {job}")
+        )
 
-    def events_of(self, obj: Object, reason: str) -> list[Object]:
+    def events_of(self, obj: Object, reason: str) -> Objects:
         """The events of an object that have a reason, once there are any."""
         selector = f"involvedObject.uid={obj['metadata']['uid']},reason={reason}"
         return list(

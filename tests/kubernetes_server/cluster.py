@@ -77,7 +77,7 @@ class Cluster:
             kubelet.register()
         # A version from before can't be watched, as on a server that has run for a while.
         self.store.compact()
-        runners = [*self.controllers, self.nodes, self.scheduler, *self.kubelets.values()]
+        runners: list[Any] = [*self.controllers, self.nodes, self.scheduler, *self.kubelets.values()]
         self._tasks = [asyncio.create_task(each.run()) for each in runners]
 
     async def stop(self) -> None:

@@ -161,7 +161,7 @@ class Operations:
             if each in before:
                 metadata[each] = clone(before[each])
         if options.subresource == "status":
-            new = clone(old)
+            new: Object = clone(old)
             new["status"] = obj.get("status", {})
         else:
             new = obj

@@ -45,7 +45,7 @@ def json_patch(obj: Object, operations: Any) -> Object:
         except (KeyError, IndexError, ValueError, TypeError) as error:
             message = f"the server rejected our request due to an error in our request: {error}"
             raise StatusError(422, "Invalid", message, {}) from error
-    return document
+    return dict(document)
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -97,7 +97,7 @@ def _merge_lists(target: list[Any], patch: list[Any], field: str, parent: str) -
         return [*target, *(item for item in patch if item not in target)]
     keys = merge_keys(field, parent, patch)
     if not keys:
-        return clone(patch)
+        return list(clone(patch))
     if any(item.get("$patch") == "replace" for item in patch):
         return [item for item in patch if "$patch" not in item]
     result = list(target)

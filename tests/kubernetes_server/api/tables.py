@@ -165,7 +165,7 @@ def _custom_column(name: str, kind: str, json_path: str) -> Column:
         if condition:
             wanted, _, rest = condition.partition(")]")
             items = at_path(obj, path.strip(".").split(".")) or []
-            found = next((each for each in items if each.get("type") == wanted.strip("\"'")), {})
+            found: Object = next((each for each in items if each.get("type") == wanted.strip("\"'")), {})
             return at_path(found, rest.strip(".").split("."))
         return at_path(obj, json_path.strip(".").split("."))
 

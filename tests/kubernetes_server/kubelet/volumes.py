@@ -65,7 +65,7 @@ class PodVolumes:
 
     def _make(self, volume: Object) -> Path:
         name = volume["name"]
-        folder = self._folder / "volumes" / name
+        folder: Path = self._folder / "volumes" / name
         if (host := volume.get("hostPath")) is not None:
             return self._host_path(name, host)
         if (empty := volume.get("emptyDir")) is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 from kubernetes_server.runtime.mounts import check, enter
@@ -64,7 +64,7 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, tell: int) -> None:
         for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
         for number in range(1, signal.NSIG):
-            _quietly(lambda number=number: signal.signal(number, signal.SIG_DFL))
+            _reset(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         if spec.get("gid") is not None:
             os.setgroups([])
@@ -94,8 +94,7 @@ def _is_program(error: FileNotFoundError, program: str) -> bool:
     return isinstance(error.filename, bytes | None) or error.filename == program
 
 
-def _quietly(call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except (OSError, ValueError):
-        return
+def _reset(number: int) -> None:
+    """SIGKILL, SIGSTOP and those of the C library keep what they do."""
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -20,12 +19,11 @@ _UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "value": "", 
 
 def requests_of(pod: Object) -> dict[str, Decimal]:
     """The sum over the containers, or what an init container needs if that is more."""
-    total: Counter[str] = Counter()
+    found: dict[str, Decimal] = {}
     spec = pod["spec"]
     for container in spec["containers"]:
         for name, value in ((container.get("resources") or {}).get("requests") or {}).items():
-            total[name] += quantity(value)
-    found: dict[str, Decimal] = dict(total)
+            found[name] = found.get(name, Decimal(0)) + quantity(value)
     for container in spec.get("initContainers") or ():
         for name, value in ((container.get("resources") or {}).get("requests") or {}).items():
             found[name] = max(found.get(name, Decimal(0)), quantity(value))
