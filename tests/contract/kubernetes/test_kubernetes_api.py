@@ -17,6 +17,8 @@ import pytest
 
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
 
+pytestmark = pytest.mark.long  # until a backend runs on it
+
 IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "python:3.11-slim")
 ON_TERM_EXIT_0 = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(600)"

@@ -18,6 +18,8 @@ import pytest
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
 from kubernetes_server.process import KubernetesServer, running
 
+pytestmark = pytest.mark.long  # until a backend runs on it
+
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
