@@ -203,7 +203,9 @@ def loss_of(
     if failed_nodes:
         meaning += f": {failed_nodes}"
     if cause is Reason.WORKER_LOST:
-        if code in worker_start.MESSAGES:
+        if _word_of(reason) == "OutOfMemory":
+            meaning, cause = STATES["OUT_OF_MEMORY"].meaning, Reason.OUT_OF_MEMORY
+        elif code in worker_start.MESSAGES:
             meaning, cause = worker_start.MESSAGES[code], _REASONS_OF_EXIT.get(code, Reason.WORKER_LOST)
         elif _word_of(reason) in _LAUNCH_FAILURES:
             meaning, cause = "Slurm could not launch it on its nodes", Reason.ENGINE_UNAVAILABLE
