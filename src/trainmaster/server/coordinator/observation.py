@@ -167,7 +167,7 @@ def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf | None, now: 
 
 
 def _by_engine(ended: Mapping[str, Any]) -> bool:
-    """Whether the engine may have ended a node: it told the worker to stop, or a signal of nobody else killed a rank."""
+    """Whether the engine may have ended a node: it told the worker to stop, or a signal killed a rank."""
     stopped_by = ended.get("stop_cause")
     return stopped_by == StopCause.ENGINE or (stopped_by is None and ended.get("reason") == Reason.KILLED_BY_SIGNAL)
 
