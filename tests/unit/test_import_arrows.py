@@ -139,7 +139,7 @@ THEIRS: dict[str, set[str]] = {
     "server.storage": set(),
     "server.settings": {"cryptography", "uvicorn"},
     "server.store": {"sqlalchemy", "alembic", "psycopg"},
-    "backends": {"docker", "pynvml", "requests"},
+    "backends": {*PYDANTIC, "docker", "httpx", "pynvml", "requests"},
     "server.coordinator": {"sqlalchemy", "httpx"},
     "server.http": {
         "fastapi",
@@ -196,6 +196,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/commands/cluster.py": {"trainer"},
     # The server refuses a base model that a trainer cannot hold; `engine.config` reads its file, without torch.
     "server/coordinator/base_models.py": {"engine"},
+    # What starts a worker on a node goes there as text.
+    "backends/cluster/worker_start.py": {"worker"},
 }
 """Module -> rooms that it alone may import."""
 
