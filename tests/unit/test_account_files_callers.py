@@ -47,6 +47,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "the server's own, and a directory in memory; containers have a part of that mounted, whose file is made anew",
         {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
     ),
+    "server/coordinator/assembly.py": ("the operator's certificates", {".read_text"}),
     "backends/cluster/worker_start.py": ("a file of this package", {".read_text"}),
     "backends/worker_package.py": (
         _OWN,
