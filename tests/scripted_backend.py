@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy, endpoint_on_node
+from trainmaster.backends.base import Capabilities, LaunchError, Loss, PlacementBy, endpoint_on_node
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import REASON_OF_STOP, Reason
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -100,7 +100,7 @@ class ScriptedWorld:
             _append(directory, worker_stream(node), {"t": now, **act})
 
 
-CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
+CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True)
 
 
 class ScriptedBackend:
@@ -124,6 +124,10 @@ class ScriptedBackend:
 
     def engine(self) -> EngineFacts | None:
         """There is none."""
+        return None
+
+    def loss(self, request: AttemptRequest, node: int) -> Loss | None:
+        """There is no engine that knows."""
         return None
 
     def render(self, request: AttemptRequest) -> str:

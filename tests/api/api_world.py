@@ -21,9 +21,11 @@ from sqlalchemy import Connection
 
 from patience import PATIENCE_S
 from trainmaster.backends import capabilities_of
+from trainmaster.backends.worker_package import packed_worker
 from trainmaster.protocol.run_directory import RunDirectory, log_stream, metrics_stream
 from trainmaster.server.app import create_app
 from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
@@ -126,6 +128,8 @@ class World:
                 "commands": self.commands,
                 "explainer": Explainer(self.database),
                 "vault": VAULT,
+                "clusters": Clusters(self.database, SEALER),
+                "worker_package": lambda: packed_worker(self.roots.path(RUNS, "").parent / "workers"),
                 "subscriptions": Subscriptions(self.database, SEALER, private_addresses=True),
                 "roots": self.roots,
                 "collector": Collector(self.database, self.roots, RetentionPolicy(), also=(collect_sessions,)),

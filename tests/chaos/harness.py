@@ -66,6 +66,15 @@ class Reign:
         pass
 
 
+class FixedBackends(dict[str, ScriptedBackend]):
+    """None is ever added or removed."""
+
+    def refresh(self) -> None: ...
+
+    def take_news(self) -> bool:
+        return False
+
+
 class Cluster:
     """One database, one set of run directories, workers that live on, and a server that may die."""
 
@@ -98,13 +107,15 @@ class Cluster:
         acting = AttemptActions(
             backends={"scripted": self.backend},
             roots=self.roots,
-            launches=Launches(self.database, self.roots, self.vault, Settings(data_dir=self.directory)),
+            launches=Launches(
+                self.database, self.roots, self.vault, Settings(data_dir=self.directory, shared_uid=True)
+            ),
             hint=lambda subject: None,
             pool=Inline(),
         )
         self.coordinator = Coordinator(
             self.database,
-            reports=NodeReports(self.database, [self.backend]),
+            reports=NodeReports(self.database, FixedBackends(scripted=self.backend)),
             leadership=Reign(lease.epoch),  # type: ignore[arg-type]
             actions=acting,
             admission=Admission(backends={"scripted": ScriptedBackend.capabilities}),

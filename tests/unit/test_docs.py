@@ -20,6 +20,7 @@ from trainmaster.plain_yaml import parse_yaml
 from trainmaster.server.app import create_app
 from trainmaster.server.assembly import ensure_key
 from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
@@ -196,6 +197,8 @@ def openapi(tmp_path: Path) -> Iterator[dict[str, Any]]:
             ),
             explainer=Explainer(database),
             vault=vault,
+            clusters=Clusters(database, sealer),
+            worker_package=Path,
             subscriptions=Subscriptions(database, sealer, private_addresses=True),
             roots=roots,
             collector=Collector(database, roots, RetentionPolicy()),

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
-from trainmaster.protocol.launch import CONTAINER, LOCAL, Lifetime
+from trainmaster.protocol.launch import CONTAINER, LOCAL, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.resources import share_nodes
@@ -35,9 +35,7 @@ class Registration:
     """With a library: whether a server, by its `BackendContext`, leaves anything for the next one to look after."""
 
 
-_ON_THIS_MACHINE = Capabilities(
-    placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True
-)
+_ON_THIS_MACHINE = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True)
 BACKENDS: Mapping[str, Registration] = {
     LOCAL: Registration(
         make="trainmaster.backends.local:make", capabilities=replace(_ON_THIS_MACHINE, uses_server_python=True)
@@ -54,6 +52,30 @@ BACKENDS: Mapping[str, Registration] = {
         library="docker",
         extra="containers",
         leaves_anything="trainmaster.backends.container.monitor:leaves_anything",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKind:
+    """A kind of cluster, of which an operator may declare several. Functions and classes are named as `module:name`."""
+
+    engine: str
+    """Makes the client of a cluster's engine from the backend's name, the server's instance, and the options."""
+    options: str
+    """The model of what an operator says of a cluster, a `ClusterOptions`."""
+    capabilities: Capabilities
+    library: str = ""
+    """The distribution that the client needs in addition to Trainmaster's own dependencies."""
+    extra: str = ""
+
+
+_ON_A_CLUSTER = Capabilities(placement=PlacementBy.ENGINE, lifetimes=frozenset(Lifetime))
+CLUSTER_KINDS: Mapping[str, ClusterKind] = {
+    SLURM: ClusterKind(
+        engine="trainmaster.backends.slurm.client:SlurmEngine",
+        options="trainmaster.backends.slurm.options:SlurmOptions",
+        capabilities=_ON_A_CLUSTER,
     ),
 }
 for _name, _registered in BACKENDS.items():
@@ -97,7 +119,10 @@ class BackendContext:
 
 
 def names_from(named: tuple[str, ...]) -> tuple[str, ...]:
-    return named or tuple(name for name in BACKENDS if is_installed(name))
+    """The backends of this machine that a server has whose settings name these; the others are clusters."""
+    if not named:
+        return tuple(name for name in BACKENDS if is_installed(name))
+    return tuple(name for name in named if name in BACKENDS)
 
 
 def is_installed(name: str) -> bool:
@@ -122,10 +147,10 @@ def missing(name: str, present: Collection[str]) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises ValueError if there is no backend of some name, or its library is missing."""
+    """Raises ValueError if the library of a backend of this machine is missing; others may be clusters."""
     for name in names:
         if name not in BACKENDS:
-            raise ValueError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+            continue
         try:
             importlib.import_module(BACKENDS[name].make.partition(":")[0])
         except ImportError as error:

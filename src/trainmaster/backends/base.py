@@ -66,9 +66,7 @@ class LaunchError(Exception):
 class NotYetError(Exception):
     """An attempt cannot start yet, and nothing of it runs; the message says what it waits for. It keeps its place."""
 
-    def __init__(
-        self, message: str, until: Future[Any], *, again_in_s: float = 1.0, handle: str | None = None
-    ) -> None:
+    def __init__(self, message: str, until: Future[Any], *, again_in_s: float = 1.0, handle: str | None = None) -> None:
         super().__init__(message)
         self.until = until
         """Done when it is worth another try, however it ended."""

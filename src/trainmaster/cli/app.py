@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from trainmaster.cli.commands import (
     accounts,
+    backends,
     cluster,
     data,
     doctor,
@@ -62,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
     },
     "Cluster": {
         "nodes": cluster.nodes,
+        "backends": backends.app,
         "queues": queues.app,
         "drain": cluster.drain,
         "enable": cluster.enable,

@@ -36,6 +36,15 @@ class ClusterRoutes(RouteGroup):
         """One backend; the engine that runs its jobs is asked now."""
         return cast(types.Backend, self._call("GET", route("backends", name)))
 
+    def put_backend(self, name: str, *, kind: str, options: Mapping[str, Any] | None = None) -> types.BackendSummary:
+        """Add a cluster that jobs can name as their backend, or replace what is known of it."""
+        body = {"kind": kind, "options": dict(options or {})}
+        return cast(types.BackendSummary, self._call("PUT", route("backends", name), json=body))
+
+    def remove_backend(self, name: str) -> None:
+        """Remove a cluster on which no job waits or runs."""
+        self._call("DELETE", route("backends", name))
+
     def nodes(self) -> Sequence[types.Node]:
         """Every node, and what is free on it."""
         return cast(Sequence[types.Node], self._call("GET", "/v1/nodes")["nodes"])

@@ -156,6 +156,10 @@ class BackendSummary(TypedDict):
     name: str
     default: Annotated[bool, Doc("Whether jobs that name no backend run there.")]
     images: Annotated[bool, Doc("Whether it runs a workload in the image that the workload names.")]
+    kind: Annotated[str, Doc("`local`, `container`, or what engine runs a cluster's jobs, such as `slurm`.")]
+    options: Annotated[
+        dict[str, Any] | None, Doc("Of a cluster, with `***` for secrets; null: a backend of every server.")
+    ]
 
 
 class BackendList(TypedDict):
@@ -165,11 +169,11 @@ class BackendList(TypedDict):
 
 
 class EngineResource(TypedDict):
-    """The container engine that runs a backend's jobs."""
+    """The engine that runs a backend's jobs."""
 
-    name: Annotated[str | None, Doc("`docker` or `podman`; null: none answers.")]
-    host: Annotated[str | None, Doc("Where it listens.")]
-    problem: Annotated[str | None, Doc("Why none answers, and what was tried.")]
+    name: Annotated[str | None, Doc("Such as `podman` or `Slurm 24.05`; null: none answers.")]
+    host: Annotated[str | None, Doc("Where it is, such as an address or the name of a partition.")]
+    problem: Annotated[str | None, Doc("Why jobs cannot run there now, and what to do.")]
 
 
 class BackendResource(BackendSummary):

@@ -26,6 +26,7 @@ from trainmaster.server.http.router import Handler, QuickHandler, RawRoute, inst
 from trainmaster.server.http.routes import (
     accounts,
     artifacts,
+    backends,
     blobs,
     checkpoints,
     cluster,
@@ -56,6 +57,7 @@ _RESOURCES = (
     cluster.nodes_router,
     queues.router,
     cluster.router,
+    backends.router,
     artifacts.router,
     checkpoints.router,
     queues.usage_router,

@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of, names_from
+from trainmaster.backends.worker_package import packed_worker
 from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
 from trainmaster.protocol.sockets import send_hint
@@ -20,6 +21,7 @@ from trainmaster.server.coordinator.admission import SERVICES, Admission, import
 from trainmaster.server.coordinator.admission_checks import Capacity
 from trainmaster.server.coordinator.assembly import CoordinatorRole
 from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.clusters import Clusters, KnownBackends
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
@@ -62,7 +64,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         stack.callback(database.close)
         stack.callback(_mark_at_rest, settings, database)
         subscriptions = Subscriptions(database, sealer, private_addresses=settings.private_webhooks, ca=settings.ca)
-        declared_cluster = DeclaredCluster(database, declared, subscriptions)
+        clusters = Clusters(database, sealer)
+        declared_cluster = DeclaredCluster(database, declared, subscriptions, clusters)
         declared_cluster.apply()
         roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
         collector = Collector(
@@ -75,10 +78,16 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         hint_socket = settings.data_dir / "hints.sock"
         role: CoordinatorRole | None = None
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
-        backends = names_from(settings.backends)
+        own = names_from(settings.backends)
+        backends = KnownBackends({name: capabilities_of(name, settings) for name in own}, clusters)
+        if absent := [name for name in settings.backends if name not in backends]:
+            raise RefusedError(
+                f"backends: there is no backend {absent[0]!r}; there are: {', '.join(backends)}. Declare a cluster in "
+                f"the settings file, under [clusters.{absent[0]}]"
+            )
         admission = Admission(
-            backends={name: capabilities_of(name, settings) for name in backends},
-            default_backend=backends[0],
+            backends=backends,
+            default_backend=(settings.backends or own)[0],
             tenants=AccountIsolation(settings),
             capacity=Capacity(autoscaling=settings.autoscaling),
             allow_trust_remote_code=settings.allow_trust_remote_code,
@@ -99,6 +108,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 roots=roots,
                 admission=admission,
                 vault=vault,
+                clusters=clusters,
                 subscriptions=subscriptions,
                 declared_cluster=declared_cluster,
                 collector=collector,
@@ -115,6 +125,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 commands=commands,
                 explainer=Explainer(database),
                 vault=vault,
+                clusters=clusters,
+                worker_package=functools.partial(packed_worker, settings.data_dir.absolute() / "workers"),
                 subscriptions=subscriptions,
                 roots=roots,
                 hint=hint,

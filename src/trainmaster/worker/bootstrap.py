@@ -1,9 +1,11 @@
 """Starts the worker of a node where Trainmaster is not installed: fetches it from the server, and becomes it.
 
-Run as `python -c SOURCE` with this file's text, on whatever Python the node has; hence no modern syntax. Variables:
-TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem) and
+Run as `python -c SOURCE` with this file's text, on whatever Python the node has, so that one that is too old can say
+so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem) and
 TRAINMASTER_WORKER_TOKEN.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -14,52 +16,57 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from typing import Any, NoReturn
 
 TOO_OLD, UNREACHABLE, REFUSED, NO_ROOM = 71, 72, 73, 74
 """Exit codes; `backends.cluster.worker_start` says what they mean."""
 PATIENCE_S = 600
 
 
-def main():  # type: ignore[no-untyped-def]
+def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - a node may have any Python
-        say("this Python is %s, and workers need 3.11 or newer" % sys.version.split()[0])
+        say(f"this Python is {sys.version.split()[0]}, and workers need 3.11 or newer")
         return TOO_OLD
     spec = json.loads(os.environ.pop("TRAINMASTER_WORKER"))
     token = os.environ.pop("TRAINMASTER_WORKER_TOKEN")
     for name in ("TRAINMASTER_BOOTSTRAP", "TRAINMASTER_PYTHON"):
         os.environ.pop(name, None)
-    work = os.path.join(spec["work_dir"] or tempfile.gettempdir(), "trainmaster-%d" % os.getuid())
+    work = os.path.join(spec["work_dir"] or tempfile.gettempdir(), f"trainmaster-{os.getuid()}")
     try:
         os.makedirs(work, mode=0o700, exist_ok=True)
         if os.stat(work).st_uid != os.getuid():
-            say("%s belongs to another user" % work)
+            say(f"{work} belongs to another user")
             return NO_ROOM
-        ca = os.path.join(work, "ca-%s.pem" % hashlib.sha256(spec["ca_pem"].encode()).hexdigest()[:16])
+        ca = None
         if spec["ca_pem"]:
+            os.environ["TRAINMASTER_CA"] = ca = os.path.join(work, f"ca-{digest(spec['ca_pem'].encode())}.pem")
             write(ca, spec["ca_pem"].encode())
-            os.environ["TRAINMASTER_CA"] = ca
-        worker = os.path.join(work, "worker-%s.pyz" % spec["digest"])
+        worker = os.path.join(work, f"worker-{spec['digest']}.pyz")
         if not os.path.exists(worker):
-            data = fetch(spec, token, ca if spec["ca_pem"] else None)
+            data = fetch(spec, token, ca)
             if isinstance(data, int):
                 return data
             write(worker, data)
     except OSError as error:
-        say("%s: %s" % (work, error))
+        say(f"{work}: {error}")
         return NO_ROOM
     # In memory, and not in variables: other processes of this user could read those.
     given = os.memfd_create("worker", 0)
-    os.write(given, json.dumps(dict(spec, work_dir=work, token=token)).encode())
+    os.write(given, json.dumps({**spec, "work_dir": work, "token": token}).encode())
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)
+    return become(worker)
+
+
+def become(worker: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", worker, "remote"])
 
 
-def fetch(spec, token, ca):  # type: ignore[no-untyped-def]
+def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
     """The worker's archive; or an exit code."""
-    url = "%s/v1/worker/attempts/%s/package" % (spec["server_url"].rstrip("/"), spec["attempt_id"])
-    request = urllib.request.Request(url, headers={"Authorization": "Bearer " + token})
-    handlers = [urllib.request.ProxyHandler({})]
+    url = f"{spec['server_url'].rstrip('/')}/v1/worker/attempts/{spec['attempt_id']}/package"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    handlers = [urllib.request.ProxyHandler({})]  # type: list[urllib.request.BaseHandler]
     if url.startswith("https:"):
         handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca)))
     opener = urllib.request.build_opener(*handlers)
@@ -67,32 +74,36 @@ def fetch(spec, token, ca):  # type: ignore[no-untyped-def]
     while True:
         try:
             with opener.open(request, timeout=30) as response:
-                data = response.read()
-            if hashlib.sha256(data).hexdigest()[:16] == spec["digest"]:
+                data = bytes(response.read())
+            if digest(data) == spec["digest"]:
                 return data
             problem = "the worker arrived damaged"
         except urllib.error.HTTPError as error:
             if error.code in (401, 403, 404, 410):
-                say("the server refuses this attempt: status %d" % error.code)
+                say(f"the server refuses this attempt: status {error.code}")
                 return REFUSED
             problem = str(error)
         except (OSError, ValueError) as error:
             problem = str(error)
         if time.time() > deadline:
-            say("%s cannot be reached from this node: %s" % (spec["server_url"], problem))
+            say(f"{spec['server_url']} cannot be reached from this node: {problem}")
             return UNREACHABLE
         time.sleep(1)
 
 
-def write(path, data):  # type: ignore[no-untyped-def]
-    draft = "%s.%d" % (path, os.getpid())
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def write(path: str, data: bytes) -> None:
+    draft = f"{path}.{os.getpid()}"
     with open(draft, "wb") as file:
         file.write(data)
     os.replace(draft, path)
 
 
-def say(message):  # type: ignore[no-untyped-def]
-    sys.stderr.write("trainmaster: %s\n" % message)
+def say(message: str) -> None:
+    sys.stderr.write(f"trainmaster: {message}\n")
 
 
 if __name__ == "__main__":

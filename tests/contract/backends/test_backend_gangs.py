@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer, json_lines
@@ -42,13 +41,6 @@ if "fail" in sys.argv:
 """
 
 GANG: dict[str, Any] = {"resource_config": {"gpu_count": 0, "node_count": 2}}
-
-
-@pytest.fixture(autouse=True)
-def gangs(backend: BackendUnderTest) -> None:
-    """Two nodes, of which there need not be more than one machine."""
-    if not backend.capabilities.colocates_gangs:
-        pytest.skip("the backend puts each node of a gang on a machine of its own")
 
 
 @long_on("local-files")

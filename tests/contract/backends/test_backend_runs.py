@@ -170,7 +170,7 @@ def test_secrets_reach_every_rank_and_lie_nowhere(backend: BackendUnderTest, ser
     secret = "canary-environment-8d1f\nwith 'quotes' and ☃"
     program = 'test "${#PASSWORD}" -gt 20 && echo "rank $RANK has it"; exec sleep 600'
     workload = {"argv": ["bash", "-c", program], "environment": {"PASSWORD": secret}, "ranks_per_node": 2}
-    nodes = 2 if backend.capabilities.colocates_gangs else 1
+    nodes = 2
     job_id = server.submit_workload("command", workload, resource_config={"gpu_count": 0, "node_count": nodes})
     for rank in range(2 * nodes):
         server.wait_for_line(job_id, f"rank {rank} has it")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import RefusedError
@@ -42,7 +43,9 @@ def subscriptions(database: Database) -> Subscriptions:
 
 
 def cluster_of(database: Database, subscriptions: Subscriptions, **tables: Any) -> DeclaredCluster:
-    return DeclaredCluster(database, Declared(**tables), subscriptions, clock=lambda: 1000.0)
+    return DeclaredCluster(
+        database, Declared(**tables), subscriptions, Clusters(database, Sealer(bytes(32))), clock=lambda: 1000.0
+    )
 
 
 def report(database: Database, *names: str) -> None:

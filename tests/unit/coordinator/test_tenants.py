@@ -102,8 +102,10 @@ def test_answer_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
 
 
 def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path: Path) -> None:
-    elsewhere = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(), colocates_gangs=True)
-    isolating = replace(elsewhere, runs_here=True, isolates_accounts=True)
+    elsewhere = Capabilities(placement=PlacementBy.US, lifetimes=frozenset())
+    shared = replace(elsewhere, isolates_accounts=False)
+    elsewhere = replace(elsewhere, isolates_accounts=True)
+    isolating = replace(elsewhere, runs_here=True)
     tenants = AccountIsolation(Settings(data_dir=tmp_path))
     database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
     account = Account(account_id="vision")
@@ -113,6 +115,9 @@ def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path
             for capable in (elsewhere, isolating):
                 tenants.require(connection, Scope("vision"), "vision", capable)
             with pytest.raises(RefusedError, match="vision"):
-                tenants.require(connection, Scope("vision"), "vision", replace(elsewhere, runs_here=True))
+                tenants.require(connection, Scope("vision"), "vision", replace(shared, runs_here=True))
+            with pytest.raises(RefusedError, match="one user there"):
+                tenants.require(connection, Scope("vision"), "vision", shared)
+            tenants.require(connection, Scope("default"), "default", shared)
     finally:
         database.close()

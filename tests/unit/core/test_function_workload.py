@@ -178,11 +178,10 @@ def test_stored_function_is_read_back_as_it_was() -> None:
 
 
 def test_backend_that_cannot_run_a_job_refuses_it_and_names_one_that_can() -> None:
-    batch = Capabilities(placement=PlacementBy.US, lifetimes=frozenset({Lifetime.BATCH}), colocates_gangs=True)
+    batch = Capabilities(placement=PlacementBy.US, lifetimes=frozenset({Lifetime.BATCH}))
     boxes = Capabilities(
         placement=PlacementBy.US,
         lifetimes=frozenset(Lifetime),
-        colocates_gangs=True,
         images=True,
         image_setting="container_image",
     )

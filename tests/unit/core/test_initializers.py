@@ -127,7 +127,7 @@ def test_image_and_time_are_checked(field: str, value: object) -> None:
 
 
 def test_backend_without_images_runs_no_initializer_in_one() -> None:
-    local = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), colocates_gangs=True)
+    local = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime))
     backends = {"local": local, "boxes": replace(local, images=True, own_image="image")}
     request = parse_submit(document(dataset={**S3, "timeout_s": 5}, model={**HUB, "image": "fetch:1"}))
     check_backend(compile_job(request), "boxes", backends)

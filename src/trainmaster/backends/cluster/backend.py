@@ -59,6 +59,10 @@ class ClusterContext:
     """The certificates that workers trust in place of their system's."""
     hint: Callable[[str], None] = lambda _: None
     """Tells the leader that something happened to an attempt."""
+    on_nodes: Callable[[], None] = lambda: None
+    """Called when the nodes have changed."""
+    leads: Callable[[], bool] = lambda: True
+    """Whether this server leads: only the leader tidies up on the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +287,12 @@ class ClusterBackend:
         """Take in the engine's jobs, wake those who wait for a change, and tidy up after what has ended."""
         asked_at = time.monotonic()
         if asked_at - self._nodes_at > NODES_EVERY_S:
-            self._nodes = [replace(node, last_seen_at=time.time()) for node in self._engine.nodes()]
+            before, now = self._nodes, time.time()
+            self._nodes = [replace(node, pool=self.name, last_seen_at=now) for node in self._engine.nodes()]
             self._nodes_at = asked_at
-        before = self._seen.jobs
+            if [replace(node, last_seen_at=now) for node in before] != self._nodes:
+                self._context.on_nodes()
+        known = self._seen.jobs
         jobs = dict(self._engine.jobs())
         with self._lock:
             for name in [name for name in self._started if name in jobs]:
@@ -298,7 +305,7 @@ class ClusterBackend:
             with self._lock:
                 self._started.pop(name, None)
         self._seen = _Seen(jobs=jobs, asked_at=asked_at)
-        changed = {name for name in before.keys() | jobs.keys() if before.get(name) != jobs.get(name)}
+        changed = {name for name in known.keys() | jobs.keys() if known.get(name) != jobs.get(name)}
         for name in changed:
             with self._lock:
                 until = self._waits.pop(name, None)
@@ -307,7 +314,8 @@ class ClusterBackend:
                 until.set_result(None)
             elif request is not None:
                 self._context.hint(request.attempt_id)
-        self._tidy(jobs)
+        if self._context.leads():
+            self._tidy(jobs)
 
     def _tidy(self, jobs: Mapping[str, EngineJob]) -> None:
         """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone."""

@@ -87,8 +87,8 @@ class ClusterOptions(BaseModel):
 
     python: str = Field(
         default="",
-        description="The Python, 3.11 or newer, of workers on the cluster's nodes. Empty: the server's own Python where "
-        "its path exists on a node, else `python3`.",
+        description="The Python, 3.11 or newer, of workers on the cluster's nodes. Empty: the server's own Python if "
+        "its path exists on the node, else `python3`.",
     )
     work_dir: str = Field(
         default="",

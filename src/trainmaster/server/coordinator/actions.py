@@ -97,7 +97,7 @@ class AttemptActions:
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
         self._acted_at = float("-inf")
-        self._pools = ActionPools(backends, pool)
+        self._pools = ActionPools(pool)
 
     def forget(self) -> None:
         """Forget what was done in an earlier term as leader."""

@@ -12,6 +12,7 @@ from trainmaster.protocol.sockets import HintListener
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
+from trainmaster.server.coordinator.clusters import Clusters, RunningBackends
 from trainmaster.server.coordinator.launch import JobSecrets, Launches
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.loop import Coordinator
@@ -44,6 +45,7 @@ class CoordinatorRole:
         roots: Roots,
         admission: Admission,
         vault: JobSecrets,
+        clusters: Clusters,
         subscriptions: Subscriptions,
         declared_cluster: DeclaredCluster,
         collector: Collector,
@@ -65,11 +67,20 @@ class CoordinatorRole:
                 private=private_places(settings, settings_file),
             ),
         )
-        self._backends = make_backends(settings.backends, context)
+        self._backends = RunningBackends(
+            make_backends(settings.backends, context),
+            clusters,
+            context,
+            ca_pem=settings.ca.read_text() if settings.ca else "",
+            hint=self.hint,
+            leads=self.leads,
+        )
+        self._own = tuple(self._backends)
+        """Not clusters, which are opened when they are read from the database."""
         self._leadership = Leadership(
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
-        self._reports = NodeReports(database, self._backends.values(), declared_cluster.settle_nodes)
+        self._reports = NodeReports(database, self._backends, declared_cluster.settle_nodes)
         self._coordinator = Coordinator(
             database,
             reports=self._reports,
@@ -78,7 +89,10 @@ class CoordinatorRole:
                 backends=self._backends,
                 roots=roots,
                 launches=Launches(
-                    database, roots, vault, settings, hint_socket=str(hint_socket), server_url=worker_url(settings, url)
+                    *(database, roots, vault, settings),
+                    hint_socket=str(hint_socket),
+                    server_url=worker_url(settings, url),
+                    advertised_url=settings.advertise_url.rstrip("/") or url,
                 ),
                 hint=self.hint,
             ),
@@ -102,12 +116,14 @@ class CoordinatorRole:
 
     def engine(self, backend: str) -> EngineFacts | None:
         """The engine that runs the jobs of a backend, asked now; None where this server runs them itself."""
+        if backend not in self._backends:
+            self._backends.refresh()
         return self._backends[backend].engine()
 
     def start(self) -> None:
         self._reports.take()
-        for backend in self._backends.values():
-            backend.open()
+        for name in self._own:
+            self._backends[name].open()
         self._leadership.start()
         self._coordinator.start()
         self._maintenance.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from sqlalchemy import Connection
 
@@ -67,24 +68,47 @@ class StoredView:
         return view.with_nodes(known).with_queues(there), cursor
 
 
+class ReportingBackends(Protocol):
+    """The backends of a coordinator, which may come and go."""
+
+    def values(self) -> Iterable[Backend]: ...
+
+    def refresh(self) -> None: ...
+
+    def take_news(self) -> bool: ...
+
+
 class NodeReports:
     """Stores the nodes that backends report, judged by the jobs that the leader knows on them."""
 
     def __init__(
-        self, database: Database, backends: Iterable[Backend], on_report: Callable[[], None] = lambda: None
+        self,
+        database: Database,
+        backends: ReportingBackends,
+        on_report: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
-        self._backends = tuple(backends)
+        self._backends = backends
         self._on_report = on_report
         """Called when nodes were reported, before anything is placed on them."""
 
+    def refresh(self) -> None:
+        """Have the backends be those that are declared now."""
+        self._backends.refresh()
+
+    def is_due(self) -> bool:
+        """Whether a cluster has reported other nodes than before."""
+        return self._backends.take_news()
+
     def take(self) -> None:
         """Store the nodes for a server that starts and knows of no jobs yet."""
-        self._store(inventory_of(self._backends))
+        self.refresh()
+        self._store(inventory_of(self._backends.values()))
 
     def take_into(self, view: ClusterView, judged_by: ClusterView) -> ClusterView:
         """Store the nodes, judged by the jobs of one view; returns the other view with these nodes."""
-        self._store(judge(inventory_of(self._backends), judged_by.holding.values()))
+        self.refresh()
+        self._store(judge(inventory_of(self._backends.values()), judged_by.holding.values()))
         with self._database.read() as connection:
             return view.with_nodes(nodes.all(connection, _EVERYTHING))
 

@@ -269,6 +269,11 @@ class AccountIsolation:
     def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
         """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
         if not capable.runs_here:
+            if not capable.isolates_accounts and account_id != DEFAULT_ACCOUNT and not self.settings.shared_uid:
+                raise RefusedError(
+                    f"all jobs on this cluster run as one user there, and account {account_id} could read the jobs of "
+                    "others; use another backend, or allow all accounts to share that user with the setting shared_uid"
+                )
             return
         now, isolated = self.clock(), capable.isolates_accounts
         if now >= self._allowed_until.get((account_id, isolated), 0.0):

@@ -164,9 +164,13 @@ class Coordinator:
         if epoch != self._epoch:
             self._take_over(epoch)
         now = self._clock()
+        if self._reports.is_due():
+            self._polled_at = self._inventory_at = None
         timed = self._is_time(now)
         before = self.view
         self.view, touched = self._stored.caught_up(self.view)
+        if self.view.nodes is not before.nodes:
+            self._reports.refresh()
         changes = self._observe(now, hinted, everything=timed)
         self._admit(now, changes)
         ahead = self.view.with_jobs(change.job for change in changes.values())

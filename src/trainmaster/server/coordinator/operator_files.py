@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from trainmaster.plain_yaml import parse_yaml, parse_yaml_documents
+from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.resources import JobQueue
@@ -39,6 +40,7 @@ class DeclaredCluster:
     database: Database
     declared: Declared
     subscriptions: Subscriptions
+    clusters: Clusters
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -48,7 +50,8 @@ class DeclaredCluster:
 
     def apply(self) -> None:
         """Apply everything in one transaction; RefusedError when a webhook cannot be as the file says."""
-        if self.declared.accounts or self.declared.queues or self.declared.webhooks:
+        declared = self.declared
+        if declared.accounts or declared.queues or declared.webhooks or declared.clusters:
             self.database.write_now(self._write)
         self.settle_nodes()
 
@@ -86,6 +89,11 @@ class DeclaredCluster:
             queues.put(
                 connection, _EVERYTHING, JobQueue(name=name, weight=queue.weight, quota_gpus=queue.quota_gpus), now
             )
+        for name, cluster in self.declared.clusters.items():
+            try:
+                self.clusters.put(connection, name, cluster.kind, cluster.options)
+            except SpecError as error:
+                raise RefusedError(f"clusters.{name}: {error.message}") from None
         for name, webhook in self.declared.webhooks.items():
             try:
                 accounts.get(connection, _EVERYTHING, webhook.account)

@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -70,19 +70,22 @@ class DaemonPool:
 
 
 class ActionPools:
-    """The pools of a coordinator; a given `pool` replaces all of them."""
+    """The pools of a coordinator; those of a backend are made when it is first used. A given `pool` replaces all."""
 
-    def __init__(self, backends: Iterable[str], pool: Executor | None = None) -> None:
-        names = tuple(backends)
+    def __init__(self, pool: Executor | None = None) -> None:
+        self._given = pool
         self._quick = pool or DaemonPool("act")
         self._tidying = pool or DaemonPool("tidy")
-        self._slow = {name: pool or DaemonPool(f"sweep {name}") for name in names}
-        self._launching = {name: pool or DaemonPool(f"launch {name}") for name in names}
+        self._slow: dict[str, DaemonPool | Executor] = {}
+        self._launching: dict[str, DaemonPool | Executor] = {}
 
     def for_action(self, act: PooledAction, backend: str) -> DaemonPool | Executor:
-        if act.launches:
-            return self._launching[backend]
-        return self._slow[backend] if act.slow else self._quick
+        if not act.launches and not act.slow:
+            return self._quick
+        pools, what = (self._launching, "launch") if act.launches else (self._slow, "sweep")
+        if backend not in pools:
+            pools[backend] = self._given or DaemonPool(f"{what} {backend}")
+        return pools[backend]
 
     def tidy(self, work: Callable[[], None]) -> None:
         """Run something that nobody waits for."""

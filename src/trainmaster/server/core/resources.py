@@ -90,6 +90,22 @@ class Node:
     """While it is drained: what runs there is preempted, not waited for."""
     drain_grace_s: float | None = None
     """How long those get that are preempted so; None means: as for any preemption."""
+    pool: str = ""
+    """The pool of a cluster that it belongs to: jobs are placed in the pool, and the engine chooses the node. A pool
+    itself names itself. Empty: jobs are placed on the node."""
+    held_gpus: int = 0
+    """What is in use on a node of a pool, by jobs of whomever, according to the engine; likewise those below."""
+    held_cpu_cores: int = 0
+    held_ram_mb: int = 0
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether it stands for all nodes of a cluster."""
+        return bool(self.pool) and self.pool == self.node_id
+
+    @property
+    def is_in_pool(self) -> bool:
+        return bool(self.pool) and self.pool != self.node_id
 
     @property
     def tags(self) -> frozenset[str]:

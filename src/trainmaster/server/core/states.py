@@ -336,7 +336,7 @@ def _rows() -> dict[Reason, Consequence]:
         Reason.ENGINE_CANCELLED: row(
             transient,
             infrastructure,
-            "somebody cancelled or deleted it on the cluster itself, and not through Trainmaster; ask them, then {again}",
+            "somebody cancelled or deleted it on the cluster itself, not through Trainmaster; ask them, then {again}",
         ),
         Reason.NEVER_STARTED: row(
             AttemptOutcome.NOT_STARTED,

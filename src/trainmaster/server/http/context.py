@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.server.coordinator.base_models import BaseModels
+from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
@@ -41,6 +42,9 @@ class ApiContext:
     commands: Commands
     explainer: Explainer
     vault: JobSecrets
+    clusters: Clusters
+    worker_package: Callable[[], Path]
+    """The worker's archive, for the nodes of clusters."""
     subscriptions: Subscriptions
     collector: Collector
     roots: Roots

@@ -79,7 +79,8 @@ class Obstacles:
         self._job = job
         self._now = situation.now
         self._patience = patience
-        self.nodes = [node for node in view.nodes.values() if node.backend == job.host_backend]
+        here = (node for node in view.nodes.values() if node.backend == job.host_backend)
+        self.nodes = [node for node in here if not node.is_pool]
         self.pool = situation.pool
         self.demand = self.pool.demand(job.host_backend, job.needs)
         self.gpus_held = sum(held.gpus for (queue, _), held in view.occupancy.usage.items() if queue == job.queue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -75,11 +75,13 @@ class NodeKind:
     units: tuple[Unit, ...]
     """The healthy GPUs, smallest first."""
     tags: frozenset[str]
+    parts: tuple[tuple[NodeKind, int], ...] = ()
+    """Of a pool: the kinds of its nodes, and how many nodes are of each."""
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         size = (self.backend, self.cpu_cores, self.ram_mb, self.storage_mb, self.slots)
-        object.__setattr__(self, "_hash", hash((size, self.units, self.tags)))
+        object.__setattr__(self, "_hash", hash((size, self.units, self.tags, self.parts)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -89,6 +91,9 @@ class NodeKind:
         return tuple(unit.number for unit in self.units if good_enough(needs, unit.type, unit.memory_mb))
 
     def members(self, needs: Needs, gpus: int) -> int:
+        """How many nodes of a gang it could hold, if nothing else ran there."""
+        if self.parts:
+            return sum(kind.members(needs, gpus) * count for kind, count in self.parts)
         if not self.tags.issuperset(needs.capabilities):
             return 0
         matching = len(self.matching(needs)) if gpus else 0
@@ -111,16 +116,54 @@ class Inventory:
         return int(needs.describes_gpu or backend in self.with_whole_gpus)
 
 
+def pools_of(nodes: Iterable[Node]) -> list[Node]:
+    """The pools of clusters, each as one node with all that its ready nodes have."""
+    by_pool: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        if node.is_in_pool:
+            by_pool[node.pool].append(node)
+    return [_pool(name, every) for name, every in by_pool.items()]
+
+
+def _pool(name: str, every: Sequence[Node]) -> Node:
+    ready = [node for node in every if node.state is NodeState.READY]
+    gpus = (gpu for node in ready for gpu in node.gpus if gpu.healthy)
+    return Node(
+        node_id=name,
+        backend=every[0].backend,
+        hostname=name,
+        cpu_cores=sum(node.cpu_cores for node in ready),
+        ram_mb=sum(node.ram_mb for node in ready),
+        storage_mb=sum(node.storage_mb for node in ready),
+        gpus=tuple(replace(gpu, index=index, used_mb=None) for index, gpu in enumerate(gpus)),
+        labels=tuple(sorted({label for node in ready for label in node.marks})),
+        capabilities=tuple(sorted({tag for node in ready for tag in node.tags})),
+        slots=sum(node.slots for node in ready),
+        state=NodeState.READY if ready else NodeState.OFFLINE,
+        last_seen_at=max(node.last_seen_at for node in every),
+        pool=name,
+    )
+
+
 def inventory_from_nodes(nodes: Iterable[Node]) -> Inventory:
+    """Nodes of a pool count as parts of it, and the pool as one node."""
     kinds: defaultdict[NodeKind, list[str]] = defaultdict(list)
     kind_of: dict[str, NodeKind] = {}
     totals: defaultdict[str, Amounts] = defaultdict(Amounts)
     with_whole = set()
     known: dict[NodeKind, NodeKind] = {}
-    for node in nodes:
+    parts: defaultdict[str, Counter[NodeKind]] = defaultdict(Counter)
+    for node in sorted(nodes, key=lambda node: node.is_pool):  # after the nodes of the pool
         units = tuple(sorted(Unit(gpu.memory_mb, gpu.index, gpu.type) for gpu in node.gpus if gpu.healthy))
-        found = NodeKind(node.backend, node.cpu_cores, node.ram_mb, node.storage_mb, node.slots, units, node.tags)
+        found = NodeKind(
+            *(node.backend, node.cpu_cores, node.ram_mb, node.storage_mb, node.slots, units, node.tags),
+            parts=tuple(parts[node.node_id].items()) if node.is_pool else (),
+        )
         kind = known.setdefault(found, found)
+        if node.is_in_pool:
+            if node.state is NodeState.READY:
+                parts[node.pool][kind] += 1
+            continue
         totals[node.backend] = totals[node.backend].plus(Amounts(len(kind.units), node.cpu_cores, node.slots))
         if node.backend not in with_whole and not all(is_slice(gpu.type) for gpu in node.gpus):
             with_whole.add(node.backend)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Free, JobQueue, Needs, Node, Share, whole
 from trainmaster.server.core.states import ACTIVE, TERMINAL, JobStatus
-from trainmaster.server.scheduling.placement import Amounts, Inventory, inventory_from_nodes
+from trainmaster.server.scheduling.placement import Amounts, Inventory, inventory_from_nodes, pools_of
 
 # The queued jobs in order, in groups of jobs with the same needs, so that a pass can skip a whole group at once.
 
@@ -259,6 +259,7 @@ class ClusterView:
 
     def with_nodes(self, nodes: Iterable[Node]) -> ClusterView:
         found = {node.node_id: node for node in nodes}
+        found |= {pool.node_id: pool for pool in pools_of(found.values())}
         return replace(
             self,
             nodes=found,

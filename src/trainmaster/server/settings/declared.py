@@ -1,4 +1,4 @@
-"""Cluster tables of a settings file: queues, nodes, accounts, webhooks. A server applies them when it starts."""
+"""Tables of a settings file: queues, nodes, accounts, webhooks, clusters. A server applies them when it starts."""
 
 from __future__ import annotations
 
@@ -64,13 +64,24 @@ class DeclaredWebhook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredBackend:
+    """`[clusters.NAME]`: a cluster that jobs name as their backend."""
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What else the table says; the kind of the cluster decides what that may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     queues: Mapping[str, DeclaredQueue] = field(default_factory=dict)
     nodes: Mapping[str, DeclaredNode] = field(default_factory=dict)
     accounts: Mapping[str, DeclaredAccount] = field(default_factory=dict)
     webhooks: Mapping[str, DeclaredWebhook] = field(default_factory=dict)
+    clusters: Mapping[str, DeclaredBackend] = field(default_factory=dict)
 
 
+CLUSTERS = "clusters"
 TABLES: Mapping[str, type[Any]] = {
     "queues": DeclaredQueue,
     "nodes": DeclaredNode,
@@ -82,7 +93,7 @@ TABLES: Mapping[str, type[Any]] = {
 
 def read_declared(document: Mapping[str, object], base: Path, complain: Complain) -> Declared:
     found: dict[str, dict[str, Any]] = {}
-    for table, model in TABLES.items():
+    for table in (*TABLES, CLUSTERS):
         found[table] = {}
         entries = document.get(table, {})
         if not isinstance(entries, Mapping):
@@ -94,11 +105,22 @@ def read_declared(document: Mapping[str, object], base: Path, complain: Complain
                 complain(path, _ABOUT_NAMES)
             elif not isinstance(entry, Mapping):
                 complain(path, f"must be a table: write [{table}.{name}]")
-            elif (value := _read_entry(model, path, entry, base, complain)) is not None:
+            elif (value := _read_any(table, path, entry, base, complain)) is not None:
                 found[table][name] = value
                 if isinstance(value, DeclaredWebhook) and not is_account_id(value.account):
                     complain((*path, "account"), _ABOUT_NAMES)
     return Declared(**found)
+
+
+def _read_any(
+    table: str, path: tuple[str, ...], entry: Mapping[str, object], base: Path, complain: Complain
+) -> object | None:
+    if table != CLUSTERS:
+        return _read_entry(TABLES[table], path, entry, base, complain)
+    if not isinstance(kind := entry.get("kind"), str):
+        complain(path, "needs kind: a text")
+        return None
+    return DeclaredBackend(kind=kind, options={name: value for name, value in entry.items() if name != "kind"})
 
 
 def _may_be_called(table: str, name: str) -> bool:

@@ -147,9 +147,9 @@ class Settings:
     # Backends and nodes
 
     backends: tuple[str, ...] = ()
-    """The backends that run jobs: `local` and `container`; the first is the default for jobs that name none. Empty:
-    `local`, then `container` if `trainmaster[containers]` is installed. The server looks for a container engine when a
-    job needs one."""
+    """The backends that run jobs: `local`, `container`, and names of clusters; the first is the default for jobs that
+    name none. Empty: `local`, then `container` if `trainmaster[containers]` is installed. Clusters that are declared
+    are available even if they are not listed. The server looks for a container engine when a job needs one."""
     container_host: str = ""
     """The address of the container engine, such as `unix:///run/podman/podman.sock`. Empty: DOCKER_HOST,
     CONTAINER_HOST, or the sockets of docker and podman, in that order. The engine must run on this machine, since

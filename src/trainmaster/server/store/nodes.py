@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, update
 
+from trainmaster.server.core.errors import ConflictError
 from trainmaster.server.core.resources import ClusterEvent, Node, NodeState
 from trainmaster.server.store import events, schema
 from trainmaster.server.store.records import PreparedStatement, Records, dumps
@@ -39,7 +40,7 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
             continue
         for name in _GIVEN:
             del row[name]
-        if before.state in _OPERATORS:
+        if before.state in _OPERATORS and not node.is_in_pool:
             del row["state"]
         connection.execute(update(_nodes).where(_nodes.c.node_id == node.node_id), row)
         events.append_to_cluster(connection, scope, _events_of_report(before, node, now))
@@ -76,6 +77,8 @@ def drain(
     """Give a node no more work; with `force`, preempt what runs there. The node is DRAINED when nothing is left."""
     scope.require_everything()
     node = get(connection, scope, node_id)
+    if node.is_in_pool:
+        raise ConflictError(f"the engine of {node.backend} places jobs on {node_id}; drain the node there")
     reason = reason or node.drain_reason  # a repeated drain may have none
     state = node.state if node.state is NodeState.DRAINED else NodeState.DRAINING
     _change(connection, node_id, state=state.value, drain_reason=reason, drain_force=force, drain_grace_s=grace_s)
@@ -123,6 +126,12 @@ def give(
         _change(connection, node_id, **{f"given_{name}": dumps(value) for name, value in wanted.items()})
         message = f"labels or capabilities of node {node_id} were changed"
         events.append_to_cluster(connection, scope, [_event(node_id, now, "node_changed", message, wanted)])
+
+
+def remove_of_backend(connection: Connection, scope: Scope, backend: str) -> None:
+    """Forget the nodes of a backend that the server has no more."""
+    scope.require_everything()
+    connection.execute(delete(_nodes).where(_nodes.c.backend == backend))
 
 
 def _change(connection: Connection, node_id: str, **values: Any) -> None:

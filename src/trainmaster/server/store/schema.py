@@ -312,6 +312,16 @@ nodes = table(
     texts("drain_reason", server_default=text("''")),
     flags("drain_force", server_default=false()),
     maybe_numbers("drain_grace_s"),
+    texts("pool", server_default=text("''")),
+    integers("held_gpus", "held_cpu_cores", server_default="0"),
+    big_integers("held_ram_mb", server_default="0"),
+)
+
+clusters = table(
+    "clusters",
+    keys("name"),
+    texts("kind", "options", "sealed", "instance"),
+    numbers("created_at", "changed_at"),
 )
 
 queues = table(

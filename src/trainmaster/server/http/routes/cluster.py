@@ -1,13 +1,10 @@
-"""The cluster: its resources and their use, the leader, backends, nodes and training runtimes."""
+"""The cluster: its resources and their use, the leader, nodes and training runtimes."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -18,7 +15,6 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster import __version__
 from trainmaster.schema import cluster as schema
 from trainmaster.server.core.fields import Flag, Model, Names
-from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Free, Node, NodeState, whole
 from trainmaster.server.core.spec.configs import NodeLabels
 from trainmaster.server.core.states import JobStatus
@@ -78,59 +74,6 @@ def _cluster(connection: Connection, scope: Scope, now: float) -> schema.Cluster
         jobs={str(status): count for status, count in jobs.items()},
         queue_depth=jobs.get(JobStatus.QUEUED, 0),
     )
-
-
-_PATIENCE_S = 8.0
-_looks: dict[tuple[Callable[[str], EngineFacts | None], str], Future[EngineFacts | None]] = {}
-"""The questions to engines that are under way."""
-
-BackendName = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
-
-
-@router.get("/backends", dependencies=VIEWERS_ONLY, **answers(schema.BackendList))
-async def list_backends(context: Context) -> Response:
-    """List where jobs can run."""
-    default, known = context.commands.admission.default_backend, context.commands.admission.backends
-    summaries = [
-        schema.BackendSummary(name=name, default=name == default, images=known[name].images)
-        for name in sorted(known, key=lambda name: name != default)
-    ]
-    return ok(schema.BackendList(backends=summaries))
-
-
-@router.get("/backends/{name}", dependencies=VIEWERS_ONLY, **answers(schema.BackendResource, 404))
-async def show_backend(context: Context, name: BackendName) -> Response:
-    """Show one backend, and the engine that runs its jobs, where there is one."""
-    capable = context.commands.admission.backend(name)
-    facts = await _looked_at(context.engine, name)
-    engine = None
-    if facts is not None:
-        engine = schema.EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
-    default = name == context.commands.admission.default_backend
-    return ok(schema.BackendResource(name=name, default=default, images=capable.images, engine=engine))
-
-
-async def _looked_at(ask: Callable[[str], EngineFacts | None], name: str) -> EngineFacts | None:
-    """Ask for an engine once for all who wait, in a thread of its own: if it hangs, it takes none that others need."""
-    if (take_snapshot := _looks.get((ask, name))) is None:
-        take_snapshot = _looks[ask, name] = Future()
-        take_snapshot.set_running_or_notify_cancel()  # so that no waiting request can cancel it for the others
-        threading.Thread(target=_look, args=(take_snapshot, ask, name), name=f"look at {name}", daemon=True).start()
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(take_snapshot), _PATIENCE_S)
-    except TimeoutError:
-        return EngineFacts(problem=f"the engine has not answered for {_PATIENCE_S:.0f} s")
-
-
-def _look(take_snapshot: Future[EngineFacts | None], ask: Callable[[str], EngineFacts | None], name: str) -> None:
-    try:
-        found = ask(name)
-    except Exception as error:  # for the requests that wait
-        take_snapshot.set_exception(error)
-    else:
-        take_snapshot.set_result(found)
-    finally:
-        del _looks[ask, name]
 
 
 # Training runtimes: files of the server that clients read
@@ -217,6 +160,9 @@ def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -
 
 def _free(node: Node, allocations: Iterable[Allocation]) -> Free:
     free = whole(node)
+    if node.is_in_pool:
+        held = sorted(free.gpus)[: node.held_gpus]  # how many is known, but not which
+        return free.less(held, node.held_cpu_cores, node.held_ram_mb, 0, 0)
     for held in allocations:
         free = free.without(held.share)
     return free

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse
 from typing_extensions import TypedDict
 
 from trainmaster.protocol.documents import read_document
@@ -132,6 +133,7 @@ T = TypeVar("T")
 NOT_TO_BE_KEPT = {"Cache-Control": "no-store"}
 
 _NODE = re.compile(r"nodes/(\d{1,6})/.*", re.DOTALL)
+_ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"description": "The archive.", "content": BINARY_CONTENT}}
 _DOCUMENT_BODY = {"content": {"application/json": {"schema": {"type": "object"}}}, "required": True}
 
 AttemptId = Annotated[str, Path(description="`<job_id>.<number>`", max_length=256)]
@@ -217,6 +219,12 @@ async def get_request(worker: Worker) -> Response:
     if (document := await run_in_threadpool(read_document, worker.directory.path / REQUEST)) is None:
         raise NotFoundError("the run directory of this attempt is gone")
     return ok_document(document)
+
+
+@router.get("/package", **answers(None, 404, 410, security=BY_TOKEN, also=_ARCHIVE))
+async def get_package(worker: Worker, context: Context) -> Response:  # noqa: ARG001 - which has a valid token
+    """Fetch the worker itself: an archive that Python 3.11 or newer runs, for nodes without Trainmaster."""
+    return FileResponse(await run_in_threadpool(context.worker_package), media_type="application/zip")
 
 
 @router.get("/secrets", **answers(SecretValues, 404, 410, security=BY_TOKEN))
