@@ -31,9 +31,9 @@ class RayConnection:
 
     def __init__(self, options: RayOptions) -> None:
         self.address = options.address.rstrip("/")
-        headers = dict(options.headers)
-        if options.token:
-            headers["Authorization"] = f"Bearer {options.token}"
+        headers = dict(_header(line) for line in options.headers.get_secret_value().splitlines() if line.strip())
+        if token := options.token.get_secret_value():
+            headers["Authorization"] = f"Bearer {token}"
         verify: ssl.SSLContext | bool = True
         if options.ca_file:
             verify = ssl.create_default_context(cafile=options.ca_file)
@@ -93,6 +93,11 @@ class RayConnection:
         if method == "GET":
             raise EngineAwayError(f"{self.address}{path} is no dashboard of Ray: it answers with a page")
         return None
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
 
 
 def _last(response: httpx.Response) -> str:

@@ -1,8 +1,10 @@
 """The program of the Ray job of an attempt: places its nodes, runs the worker of each, and reports how they ended.
 
 Its source is executed by `render.LOADER` on the head node, which has connected to Ray and read `launch`; standard
-library and Ray only, and no modern syntax. The last line of its output says how the nodes ended that ended badly.
+library and Ray only, and without newer syntax. The last line of its output says how the nodes ended that ended badly.
 """
+
+from __future__ import annotations
 
 import contextlib
 import importlib
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any, NoReturn
 
 RESULT = "trainmaster-result: "
 REFUSED, LOST = 77, 78
@@ -25,8 +28,8 @@ ADOPTS = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 class Node:
     """One node of the attempt: an actor in its bundle."""
 
-    def __init__(self, launch, number):  # type: ignore[no-untyped-def]
-        ray = importlib.import_module("ray")
+    def __init__(self, launch: dict[str, Any], number: int) -> None:
+        ray: Any = importlib.import_module("ray")
         gpus = sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment.update(launch["environment"])
@@ -48,38 +51,37 @@ class Node:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        self.keepers_input: Any = self.keeper.stdin
         self.lock = threading.Lock()
-        self.result = None
-        self.keeper.stdin.write(json.dumps(spec).encode() + b"\n")
-        self.keeper.stdin.flush()
+        self.result: dict[str, Any] = {}
+        self.keepers_input.write(json.dumps(spec).encode() + b"\n")
+        self.keepers_input.flush()
 
-    def wait(self):  # type: ignore[no-untyped-def]
+    def wait(self) -> dict[str, Any]:
         with self.lock:
-            if self.result is None:
-                line = self.keeper.stdout.readline()
+            if not self.result:
+                line = self.keeper.stdout.readline() if self.keeper.stdout else b""
                 self.result = json.loads(line) if line else {"exit": -9, "tail": "the process above it was killed"}
             return self.result
 
-    def stop(self):  # type: ignore[no-untyped-def]
+    def stop(self) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self.keeper.stdin.write(b"stop\n")
-            self.keeper.stdin.flush()
+            self.keepers_input.write(b"stop\n")
+            self.keepers_input.flush()
 
 
-def main(launch):  # type: ignore[no-untyped-def]
-    ray = importlib.import_module("ray")
-    asked = []
+def main(launch: dict[str, Any]) -> None:
+    ray: Any = importlib.import_module("ray")
+    asked: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     try:
         bundle, group = place(ray, launch)
     except (TypeError, ValueError) as error:
         finish(ray, {"refused": str(error)[:2000]}, REFUSED)
-        return
     pause_s = 0.5
     while not group.wait(timeout_seconds=pause_s):
         if asked:
             finish(ray, {}, 0)
-            return
         pause_s = min(pause_s * 1.5, 5)
     results = follow(ray, launch, start(ray, launch, bundle, group), asked)
     bad = {number: result for number, result in sorted(results.items()) if result.get("exit") != 0}
@@ -89,7 +91,7 @@ def main(launch):  # type: ignore[no-untyped-def]
     finish(ray, {"nodes": dict(list(bad.items())[:SHOWN])}, code)
 
 
-def place(ray, launch):  # type: ignore[no-untyped-def]
+def place(ray: Any, launch: dict[str, Any]) -> tuple[dict[str, float], Any]:
     """A bundle for each node, and the group that waits until all fit."""
     bundle = dict(launch["bundle"])
     known = {name.partition(":")[2] for name in ray.cluster_resources() if name.startswith("accelerator_type:")}
@@ -97,7 +99,7 @@ def place(ray, launch):  # type: ignore[no-untyped-def]
         same = [name for wanted in launch["accelerators"] for name in sorted(known) if words(name) == words(wanted)]
         more = [name for wanted in launch["accelerators"] for name in sorted(known) if words(name) > words(wanted)]
         bundle["accelerator_type:" + (same + more + launch["accelerators"][-1:])[0]] = 0.001
-    options = {}
+    options: dict[str, Any] = {}
     if launch["labels"]:
         options["bundle_label_selector"] = [launch["labels"]] * launch["nodes"]
     make = importlib.import_module("ray.util").placement_group
@@ -110,7 +112,7 @@ def place(ray, launch):  # type: ignore[no-untyped-def]
     return bundle, group
 
 
-def start(ray, launch, bundle, group):  # type: ignore[no-untyped-def]
+def start(ray: Any, launch: dict[str, Any], bundle: dict[str, float], group: Any) -> list[Any]:
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     rest = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
     return [
@@ -132,11 +134,11 @@ def start(ray, launch, bundle, group):  # type: ignore[no-untyped-def]
     ]
 
 
-def follow(ray, launch, nodes, asked):  # type: ignore[no-untyped-def]
+def follow(ray: Any, launch: dict[str, Any], nodes: list[Any], asked: list[bool]) -> dict[int, dict[str, Any]]:
     """How each node ended; returns when all have."""
-    results = {}
+    results: dict[int, dict[str, Any]] = {}
     waits = {node.wait.remote(): number for number, node in enumerate(nodes)}
-    told = None
+    told: float | None = None
     unavailable = getattr(ray.exceptions, "ActorUnavailableError", ())
     while waits:
         done, _ = ray.wait(list(waits), timeout=1)
@@ -159,7 +161,7 @@ def follow(ray, launch, nodes, asked):  # type: ignore[no-untyped-def]
     return results
 
 
-def lost(error):  # type: ignore[no-untyped-def]
+def lost(error: Exception) -> dict[str, Any]:
     """Why an actor is gone, in Ray's words, and which of four kinds that is."""
     text = str(error)
     if getattr(error, "preempted", False):
@@ -173,12 +175,12 @@ def lost(error):  # type: ignore[no-untyped-def]
     return {"lost": kind, "message": text[:1000]}
 
 
-def words(name):  # type: ignore[no-untyped-def]
+def words(name: str) -> set[str]:
     found = re.findall(r"[a-z0-9.]+", name.lower())
     return {re.sub(r"^(\d+)gb$", r"\1g", word) for word in found} - {"nvidia", "tesla"}
 
 
-def finish(ray, result, code):  # type: ignore[no-untyped-def]
+def finish(ray: Any, result: dict[str, Any], code: int) -> NoReturn:
     """Ray shows the last lines of a job that failed."""
     try:
         ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,33 +72,33 @@ def _node(
         cpu_cores=int(resources.get("CPU", 0)),
         ram_mb=int(resources.get("memory", 0)) >> 20,
         storage_mb=max((int(disk.get("free", 0)) >> 20 for disk in disks), default=0),
-        gpus=tuple(_gpus(resources, physical, usage)),
+        gpus=tuple(_gpus(resources, physical)),
         labels=tuple(sorted(known)),
         capabilities=tuple(sorted({*custom, *known})),
         slots=max(1, int(resources.get("CPU", 0))),
+        held_gpus=_held(usage, "GPU"),
+        held_cpu_cores=_held(usage, "CPU"),
+        held_ram_mb=_held(usage, "memory") >> 20,
     )
 
 
-def _gpus(
-    resources: Mapping[str, float], physical: Mapping[str, Any], usage: Mapping[str, Sequence[float]]
-) -> Iterator[Gpu]:
-    """Ray counts GPUs and does not say which are held: of those in use, the first are shown as full."""
+def _held(usage: Mapping[str, Sequence[float]], resource: str) -> int:
+    """Whole ones: a part of a GPU leaves nothing for a job that asks for a GPU."""
+    return math.ceil(float((usage.get(resource) or (0,))[0]))
+
+
+def _gpus(resources: Mapping[str, float], physical: Mapping[str, Any]) -> Iterator[Gpu]:
     kind = next((name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)), "")
     seen = [gpu for gpu in physical.get("gpus") or [] if isinstance(gpu, Mapping)]
-    held = round(float((usage.get("GPU") or (0,))[0]))
     for index in range(int(resources.get("GPU", 0))):
         own = seen[index] if index < len(seen) else {}
-        memory_mb = int(own.get("memoryTotal") or GPU_MEMORY_MB.get(kind, 0))
-        sized = f"{kind}-{_gigabytes(memory_mb)}GB" if kind and own.get("memoryTotal") else kind
-        used_mb = int(own["memoryUsed"]) if own.get("memoryUsed") is not None else None
-        if used_mb is None and usage:
-            used_mb = memory_mb if index < held else 0
+        memory_mb = int(own.get("memoryTotal") or 0)
         yield Gpu(
             index=index,
             device=str(index),
-            type=sized or str(own.get("name") or "GPU"),
-            memory_mb=memory_mb,
-            used_mb=used_mb,
+            type=f"{kind}-{_gigabytes(memory_mb)}GB" if kind and memory_mb else kind or str(own.get("name") or "GPU"),
+            memory_mb=memory_mb or GPU_MEMORY_MB.get(kind, 0),
+            used_mb=int(own["memoryUsed"]) if own.get("memoryUsed") is not None else None,
         )
 
 

@@ -1,9 +1,11 @@
 """Runs the worker of a node for the actor that is responsible for it, and ends everything of it.
 
-Run as `python -c SOURCE` by the actor, on Ray's Python; hence no modern syntax. The first line of standard input is
+Run as `python -c SOURCE` by the actor, on Ray's Python; so without newer syntax. The first line of standard input is
 JSON: command, environment, grace_s, lost_grace_s, detach. The line `stop` asks the worker to end. The end of standard
 input means that the actor is gone. The answer on standard output is one line of JSON: exit, tail.
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -12,21 +14,21 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
+from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TAIL = 2000
 
 
-def main():  # type: ignore[no-untyped-def]
+def main() -> None:
     spec = json.loads(read_line())
     # Ray kills the children of an actor that ends: it does not see a grandchild.
     if spec["detach"] and os.fork():
         os._exit(0)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    stopping = []
+    stopping: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: stopping.append("signal"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output, inlet = os.pipe()
@@ -47,11 +49,12 @@ def main():  # type: ignore[no-untyped-def]
     answer(*watch(worker, spec, output, stopping))
 
 
-def watch(worker, spec, output, stopping):  # type: ignore[no-untyped-def]
+def watch(worker: subprocess.Popen[bytes], spec: dict[str, Any], output: int, stopping: list[str]) -> tuple[int, bytes]:
     """The exit code of the worker, and the last of what it said."""
-    tail, deadline, sources = b"", None, {0, output}
+    tail, sources = b"", {0, output}
+    deadline: float | None = None
     while worker.poll() is None:
-        ready = select.select(list(sources), [], [], 0.2)[0] if sources else time.sleep(0.2) or []
+        ready = select.select(list(sources), [], [], 0.2)[0]
         if output in ready:
             said = os.read(output, 65536)
             tail = (tail + said)[-TAIL:]
@@ -88,18 +91,18 @@ def watch(worker, spec, output, stopping):  # type: ignore[no-untyped-def]
     return worker.returncode, tail
 
 
-def forward(said):  # type: ignore[no-untyped-def]
+def forward(said: bytes) -> None:
     """To Ray's log of the actor."""
     with contextlib.suppress(OSError):
         os.write(2, said)
 
 
-def kill_group(pid):  # type: ignore[no-untyped-def]
+def kill_group(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def kill_children():  # type: ignore[no-untyped-def]
+def kill_children() -> None:
     """Whatever the worker left, in sessions of its own: the system hands it to this process."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
@@ -117,7 +120,7 @@ def kill_children():  # type: ignore[no-untyped-def]
         time.sleep(0.02)
 
 
-def children():  # type: ignore[no-untyped-def]
+def children() -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -131,18 +134,18 @@ def children():  # type: ignore[no-untyped-def]
     return found
 
 
-def answer(code, tail):  # type: ignore[no-untyped-def]
+def answer(code: int, tail: bytes) -> None:
     with contextlib.suppress(OSError):
         os.write(1, json.dumps({"exit": code, "tail": tail.decode("utf-8", "replace")}).encode() + b"\n")
 
 
-def read_line():  # type: ignore[no-untyped-def]
+def read_line() -> bytes:
     """Byte by byte: what follows is for `select`."""
-    line = []
+    line: list[bytes] = []
     while not line or line[-1] not in (b"\n", b""):
         line.append(os.read(0, 1))
     return b"".join(line)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from trainmaster.backends.cluster.engine import ClusterOptions
 
@@ -23,17 +23,13 @@ class RayOptions(ClusterOptions):
         pattern=r"^https?://[^\s/]+(/\S*)?$",
         description="Where the dashboard of the cluster answers, such as `http://ray-head:8265`.",
     )
-    token: str = Field(
-        default="",
-        repr=False,
-        json_schema_extra={"secret": True},
-        description="A token that the dashboard or a proxy before it asks for, sent as `Authorization: Bearer`.",
+    token: SecretStr = Field(
+        default=SecretStr(""),
+        description="What the dashboard, or a proxy before it, asks for; sent as `Authorization: Bearer`.",
     )
-    headers: dict[str, str] = Field(
-        default={},
-        repr=False,
-        json_schema_extra={"secret": True},
-        description="Headers of every request, for a proxy that asks for others.",
+    headers: SecretStr = Field(
+        default=SecretStr(""),
+        description="Further headers of every request, for a proxy: lines of the form `Name: value`.",
     )
     ca_file: str = Field(
         default="", description="Certificates that a dashboard behind https is checked against; empty: the system's."

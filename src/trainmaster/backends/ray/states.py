@@ -102,13 +102,14 @@ def ended(details: Mapping[str, Any]) -> tuple[str, Loss, Mapping[int, Loss]]:
     if status == "STOPPED":
         return message, Loss(reason=Reason.ENGINE_CANCELLED, message="it was stopped on the Ray cluster"), {}
     code, result = details.get("driver_exit_code"), _result(message)
+    known = DRIVER_EXITS.get(code) if isinstance(code, int) else None
     nodes = {int(number): _of_node(entry) for number, entry in result.get("nodes", {}).items()}
     if nodes:
         # Others ended because of the one that was lost.
         first = next((nodes[int(n)] for n, entry in result["nodes"].items() if "lost" in entry), None)
         loss = first or next(iter(nodes.values()))
-    elif code in DRIVER_EXITS:
-        reason, text = DRIVER_EXITS[code]
+    elif known is not None:
+        reason, text = known
         loss = Loss(reason=reason, message=_joined(text, result.get("refused", "")))
     elif (kind := str(details.get("error_type") or "")) in ERROR_TYPES:
         reason, text = ERROR_TYPES[kind]
