@@ -60,7 +60,7 @@ try:
 except ImportError as error:
     sys.stderr.write("trainmaster: %s\\n" % error)
     sys.exit({NO_RAY})
-ray.init(namespace=sys.argv[2], log_to_driver=False, logging_level="ERROR")
+ray.init(namespace=sys.argv[2], log_to_driver=False, logging_level=40)
 package = _internal_kv_get(sys.argv[1])
 if package is None:
     sys.exit({NO_PACKAGE})
