@@ -1,5 +1,5 @@
-"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, and the settings in
-`operations.md`.
+"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, `backends.md`, and
+the settings in `operations.md`.
 
 `--check` writes nothing and fails when a page is not up to date.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from backends import backends_page
 from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
@@ -115,6 +116,7 @@ PAGES = {
     "reference/states.md": states_page,
     "reference/job-fields.md": job_fields_page,
     "reference/hyperparameters.md": hyperparameters_page,
+    "reference/backends.md": backends_page,
     "guides/operations.md": operations_page,
 }
 

@@ -2,7 +2,8 @@
 
 Over HTTP the fork server, and with it every worker, lives in a mount namespace of its own wherever the machine
 allows it: there the workers' spool is a file system that the server cannot see, and the server's run directories
-and blobs are hidden from the workers. What arrives has come by the API.
+and blobs are hidden from the workers. What arrives has come by the API. With `ELSEWHERE_VARIABLE`, so are artifacts and
+the cache: checkpoints and results come by the API, too, as from another machine.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from trainmaster.backends.local.fork_client import ForkServer
 from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.processes import signal_if
 from trainmaster.protocol.run_directory import worker_stream
+from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 
 PYTHON = sys.executable
 
@@ -38,16 +40,18 @@ class LocalServer(JobServer):
     def __init__(self, directory: Path, transport: str, *arguments: str, **environment: str) -> None:
         directory.mkdir(parents=True)
         # Workers that report over HTTP know one address: it has to stay the same when the server is started again.
-        fixed = ("--port", str(_quiet_port()), "--transport", transport)
+        fixed = ("--port", str(quiet_port()), "--transport", transport)
         super().__init__(directory, *fixed, *arguments, environment={"TRAINMASTER_BACKENDS": "local", **environment})
         self.transport = transport
+        self.is_elsewhere = ELSEWHERE_VARIABLE in environment
         self.is_sealed = transport == "http" and bool(_seal())
         self._fork_server: subprocess.Popen[bytes] | None = None
         if self.is_sealed:
             self._start_sealed_fork_server()
 
     def _start_sealed_fork_server(self) -> None:
-        hidden = [self.directory / name for name in ("spool", "runs", "blobs")]
+        names = ("spool", "runs", "blobs", *(("artifacts", "cache") if self.is_elsewhere else ()))
+        hidden = [self.directory / name for name in names]
         for path in hidden:
             path.mkdir()
         mounts = "".join(f"mount -t tmpfs -o mode=700 none '{path}' && " for path in hidden)
@@ -174,7 +178,7 @@ def _seal() -> tuple[str, ...]:
     return ()
 
 
-def _quiet_port() -> int:
+def quiet_port() -> int:
     """A free port that nobody is given by chance: below those from which the kernel chooses."""
     while True:
         port = random.randrange(12_000, 32_000)

@@ -44,8 +44,8 @@ def served(world: World) -> Iterator[Served]:
 def test_backends_are_listed_with_the_default_first(api: Api) -> None:
     assert api.call("GET", "/v1/backends") == {
         "backends": [
-            {"name": "local", "default": True, "images": False},
-            {"name": "container", "default": False, "images": True},
+            {"name": "local", "default": True, "images": False, "here": True, "kind": "local", "options": None},
+            {"name": "container", "default": False, "images": True, "here": True, "kind": "container", "options": None},
         ]
     }
 

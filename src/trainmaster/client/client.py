@@ -91,9 +91,13 @@ class Client:
             self._change("POST", "/v1/jobs", document, headers=self._tokens, idempotency_key=idempotency_key),
         )
 
-    def validate(self, document: Mapping[str, Any]) -> types.CheckedJob:
-        """See whether `submit` would take a job, and which of its files have to be uploaded first; nothing is kept."""
-        return cast(types.CheckedJob, self._change("POST", "/v1/jobs/validate", document, headers=self._tokens))
+    def validate(self, document: Mapping[str, Any], *, render: bool = False) -> types.CheckedJob:
+        """See whether `submit` would take a job, and which of its files have to be uploaded first; nothing is kept.
+
+        With `render`, the answer also has what the backend would send to its engine.
+        """
+        path = "/v1/jobs/validate?render=true" if render else "/v1/jobs/validate"
+        return cast(types.CheckedJob, self._change("POST", path, document, headers=self._tokens))
 
     def get(self, job: str) -> types.Job:
         """A job, with all that the server knows about it."""

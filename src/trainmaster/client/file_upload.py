@@ -121,6 +121,8 @@ def _pack_training(upload: JobUpload, client: Client, base: Path, *, weights: bo
     document = upload.document
     here = running()
     readable = here.data_roots if here is not None and here.url == client.url else ()
+    if readable and not _runs_here(client, document):
+        readable = ()
     workload = document.get("workload") or {"kind": TRAINER}
     declared = {
         str(entry.get("path", entry.get("source"))).rstrip("/")
@@ -146,6 +148,13 @@ def _pack_training(upload: JobUpload, client: Client, base: Path, *, weights: bo
     upload.document = with_paths(document, paths)
     if files:
         upload.document["workload"] = {**workload, "files": [*_entries(workload), *files.values()]}
+
+
+def _runs_here(client: Client, document: Mapping[str, Any]) -> bool:
+    """Whether the job's backend sees the files of its server; also if there is no such backend, which is refused."""
+    name = document.get("backend")
+    backends = client.cluster.backends()
+    return next((each["here"] for each in backends if each["name"] == name or (name is None and each["default"])), True)
 
 
 def _size(count: float) -> str:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from trainmaster.jobs import rng, trees
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest, check_path, required
-from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import Process, ProcessError
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import ANOTHER_SAVE, Root
@@ -186,7 +185,7 @@ THESEUS_METADATA = "config.json"
 
 def theseus_directory(root: Root, path: str) -> Path | None:
     """The directory of a complete checkpoint of theseus; None if there is none."""
-    if root.uri.startswith(S3_SCHEME):
+    if not root.is_directory:
         return None
     directory = Path(root.locate(path))
     complete = (directory / _THESEUS_TREE).is_dir() and (directory / THESEUS_METADATA).is_file()

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Self
 
 from trainmaster.jobs import report, rng, trees
 from trainmaster.jobs.attempt import NotOwnerError
-from trainmaster.jobs.checkpoint import Manifest, check_path
+from trainmaster.jobs.checkpoint import DRAFT_PREFIX, Manifest, check_path
 from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, Loader
-from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.jobs.process import Parts, Process, SingleProcess, call_on_first
+from trainmaster.jobs.parts import Parts
+from trainmaster.jobs.process import Process, SingleProcess, call_on_first
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.roots import Root, commit_beside
 from trainmaster.jobs.trees.writer import TREE, write_text
@@ -95,7 +95,7 @@ class Saver(Loader):
         self._keep = keep
         self._check_owner = check_owner if check_owner is not None else self._reporter.require_ownership
         self._on_commit = on_commit
-        self._prunes = self._reporter.job_id() is None or root.uri.startswith(S3_SCHEME)
+        self._prunes = self._reporter.job_id() is None or not root.is_retained
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
         self._pending = False
@@ -154,10 +154,10 @@ class Saver(Loader):
             attributes=dict(attributes or {}),
         )
         with contextlib.ExitStack() as scope:
-            draft = self._draft(scope, rel_path, manifest, plan.nbytes)
+            parts = self._parts(scope, rel_path, manifest, plan)
             state = rng.capture()
-            parts = Parts(draft, self._process, timeout_s=self._timeout_s)
             try:
+                draft = scope.enter_context(parts.own_draft(job_id=manifest.job_id, attempt=manifest.attempt))
                 writing = plan.start(draft, self._buffers)
             except BaseException as error:
                 parts.failed(error)
@@ -173,15 +173,21 @@ class Saver(Loader):
                     digests = writing.result()
                     digests |= rng.write(state, draft, self._process.index)
                     if self._process.index != 0:
-                        parts.done(digests)
+                        parts.done(digests, draft)
                         return
                 except BaseException as error:
                     parts.failed(error)
                     raise
                 digests |= dict(write_text(draft, name, text) for name, text in texts.items())
-                digests |= parts.collect(rel_path)
+                collected = parts.collect(rel_path)
                 place, committed = commit_beside(
-                    self._root, draft, rel_path, manifest, check_owner=self._check_owner, known_digests=digests
+                    self._root,
+                    draft,
+                    rel_path,
+                    manifest,
+                    check_owner=self._check_owner,
+                    known_digests=digests | collected.digests,
+                    parts=collected.delivered,
                 )
                 saved = SavedCheckpoint(place, committed, time.monotonic() - began)
                 for name in point:
@@ -270,22 +276,35 @@ class Saver(Loader):
             except OSError as error:
                 self._reporter.note(f"the old checkpoint {rel_path} could not be removed: {error}")
 
-    def _draft(self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, nbytes: int) -> Path:
-        """Make the directory that all ranks write to, on process 0."""
+    def _parts(self, scope: contextlib.ExitStack, rel_path: str, manifest: Manifest, plan: trees.TreePlan) -> Parts:
+        """Make the directory that all ranks write to, on process 0; those that do not see it deliver their parts."""
 
         def make() -> str:
-            made = self._root.draft(rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=nbytes)
+            made = self._root.draft(
+                rel_path, job_id=manifest.job_id, attempt=manifest.attempt, expected_bytes=plan.nbytes
+            )
             directory = scope.enter_context(made)
             scope.enter_context(self._reporter.saving())
             return str(directory)
 
-        draft = Path(call_on_first(self._process, f"save {rel_path}", make, otherwise=SaveError))
-        if self._process.any(not draft.is_dir()):
+        process = self._process
+        draft = Path(call_on_first(process, f"save {rel_path}", make, otherwise=SaveError))
+        parts = Parts(draft=draft, process=process, timeout_s=self._timeout_s)
+        is_away = not draft.is_dir()
+        if not process.any(is_away):
+            return parts
+        delivery = self._root.delivery(rel_path, draft.name.removeprefix(DRAFT_PREFIX))
+        if delivery is None or plan.needs_shared_directory:
+            what = "arrays of JAX" if delivery is not None else "checkpoints in a directory"
             raise SaveError(
-                f"not every rank sees {draft}, which rank 0 made: ranks on several machines need a directory that they "
-                "share, for checkpoints on an object store too"
+                f"not every rank sees {draft}, which rank 0 made: on several machines, {what} need a directory that "
+                "they share"
             )
-        return draft
+        answers = process.gather(b"away" if is_away else b"here")
+        away = {rank for rank, answer in enumerate(answers) if answer == b"away"} or (
+            {process.index} if is_away else ()
+        )
+        return replace(parts, delivery=delivery, away=away)
 
 
 def to_remove(

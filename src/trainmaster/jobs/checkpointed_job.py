@@ -17,7 +17,6 @@ from trainmaster.jobs.checkpoint_reader import BEST, LATEST, METADATA, THESEUS_M
 from trainmaster.jobs.checkpoint_saver import SavedCheckpoint, Saver, finish_saves
 from trainmaster.jobs.config_document import to_yaml
 from trainmaster.jobs.lock import Lock
-from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.process import call_on_first
 from trainmaster.jobs.roots import Root, open_root
 from trainmaster.jobs.spec import ExecutionSpec
@@ -94,7 +93,7 @@ class CheckpointedJob(BasicJob[C]):
             with contextlib.suppress(FileNotFoundError):
                 path = find(root, path)
             where = root.locate(path)
-        return where if where.startswith(S3_SCHEME) else Path(where)
+        return Path(where) if root.is_directory else where
 
     def get_tree_and_metadata_from_path(
         self, rel_path: str | os.PathLike[str], template_tree: Any, partial: bool = False

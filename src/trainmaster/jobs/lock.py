@@ -67,7 +67,7 @@ def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[Lock]:
 class ObjectLock(Lock):
     """A lock that a thread renews until the block ends."""
 
-    def __init__(self, place: objects.ObjectPlace, key: str, owner: str) -> None:
+    def __init__(self, place: objects.Place, key: str, owner: str) -> None:
         self._place = place
         self._key = key
         self._owner = owner
@@ -80,12 +80,12 @@ class ObjectLock(Lock):
 
     def require(self) -> None:
         if self._lost or time.monotonic() > self._renewed_at + EXPIRES_S:
-            raise LockLostError(f"{self._place.bucket}/{self._key}: the lock was not renewed in time and may be taken")
+            raise LockLostError(f"{self._place.locate(self._key)}: the lock was not renewed in time and may be taken")
 
     def take(self, deadline: float) -> None:
         while not self._write(time.time() + EXPIRES_S):
             try:
-                data, version = objects.get(self._place, self._key)
+                data, version = self._place.get(self._key)
                 holder, expires_at = _holder(data)
                 self._version = version if expires_at + CLOCKS_DIFFER_S < time.time() else None
             except FileNotFoundError:
@@ -93,7 +93,7 @@ class ObjectLock(Lock):
                 continue
             if self._version is None:
                 if time.monotonic() >= deadline:
-                    raise LockedError(f"{objects.S3_SCHEME}{self._place.bucket}/{self._key}: in use by {holder}")
+                    raise LockedError(f"{self._place.locate(self._key)}: in use by {holder}")
                 time.sleep(LOOK_EVERY_S)
 
     def renew(self) -> None:
@@ -113,10 +113,10 @@ class ObjectLock(Lock):
         self._renewals += 1
         record = {"owner": self._owner, "nonce": self._nonce, "renewals": self._renewals}
         document = json.dumps({**record, "expires_at": expires_at}).encode()
-        if (written := objects.put_if(self._place, self._key, document, version=self._version)) is None:
+        if (written := self._place.put_if(self._key, document, version=self._version)) is None:
             # Perhaps refused because of itself: a request whose answer got lost is sent again.
             with contextlib.suppress(FileNotFoundError):
-                found, there = objects.get(self._place, self._key)
+                found, there = self._place.get(self._key)
                 written = there if found == document else None
         if written is not None:
             self._version, self._renewed_at = written, now
@@ -124,7 +124,7 @@ class ObjectLock(Lock):
 
 
 @contextlib.contextmanager
-def object_lock(place: objects.ObjectPlace, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
+def object_lock(place: objects.Place, key: str, owner: str, *, wait_s: float = 0.0) -> Iterator[ObjectLock]:
     """Lock by an object that names the holder; raises LockedError if it is held after `wait_s`."""
     lock = ObjectLock(place, key, owner)
     lock.take(time.monotonic() + wait_s)

@@ -3,34 +3,31 @@
     <rel_path>/.data-<job>.<attempt>-<random>/...    the files of one save
     <rel_path>/manifest.json                         names the directory of the committed save
 
-So the files of a save that was killed, or that lost a race, never become part of another checkpoint.
+So the files of a save that was killed, or that lost a race, never become part of another checkpoint. The server, as an
+object store for jobs on other machines, answers the same requests, but keeps the files of saves out of sight, and
+renames them when the manifest comes: there a checkpoint has the form that it has in a directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import re
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from trainmaster.jobs import checkpoint, objects
+from trainmaster.jobs.attempt import NotOwnerError
 from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, ManifestFile, check_path
 from trainmaster.jobs.lock import Lock, object_lock
-from trainmaster.jobs.objects import S3_SCHEME
-from trainmaster.protocol import environment
-
-if TYPE_CHECKING:
-    from obstore import ObjectMeta
+from trainmaster.jobs.objects import ObjectInfo, Place
+from trainmaster.jobs.parts import DeliveredParts, PartDelivery
+from trainmaster.jobs.staging import local_copy, staging
+from trainmaster.protocol.attempt_files import is_url
 
 ABANDONED_S = 24 * 3600.0
 """A later save removes the files of a save that was not committed within this time, whoever made it."""
@@ -39,13 +36,27 @@ _DATA = re.compile(r"\.data-(?P<job>.+)\.(?P<attempt>\d+)-[0-9a-f]+")
 _LOCK = ".lock"
 
 
+def _open_place(uri: str) -> Place:
+    if is_url(uri) and not uri.startswith(objects.S3_SCHEME):
+        from trainmaster.jobs.server_place import ServerPlace  # most jobs share the server's files
+
+        return ServerPlace.open(uri)
+    return objects.open_place(uri)
+
+
 class ObjectRoot:
+    is_directory = False
+
     def __init__(self, uri: str) -> None:
-        self._place = objects.open_place(uri)
+        self._place = _open_place(uri)
         self.uri = self._place.uri
+        self.is_retained = self._place.commits_by_rename
 
     def locate(self, rel_path: str) -> str:
         return f"{self.uri}/{check_path(rel_path)}"
+
+    def delivery(self, rel_path: str, save: str) -> PartDelivery:
+        return PartDelivery(place=self._place, key=self._key(rel_path, f".data-{save}"))
 
     @contextlib.contextmanager
     def draft(self, rel_path: str, *, job_id: str, attempt: int, expected_bytes: int = 0) -> Iterator[Path]:
@@ -54,7 +65,7 @@ class ObjectRoot:
             if self._is_committed(parent):
                 raise FileExistsError(f"{self._uri(parent)} is a checkpoint: no other checkpoint can be below it")
         self._tidy(above[0], job_id=job_id, attempt=attempt)
-        made = checkpoint.draft_directory(_staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes)
+        made = checkpoint.draft_directory(staging(), job_id=job_id, attempt=attempt, expected_bytes=expected_bytes)
         with made as directory:
             yield directory
 
@@ -66,29 +77,40 @@ class ObjectRoot:
         *,
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
+        parts: DeliveredParts | None = None,
     ) -> Manifest:
         if self._is_committed(check_path(rel_path)):
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
         files = checkpoint.describe(draft, known_digests=known_digests, flush=False)
-        data = f".data-{checkpoint.save_name(manifest.job_id, manifest.attempt)}"
-        complete = replace(manifest, files=files, data=data)
+        delivered = parts.files if parts is not None else ()
+        data = f".data-{draft.name.removeprefix(checkpoint.DRAFT_PREFIX)}"
+        complete = replace(manifest, files=tuple(sorted((*files, *delivered), key=lambda file: file.path)), data=data)
         keys = {draft / file.path: self._key(rel_path, data, file.path) for file in files}
+        moved = (
+            {self._key(parts.rel_path, data, file.path): self._key(rel_path, data, file.path) for file in delivered}
+            if parts is not None and parts.rel_path != rel_path
+            else {}
+        )
         try:
-            objects.send_all(self._place, keys)
+            self._place.send_all(keys)
+            objects.in_parallel(lambda pair: self._place.copy(*pair), moved.items())
             check_owner()
         except Exception:
             self._forget(keys.values())
             raise
         # If this raises, the files stay: the manifest may have arrived all the same.
         if not self._put_manifest(rel_path, complete):
-            self._forget(keys.values())
+            self._forget((*keys.values(), *moved.values()))
             raise FileExistsError(f"{self.locate(rel_path)}: a checkpoint is never replaced")
+        if self._place.commits_by_rename:
+            return replace(complete, data="")
+        self._forget(moved)
         return complete
 
     def manifest(self, rel_path: str) -> Manifest | None:
         key = self._key(check_path(rel_path), MANIFEST)
         try:
-            data, _ = objects.get(self._place, key)
+            data, _ = self._place.get(key)
         except FileNotFoundError:
             return None
         return Manifest.from_bytes(data, f"{self.locate(rel_path)}/{MANIFEST}")
@@ -97,7 +119,7 @@ class ObjectRoot:
         manifest = self._require(rel_path)
         file = manifest.file(name)
         with _missing_is_corrupt():
-            data, _ = objects.get(self._place, self._key(rel_path, manifest.data, name))
+            data, _ = self._place.get(self._key(rel_path, manifest.data, name))
         checkpoint.require_same(f"{self.locate(rel_path)}/{name}", file, len(data), hashlib.sha256(data).hexdigest())
         return data
 
@@ -106,7 +128,7 @@ class ObjectRoot:
 
         def compare(file: ManifestFile) -> None:
             with _missing_is_corrupt():
-                found = objects.digest(self._place, self._key(rel_path, manifest.data, file.path), on_bytes=on_bytes)
+                found = self._place.digest(self._key(rel_path, manifest.data, file.path), on_bytes=on_bytes)
             checkpoint.require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
 
         objects.in_parallel(compare, manifest.files)
@@ -126,7 +148,7 @@ class ObjectRoot:
             def receive(file: ManifestFile) -> None:
                 key = self._key(rel_path, manifest.data, file.path)
                 with _missing_is_corrupt():
-                    found = objects.receive(self._place, key, directory / file.path, on_bytes=on_bytes)
+                    found = self._place.receive(key, directory / file.path, on_bytes=on_bytes)
                 checkpoint.require_same(f"{self._uri(rel_path)}/{file.path}", file, *found)
 
             checkpoint.require_space(directory, manifest.size_bytes)
@@ -134,15 +156,15 @@ class ObjectRoot:
             (directory / MANIFEST).write_bytes(replace(manifest, data="").to_bytes())
 
         name = hashlib.sha256(f"{self._uri(rel_path)} {manifest.data} {manifest.checkpoint_id}".encode()).hexdigest()
-        with _local_copy(_staging(), name[:16], bring) as directory:
+        with local_copy(staging(), name[:16], bring) as directory:
             yield directory
 
     def names(self, rel_dir: str) -> list[str]:
-        found = objects.directories(self._place, self._key(check_path(rel_dir, empty=True)))
+        found = self._place.directories(self._key(check_path(rel_dir, empty=True)))
         return [name for name in found if not name.startswith(".")]
 
     def committed(self, below: str = "") -> list[str]:
-        keys = (meta["path"] for meta in objects.listing(self._place, self._key(check_path(below, empty=True))))
+        keys = (meta["path"] for meta in self._place.listing(self._key(check_path(below, empty=True))))
         paths = [PurePosixPath(self._relative(key)) for key in keys]
         visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
         places = {path.parent for path in visible if path.name == MANIFEST}
@@ -153,42 +175,53 @@ class ObjectRoot:
         return sorted(outermost, key=lambda place: (ages[place], place))
 
     def remove(self, rel_path: str) -> None:
+        if self._place.commits_by_rename:
+            self._place.delete([self._key(check_path(rel_path), MANIFEST)])
+            return
         # The manifest first: without it, the other files are no checkpoint.
-        keys = [meta["path"] for meta in objects.listing(self._place, self._key(check_path(rel_path)))]
+        keys = [meta["path"] for meta in self._place.listing(self._key(check_path(rel_path)))]
         manifest = self._key(rel_path, MANIFEST)
         if manifest in keys:
-            objects.delete(self._place, [manifest])
-            objects.delete(self._place, [key for key in keys if key != manifest])
+            self._place.delete([manifest])
+            self._place.delete([key for key in keys if key != manifest])
 
     def pointer(self, rel_dir: str, name: str) -> str | None:
         try:
-            return objects.get(self._place, self._pointer(rel_dir, name))[0].decode().strip() or None
+            return self._place.get(self._pointer(rel_dir, name))[0].decode().strip() or None
         except FileNotFoundError:
             return None
 
     def point(self, rel_dir: str, name: str, target: str) -> None:
-        objects.put(self._place, self._pointer(rel_dir, name), f"{target}\n".encode())
+        self._place.put(self._pointer(rel_dir, name), f"{target}\n".encode())
 
     def lock(self, rel_dir: str, owner: str, *, wait_s: float = 0.0) -> AbstractContextManager[Lock]:
         return object_lock(self._place, self._key(check_path(rel_dir, empty=True), _LOCK), owner, wait_s=wait_s)
 
     def _put_manifest(self, rel_path: str, complete: Manifest) -> bool:
-        if objects.put_if(self._place, self._key(rel_path, MANIFEST), complete.to_bytes(), version=None) is not None:
+        if self._place.put_if(self._key(rel_path, MANIFEST), complete.to_bytes(), version=None) is not None:
             return True
         # Refused, perhaps by itself: a request whose answer got lost is sent again.
         found = self.manifest(rel_path)
-        return found is not None and found.data == complete.data
+        if found is None or not self._place.commits_by_rename:
+            return found is not None and found.data == complete.data
+        return (found.checkpoint_id, found.created_at, found.files) == (
+            complete.checkpoint_id,
+            complete.created_at,
+            complete.files,
+        )
 
     def _forget(self, keys: Iterable[str]) -> None:
         """Remove files that will not be committed. If that fails, a later save removes them."""
-        with contextlib.suppress(OSError):
-            objects.delete(self._place, keys)
+        with contextlib.suppress(OSError, NotOwnerError):
+            self._place.delete(keys)
 
     def _tidy(self, rel_dir: str, *, job_id: str, attempt: int) -> None:
-        """Remove files of saves in the same directory that can never be committed."""
-        saves: dict[str, dict[str, list[ObjectMeta]]] = defaultdict(lambda: defaultdict(list))
+        """Remove files of saves in the same directory that can never be committed. A server does that by itself."""
+        if self._place.commits_by_rename:
+            return
+        saves: dict[str, dict[str, list[ObjectInfo]]] = defaultdict(lambda: defaultdict(list))
         with_manifest = set()
-        for meta in objects.listing(self._place, self._key(rel_dir)):
+        for meta in self._place.listing(self._key(rel_dir)):
             parts = PurePosixPath(self._relative(meta["path"])).relative_to(rel_dir).parts
             if len(parts) == 2 and parts[1] == MANIFEST:
                 with_manifest.add(parts[0])
@@ -202,7 +235,7 @@ class ObjectRoot:
                 manifest = self.manifest(f"{rel_dir}/{name}") if dead else None
                 kept = manifest.data if manifest is not None else ""
                 doomed = [meta["path"] for data in dead if data != kept for meta in directories[data]]
-                objects.delete(self._place, doomed)
+                self._place.delete(doomed)
 
     def _age(self, rel_path: str) -> float:
         try:
@@ -212,7 +245,7 @@ class ObjectRoot:
         return manifest.created_at if manifest is not None else 0.0
 
     def _is_committed(self, rel_path: str) -> bool:
-        return objects.head(self._place, self._key(rel_path, MANIFEST)) is not None
+        return self._place.head(self._key(rel_path, MANIFEST)) is not None
 
     def _require(self, rel_path: str) -> Manifest:
         return checkpoint.required(self.manifest(rel_path), self.locate(rel_path))
@@ -225,14 +258,14 @@ class ObjectRoot:
         return key.removeprefix(self._place.below("") + "/") if self._place.key else key
 
     def _uri(self, rel_path: str) -> str:
-        return f"{S3_SCHEME}{self._place.bucket}/{self._key(rel_path)}"
+        return self._place.locate(self._key(rel_path))
 
     def _pointer(self, rel_dir: str, name: str) -> str:
         # The dot distinguishes it from a checkpoint that is called `latest`.
         return self._key(check_path(rel_dir, empty=True), f".{check_path(name)}")
 
 
-def _is_dead(data: str, found: list[ObjectMeta], job_id: str, attempt: int) -> bool:
+def _is_dead(data: str, found: list[ObjectInfo], job_id: str, attempt: int) -> bool:
     """Whether a save can never be committed: it is of an older attempt, or was abandoned."""
     match = _DATA.fullmatch(data)
     if match is not None and match["job"] == job_id and int(match["attempt"]) < attempt:
@@ -246,68 +279,3 @@ def _missing_is_corrupt() -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CorruptCheckpointError(str(error)) from error
-
-
-def _staging() -> Path:
-    """The directory for drafts and copies on this machine: in a job beside its caches, else in TMPDIR."""
-    directory = Path(os.environ.get(environment.CACHE_DIR) or tempfile.gettempdir()) / f"trainmaster-{os.getuid()}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user; set TMPDIR to a directory of your own")
-    return directory
-
-
-_COPY_PREFIX = "copy-"
-_FILES = "files"
-"""Inside a copy: present when the copy is complete."""
-
-
-@contextlib.contextmanager
-def _local_copy(parent: Path, name: str, bring: Callable[[Path], None]) -> Iterator[Path]:
-    """A directory that `bring` fills once for all processes that want this `name`; the last to leave removes it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    for entry in list(parent.iterdir()):
-        if entry.name.startswith(_COPY_PREFIX) and entry.name != _COPY_PREFIX + name:
-            checkpoint.remove_unless_locked(entry)
-    home = parent / f"{_COPY_PREFIX}{name}"
-    descriptor = _enter(home, bring)
-    try:
-        yield home / _FILES
-    finally:
-        os.close(descriptor)
-        checkpoint.remove_unless_locked(home)
-
-
-def _enter(home: Path, bring: Callable[[Path], None]) -> int:
-    """Fill the directory unless another process did; returns a descriptor with a shared lock on it."""
-    while True:
-        home.mkdir(exist_ok=True)
-        try:
-            descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        try:
-            # Shared first: readers hold that lock for long, and must not be waited for.
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if checkpoint.is_at(home, descriptor) and (home / _FILES).is_dir():
-                return descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if checkpoint.is_at(home, descriptor) and not (home / _FILES).is_dir():
-                _fill(home, bring)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # Once more: an exclusive lock cannot become a shared one in one step.
-        os.close(descriptor)
-
-
-def _fill(home: Path, bring: Callable[[Path], None]) -> None:
-    coming = home / "coming"
-    try:
-        shutil.rmtree(coming, ignore_errors=True)
-        coming.mkdir()
-        bring(coming)
-        os.rename(coming, home / _FILES)
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise

@@ -1,4 +1,5 @@
-"""Files on an S3 object store, configured by the usual variables (AWS_*), by obstore, which is imported on use."""
+"""Files on object stores. Here is S3, configured by the usual variables (AWS_*), by obstore, which is imported on use;
+`server_place` has the server, for jobs on other machines. Both are a `Place`."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -47,6 +49,65 @@ class NoSuchBucketError(ObjectStoreError):
     pass
 
 
+class ObjectInfo(TypedDict):
+    path: str
+    size: int
+    e_tag: str | None
+    last_modified: datetime
+
+
+class Place(Protocol):
+    """A key of an object store, or all keys that begin with it and a slash. Keys have no slashes at their ends."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def commits_by_rename(self) -> bool:
+        """Whether a manifest moves the files of its save beside itself, and is removed together with them."""
+
+    def locate(self, key: str) -> str:
+        """The URI of any key."""
+
+    def below(self, path: str) -> str: ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """The metadata of an object; None if there is none."""
+
+    def listing(self, key: str) -> Sequence[ObjectInfo]: ...
+
+    def directories(self, key: str) -> list[str]:
+        """The names directly below a key, up to the next slash."""
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """A small object and its version; raises FileNotFoundError if there is none."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a small object, replacing any other."""
+
+    def put_if(self, key: str, data: bytes, *, version: str | None) -> str | None:
+        """Write a small object if there is none, or if it still has this version; returns the new version, else None.
+
+        A request whose answer got lost is sent again, and may be refused because of itself: read the object then.
+        """
+
+    def copy(self, source: str, target: str) -> None: ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; missing ones are no error."""
+
+    def receive(self, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+        """Download an object, completely or not at all; returns its size and SHA-256."""
+
+    def digest(self, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+        """Size and SHA-256 of an object, read completely."""
+
+    def send_all(self, files: Mapping[Path, str]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectPlace:
     """A key in a bucket, or all keys that begin with it and a slash."""
@@ -58,10 +119,51 @@ class ObjectPlace:
 
     @property
     def uri(self) -> str:
-        return f"{S3_SCHEME}{self.bucket}/{self.key}".rstrip("/")
+        return self.locate(self.key).rstrip("/")
+
+    @property
+    def commits_by_rename(self) -> bool:
+        return False
+
+    def locate(self, key: str) -> str:
+        return f"{S3_SCHEME}{self.bucket}/{key}"
 
     def below(self, path: str) -> str:
         return f"{self.key}/{path}".strip("/")
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return head(self, key)
+
+    def listing(self, key: str) -> Sequence[ObjectInfo]:
+        return listing(self, key)
+
+    def directories(self, key: str) -> list[str]:
+        return directories(self, key)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        return get(self, key)
+
+    def put(self, key: str, data: bytes) -> None:
+        put(self, key, data)
+
+    def put_if(self, key: str, data: bytes, *, version: str | None) -> str | None:
+        return put_if(self, key, data, version=version)
+
+    def copy(self, source: str, target: str) -> None:
+        with _translated(self, source):
+            self.store.copy(source, target)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        delete(self, keys)
+
+    def receive(self, key: str, target: Path, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+        return receive(self, key, target, on_bytes=on_bytes)
+
+    def digest(self, key: str, *, on_bytes: OnBytes | None = None) -> tuple[int, str]:
+        return digest(self, key, on_bytes=on_bytes)
+
+    def send_all(self, files: Mapping[Path, str]) -> None:
+        send_all(self, files)
 
 
 Credentials = Callable[[], Mapping[str, Any]]
@@ -223,7 +325,7 @@ def _translated(place: ObjectPlace, key: str) -> Iterator[None]:
     """Raise obstore's errors as ours, in one line that names the object."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
-    where = f"{S3_SCHEME}{place.bucket}/{key}"
+    where = place.locate(key)
     try:
         yield
     except FileNotFoundError as error:

@@ -13,20 +13,13 @@ import datetime
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
-
-from trainmaster.protocol.documents import write_document
 
 T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
 """How long one process waits for the others, which may be saving or compiling."""
-_PART = ".part-"
-_LOOK_EVERY_S = 0.05
 
 
 class ProcessError(RuntimeError):
@@ -277,53 +270,3 @@ def _torch_process(torch_distributed: Any) -> Process:
         atexit.unregister(_of_torch.clear)
         atexit.register(_of_torch.clear)
     return _of_torch[0][1]
-
-
-class PartError(RuntimeError):
-    """A rank did not write its part of a checkpoint, or not in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Files in a draft that tell rank 0 of written parts: collective operations belong to the thread that trains."""
-
-    draft: Path
-    process: Process
-    timeout_s: float
-
-    def done(self, digests: Mapping[str, str]) -> None:
-        self._write({"digests": dict(digests)})
-
-    def failed(self, error: BaseException) -> None:
-        """Tell rank 0 not to wait for this rank."""
-        if self.process.index == 0:
-            return
-        with contextlib.suppress(OSError):  # The draft is gone: rank 0 has given up.
-            self._write({"error": f"{type(error).__name__}: {error}"})
-
-    def collect(self, rel_path: str) -> dict[str, str]:
-        """On rank 0: wait for all other ranks; returns the digests of their files, or raises PartError."""
-        digests: dict[str, str] = {}
-        deadline = time.monotonic() + self.timeout_s
-        for rank in range(1, self.process.count):
-            answer = self._await(rank, deadline, rel_path)
-            if "error" in answer:
-                raise PartError(f"rank {rank} could not write its part of {rel_path}: {answer['error']}")
-            digests |= answer["digests"]
-        return digests
-
-    def _await(self, rank: int, deadline: float, rel_path: str) -> dict[str, Any]:
-        path = self.draft / f"{_PART}{rank}"
-        while True:
-            try:
-                answer: dict[str, Any] = json.loads(path.read_bytes())
-                path.unlink()
-                return answer
-            except FileNotFoundError:
-                if time.monotonic() > deadline:
-                    late = f"rank {rank} did not write its part of {rel_path} within {self.timeout_s:.0f} s"
-                    raise PartError(late) from None
-                time.sleep(_LOOK_EVERY_S)
-
-    def _write(self, answer: Mapping[str, Any]) -> None:
-        write_document(self.draft / f"{_PART}{self.process.index}", answer)

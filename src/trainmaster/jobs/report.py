@@ -34,10 +34,9 @@ from typing import Any, NoReturn, SupportsFloat, SupportsInt
 
 from trainmaster.jobs.attempt import ControlReader, RecordStream, Stop, require_ownership
 from trainmaster.jobs.checkpoint import Manifest
-from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 from trainmaster.protocol import environment
-from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason
+from trainmaster.protocol.reasons import EXIT_STOPPED, REPORTABLE_REASONS, Phase, Reason, StopCause
 
 MAX_NOTE = 10_000
 MAX_METRIC_NAME = 200
@@ -64,6 +63,7 @@ class Reporter:
         self._last_size = 0
         self._resume_path: Path | None = None
         self._save_announced = False
+        self._terminated = False
         self._warned = False
         self._not_finite: set[str] = set()
         self._lock = threading.RLock()
@@ -147,7 +147,9 @@ class Reporter:
         """
         with self._lock:
             self._announce_save()
-            return self._control.stop()
+            if (stop := self._control.stop()) is not None or not self._terminated:
+                return stop
+            return Stop(cause=StopCause.ENGINE, save=True, deadline=math.inf)
 
     def save_requested(self) -> bool:
         """Whether a checkpoint was requested while training continues; true once per request."""
@@ -251,10 +253,12 @@ class Reporter:
     def resume_path(self) -> Path | None:
         """The committed checkpoint to continue from, downloaded if need be, as a directory; None on a fresh start."""
         with self._lock:
-            if (where := self.resume_from()) is None or not where.startswith(S3_SCHEME):
-                return Path(where) if where else None
+            if (where := self.resume_from()) is None:
+                return None
             if self._resume_path is None:
                 root, rel_path = open_checkpoint(where)
+                if root.is_directory:
+                    return Path(where)
                 kept = contextlib.ExitStack()
                 self._resume_path = kept.enter_context(root.fetch(rel_path))
                 atexit.register(kept.close)
@@ -285,6 +289,19 @@ class Reporter:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             self._write_event({"type": "capable", "stacks": True})
+
+    def offer_stop(self) -> None:
+        """On a cluster whose engine may send SIGTERM: take it for a request to stop, if this process asks for those."""
+        if environment.ENGINE_STOPS not in self._environ or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        with contextlib.suppress(ValueError):  # not on the main thread
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+        if not self._save_announced:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def renew_lock(self) -> None:
         """For a forked child: another thread of the parent may have held the lock."""
@@ -353,6 +370,7 @@ def _finite_epoch(epoch: SupportsFloat | None) -> float | None:
 reporter = Reporter(os.environ)
 """The reporter of this process, whose methods are the functions of this module."""
 reporter.offer_stacks()
+reporter.offer_stop()
 os.register_at_fork(after_in_child=reporter.renew_lock)
 
 checkpoint = reporter.checkpoint

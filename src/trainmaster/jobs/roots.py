@@ -18,10 +18,12 @@ from typing import Protocol
 from trainmaster.jobs import checkpoint
 from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, check_path, flush_path
 from trainmaster.jobs.lock import Lock, file_lock
-from trainmaster.jobs.object_root import ObjectRoot
+from trainmaster.jobs.object_root import DeliveredParts, ObjectRoot, PartDelivery
 from trainmaster.jobs.objects import S3_SCHEME
 from trainmaster.protocol.account_files import closing
+from trainmaster.protocol.attempt_files import is_url
 
+_OBJECT_SCHEMES = (S3_SCHEME, "http://", "https://")
 ANOTHER_SAVE = "-attempt-"
 """A later save to a path is named after the path's last part, this, and one or two numbers."""
 
@@ -30,7 +32,11 @@ class Root(Protocol):
     """The place below which checkpoints are committed, found, read and removed. Thread-safe."""
 
     uri: str
-    """The absolute path of a directory, or `s3://bucket/prefix`."""
+    """The absolute path of a directory, `s3://bucket/prefix`, or the address of a job's files at its server."""
+    is_directory: bool
+    """Whether checkpoints are directories, which `locate` names, and need not be downloaded."""
+    is_retained: bool
+    """Whether a job's server removes what lies there, as the job's retention says; nobody does on an object store."""
 
     def locate(self, rel_path: str) -> str:
         """The absolute path or URI of `rel_path`; the inverse of `open_checkpoint`."""
@@ -51,13 +57,17 @@ class Root(Protocol):
         *,
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
+        parts: DeliveredParts | None = None,
     ) -> Manifest:
         """Commit a draft with a manifest that has no `files` yet; returns the complete manifest.
 
         `check_owner` is called right before the commit, which it prevents by raising. `known_digests` has the SHA-256,
-        by path, of files that were hashed while they were written. Raises FileExistsError if a checkpoint is committed
-        there already; the draft may be committed elsewhere.
+        by path, of files that were hashed while they were written; `parts`, what ranks elsewhere delivered. Raises
+        FileExistsError if a checkpoint is committed there already; the draft may be committed elsewhere.
         """
+
+    def delivery(self, rel_path: str, save: str) -> PartDelivery | None:
+        """How other machines contribute to a save, named as its draft is; None if all must write into the draft."""
 
     def manifest(self, rel_path: str) -> Manifest | None:
         """The manifest of a committed checkpoint, or None; raises CorruptCheckpointError if it cannot be read."""
@@ -100,11 +110,11 @@ class Root(Protocol):
 
 
 def open_root(where: str | os.PathLike[str]) -> Root:
-    """Open the root at a path, or at `s3://bucket/prefix`, without touching it yet; ValueError if this is neither."""
+    """Open the root at a path, at `s3://bucket/prefix` or at a server, without touching it; ValueError for others."""
     text = os.fspath(where)
-    if text.startswith(S3_SCHEME):
+    if text.startswith(_OBJECT_SCHEMES):
         return ObjectRoot(text)
-    if "://" in text:
+    if is_url(text):
         raise ValueError(f"{text}: checkpoints are stored in a directory or below s3://bucket/prefix")
     return LocalRoot(Path(text))
 
@@ -112,7 +122,7 @@ def open_root(where: str | os.PathLike[str]) -> Root:
 def open_checkpoint(where: str | os.PathLike[str]) -> tuple[Root, str]:
     """The root and the relative path of the checkpoint at an absolute path or URI; ValueError if none can be there."""
     text = os.fspath(where).rstrip("/")
-    if not text.startswith(S3_SCHEME):
+    if not text.startswith(_OBJECT_SCHEMES):
         text = os.path.abspath(text or "/")
     parent, _, name = text.rpartition("/")
     if not name or parent in ("s3:", "s3:/"):
@@ -128,13 +138,16 @@ def commit_beside(
     *,
     check_owner: Callable[[], None],
     known_digests: Mapping[str, str] | None = None,
+    parts: DeliveredParts | None = None,
 ) -> tuple[str, Manifest]:
     """Commit a draft as the newest save to a path, beside older ones, which never change; returns where, and what."""
     manifest = replace(manifest, saved_as=rel_path.rpartition("/")[2], generation=_next_generation(root, rel_path))
     beside = f"{rel_path}{ANOTHER_SAVE}{manifest.attempt}"
     for place in itertools.chain((rel_path, beside), (f"{beside}-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            return place, root.commit(draft, place, manifest, check_owner=check_owner, known_digests=known_digests)
+            return place, root.commit(
+                draft, place, manifest, check_owner=check_owner, known_digests=known_digests, parts=parts
+            )
     raise AssertionError("names never end")
 
 
@@ -154,6 +167,9 @@ _LOCK = ".lock"
 
 class LocalRoot:
     """A root that is a directory, which need not exist. The rename of a draft to its final name commits it."""
+
+    is_directory = True
+    is_retained = True
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
@@ -181,7 +197,9 @@ class LocalRoot:
         *,
         check_owner: Callable[[], None],
         known_digests: Mapping[str, str] | None = None,
+        parts: DeliveredParts | None = None,
     ) -> Manifest:
+        assert parts is None, "nothing is delivered here: every rank writes into the draft"
         target = self._at(rel_path)
         if os.path.lexists(target / MANIFEST):
             raise FileExistsError(f"{target}: a checkpoint is never replaced")
@@ -202,6 +220,9 @@ class LocalRoot:
             raise
         flush_path(target.parent)
         return complete
+
+    def delivery(self, rel_path: str, save: str) -> None:  # noqa: ARG002 - the protocol's
+        return None
 
     def manifest(self, rel_path: str) -> Manifest | None:
         directory = self._at(rel_path)

@@ -156,6 +156,7 @@ class BackendSummary(TypedDict):
     name: str
     default: Annotated[bool, Doc("Whether jobs that name no backend run there.")]
     images: Annotated[bool, Doc("Whether it runs a workload in the image that the workload names.")]
+    here: Annotated[bool, Doc("Whether its jobs run on the server's machine, and see the server's files.")]
     kind: Annotated[str, Doc("`local`, `container`, or what engine runs a cluster's jobs, such as `slurm`.")]
     options: Annotated[
         dict[str, Any] | None, Doc("Of a cluster, with `***` for secrets; null: a backend of every server.")

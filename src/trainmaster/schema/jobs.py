@@ -31,6 +31,9 @@ class SubmittedJob(TypedDict):
 class CheckedJob(TypedDict):
     """A job that would be accepted."""
 
+    rendered: Annotated[
+        str | None, Doc("With `render=true`: what its backend would send to its engine, without secrets.")
+    ]
     missing_blobs: Annotated[list[str], Doc("Digests of the files in `workload.files` that are not uploaded yet.")]
 
 

@@ -39,6 +39,7 @@ from trainmaster.server.http.routes import (
     queues,
     submissions,
     worker,
+    worker_files,
 )
 from trainmaster.server.settings.settings import Role
 
@@ -67,6 +68,7 @@ _RESOURCES = (
     cluster.runtimes_router,
     events.webhooks_router,
     worker.router,
+    worker_files.router,
     accounts.router,
     accounts.keys_router,
 )

@@ -28,6 +28,7 @@ from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import AccountIsolation, JobSecrets, check_uid
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
+from trainmaster.server.coordinator.upload_collection import collect_uploads
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, KeyScope, key_digest, key_id_of, new_key
 from trainmaster.server.core.errors import RefusedError, TrainmasterError
@@ -73,7 +74,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             roots,
             keep_from_settings(settings),
             spool=settings.data_dir / "spool",
-            also=[collect for door in DOORS for collect in door.collect],
+            also=[functools.partial(collect_uploads, roots), *(collect for door in DOORS for collect in door.collect)],
         )
         hint_socket = settings.data_dir / "hints.sock"
         role: CoordinatorRole | None = None
@@ -95,6 +96,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             artifacts=settings.artifacts,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
             models=models,
+            server_url=settings.advertise_url.rstrip("/") or url,
             # Without that role the workers are elsewhere, and the leader there looks when it admits a job.
             installed=importable if Role.COORDINATOR in settings.roles else lambda _: True,
         )
@@ -139,6 +141,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 },
                 leads=role.leads if role else lambda: False,
                 engine=role.engine if role else lambda _: None,
+                render=role.render if role else lambda _job, _launch: None,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),
                 models=models,

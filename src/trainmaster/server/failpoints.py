@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 
 ENVIRONMENT_VARIABLE = "TRAINMASTER_FAILPOINT"
+ELSEWHERE_VARIABLE = "TRAINMASTER_HERE_AS_ELSEWHERE"
+"""Set by tests: workers of this machine that report over HTTP send checkpoints and results, too, as others do."""
 
 _SETTING = re.compile(r"(?P<point>.+?):(?P<count>[1-9]\d*)(?::(?P<signal>SIG(?:KILL|STOP)))?")
 

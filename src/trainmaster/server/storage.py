@@ -64,6 +64,9 @@ class Roots:
         """Move a file or directory to another path below its root; False when it is not there."""
         return account_files.move(self._directories[location.root], self._below(location), path)
 
+    def exists(self, location: Location) -> bool:
+        return account_files.exists(self._directories[location.root], self._below(location))
+
     def size_of(self, location: Location) -> int:
         """The disk space of a directory, as far as it can be read; 0 when it does not exist."""
         return account_files.size_of(self._directories[location.root], self._below(location))
@@ -79,6 +82,11 @@ def run_directory(roots: Roots, job_id: str, attempt: int) -> RunDirectory:
 def checkpoints_path(job_id: str) -> str:
     """The directory of a job's checkpoints below the artifacts' root."""
     return f"{job_id}/checkpoints"
+
+
+def output_path(job_id: str) -> str:
+    """The directory of a job's results below the artifacts' root."""
+    return f"{job_id}/output"
 
 
 def class_checkpoints_path(account_id: str, *, confined: bool) -> str:

@@ -50,6 +50,8 @@ def main() -> int:
     except OSError as error:
         say(f"{work}: {error}")
         return NO_ROOM
+    # Programs of the job import the library from there, and not another version of it.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (worker, os.environ.get("PYTHONPATH"))))
     # In memory, and not in variables: other processes of this user could read those.
     given = os.memfd_create("worker", 0)
     os.write(given, json.dumps({**spec, "work_dir": work, "token": token}).encode())

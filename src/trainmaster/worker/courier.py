@@ -51,6 +51,7 @@ from trainmaster.protocol.sockets import HintListener
 from trainmaster.worker.cgroups import remove_groups
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import exit_of_lost_worker
+from trainmaster.worker.results import Results, name_places
 from trainmaster.worker.supervise import run_worker
 from trainmaster.worker.uplink import CHUNK, AttemptRefusedError, ClosedError, Uplink
 
@@ -78,11 +79,13 @@ def run_courier(
     delivers_only: bool = False,
     own: ContainerOverrides = _AS_REQUESTED,
     grace_s: float | None = None,
+    caches: Path | None = None,
 ) -> None:
     """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left.
 
     `own` says what differs from the request on this node. With `grace_s`, a cluster's engine runs this process: SIGTERM
-    from the engine stops the attempt, which has this long to save.
+    from the engine stops the attempt, which has this long to save. `caches` has one directory for each account whose
+    jobs do not share the server's files; by default it is beside the courier's directory.
     """
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,6 +95,7 @@ def run_courier(
     except BlockingIOError:
         return  # Another courier is at it.
     courier = _Courier(server_url, token, attempt_id, node, home, lock, delivers_only=delivers_only, own=own)
+    courier.caches = caches or home.parent / "caches"
     if grace_s is not None:
         courier.stop_on_sigterm(grace_s)
     courier.run()
@@ -140,6 +144,8 @@ class _Courier:
         self._refused = threading.Event()
         self._terminated = False
         self._grace_s = 0.0
+        self.caches = home.parent / "caches"
+        self._results: Results | None = None
 
     def stop_on_sigterm(self, grace_s: float) -> None:
         """Take SIGTERM for a stop by the engine of the cluster, with this long to save."""
@@ -182,6 +188,7 @@ class _Courier:
         blobs.mkdir(mode=0o700, exist_ok=True)
         if request.uid is not None:
             self._home.parent.chmod(SEARCH_ONLY)
+        request, self._results = name_places(request, self._node, self._home, self.caches)
         self._run.create(
             replace(
                 request,
@@ -202,6 +209,21 @@ class _Courier:
             self._worker_end = "was never started, as the courier before this one died"
             return
         self._worker = self._fork_worker(self._fetch(request, blobs))
+
+    def _deliver_results(self, end: dict[str, Any]) -> dict[str, Any]:
+        """Send what the job has left; returns the exit document, which names files that the server did not take."""
+
+        def tick() -> None:
+            self._worker_runs()
+            self._beat()
+            if self._refused.is_set():
+                raise AttemptRefusedError(404)
+
+        problems = self._results.deliver(self._server_url, self._token, tick=tick) if self._results else []
+        if not problems:
+            return end
+        message = f"{len(problems)} results were not delivered, such as {problems[0]}"
+        return {**end, "message": "; ".join(filter(None, (str(end.get("message") or ""), message)))}
 
     def _fetch(self, request: AttemptRequest, blobs: Path) -> Secrets:
         """Fetch the launch's files, and its secrets, which stay in memory. The worker will report a missing file."""
@@ -298,7 +320,7 @@ class _Courier:
             if self._refused.is_set():
                 raise AttemptRefusedError(404)
             if end is not None:
-                self._put(exit_document(self._node), end)
+                self._put(exit_document(self._node), self._deliver_results(end))
                 return
             if select.select([hints] if hints else [], [], [], LOOK_EVERY_S)[0] and hints:
                 hints.drain()

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from trainmaster.protocol.documents import DISK_FULL_ERRNOS, disk_is_full, take_answer
 from trainmaster.protocol.launch import LaunchStep, Readiness
-from trainmaster.protocol.reasons import Reason, StopCause
+from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, endpoint_document, exit_document, log_stream
 from trainmaster.protocol.secrets import Secrets
@@ -319,6 +319,11 @@ class NodeRun:
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
+        by_engine = self._request.engine_needs is not None and end.exit_code == EXIT_STOPPED
+        if by_engine and self._stopping.cause is None:
+            # It obeyed a signal of the engine, which reaches the worker a moment later.
+            stop = Control(seq=0, stop=StopCause.ENGINE, save=True, grace_s=self._launch.grace_s)
+            self._on_control(stop, time.monotonic())
         if end.failed and self._verdict is None and self._stopping.cause is None:
             # The rank's last event decides, and may not have been read yet.
             self._poll()

@@ -111,6 +111,8 @@ def rank_environment(
         variables[names.OWNER_URL] = f"{server}/v1/worker/attempts/{request.attempt_id}/owner"
         if names.CA in base:
             variables[names.CA] = base[names.CA]
+    if request.engine_needs is not None:
+        variables[names.ENGINE_STOPS] = "1"
     if request.cache_dir is not None:
         variables[names.CACHE_DIR] = request.cache_dir
     if request.resume_from is not None:

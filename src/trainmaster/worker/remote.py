@@ -35,7 +35,14 @@ def run_remote(given: bytes) -> int:
     directory = Path(spec["work_dir"]) / "attempts" / f"{spec['attempt_id']}.{node}"
     try:
         run_courier(
-            spec["server_url"], spec["token"], spec["attempt_id"], node, directory, own=own, grace_s=spec["grace_s"]
+            spec["server_url"],
+            spec["token"],
+            spec["attempt_id"],
+            node,
+            directory,
+            own=own,
+            grace_s=spec["grace_s"],
+            caches=Path(spec["work_dir"]) / "caches",
         )
     except AttemptRefusedError as error:
         sys.stderr.write(f"trainmaster: the server refused this attempt: {error}\n")

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from trainmaster.protocol.account_files import User
+from trainmaster.protocol.attempt_files import is_url
 from trainmaster.protocol.environment import WORKSPACE
 from trainmaster.protocol.launch import BlobFile, Lifetime
 from trainmaster.protocol.request import AttemptRequest
@@ -56,9 +57,11 @@ def stage(
                 raise StagingError(f"working directory {working_directory} does not exist{whose}")
             if not os.access(working_directory, os.X_OK, effective_ids=True):
                 raise StagingError(f"working directory {working_directory} may not be entered{whose}")
-    shared = [request.checkpoint_dir, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
+    # On another machine, checkpoints go to the server.
+    checkpoints = [] if is_url(request.checkpoint_dir) else [request.checkpoint_dir]
+    shared = [*checkpoints, request.output_dir, *([request.cache_dir] if request.cache_dir else [])]
     if user is not None:
-        for directory in (request.checkpoint_dir, request.output_dir):
+        for directory in (*checkpoints, request.output_dir):
             _check_owner(directory, user)
     for directory in shared:
         try:

@@ -25,6 +25,7 @@ CHUNK = 1 << 20
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _REFUSALS = frozenset({401, 403, 404, 410})
+_WRONG = frozenset({409, 413, 422})
 _DOWNLOAD_TRIES = 3
 """A digest that is wrong this often is wrong at the server."""
 
@@ -37,6 +38,10 @@ class AttemptRefusedError(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"refused with status {status}")
         self.status = status
+
+
+class RequestRefusedError(Exception):
+    """The server will never take this request, whatever it thinks of the attempt."""
 
 
 class ClosedError(Exception):
@@ -52,10 +57,19 @@ class _CutError(_NoAnswerError):
 
 
 class Uplink:
-    """A client of the worker routes, for one thread; `close` may come from any. `on_wait` may raise to give up."""
+    """A client of the worker routes, for one thread; `close` may come from any. `on_wait` may raise to give up.
+
+    With `raises_wrong`, a request that is wrong in itself raises RequestRefusedError, and is not sent again.
+    """
 
     def __init__(
-        self, server_url: str, token: str, *, timeout_s: float = 30.0, on_wait: Callable[[], None] = lambda: None
+        self,
+        server_url: str,
+        token: str,
+        *,
+        timeout_s: float = 30.0,
+        on_wait: Callable[[], object] = lambda: None,
+        raises_wrong: bool = False,
     ) -> None:
         parts = urlsplit(server_url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
@@ -64,6 +78,7 @@ class Uplink:
         self._prefix = parts.path.rstrip("/")
         self._authorization = f"Bearer {token}"
         self._on_wait = on_wait
+        self._raises_wrong = raises_wrong
         self._closed = threading.Event()
 
     def ask(self, method: str, path: str, *, document: object = None, data: bytes | None = None) -> Any:
@@ -129,6 +144,8 @@ class Uplink:
                 raise StreamGapError(int(error["next_offset"]))
             if response.status in _REFUSALS:
                 raise AttemptRefusedError(response.status)
+            if self._raises_wrong and response.status in _WRONG:
+                raise RequestRefusedError(str(error.get("message")))
         raise _NoAnswerError(f"{method} {path}: status {response.status}")
 
     def _download_once(self, path: str, target: Path) -> str | None:

@@ -18,10 +18,16 @@ import pytest
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
-from local_servers import LocalServer
+from local_servers import LocalServer, quiet_port
 from process_signals import kill_claimant
 from real_server import wait_for
-from trainmaster.backends import capabilities_of
+from slurm_cluster import missing as no_slurm
+from slurm_cluster import running_cluster
+from slurm_servers import SlurmServer
+from trainmaster.backends import CLUSTER_KINDS, capabilities_of
+from trainmaster.backends.base import Capabilities
+from trainmaster.protocol.launch import SLURM
+from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
 SETTINGS = {"TRAINMASTER_SIMULATED_GPUS": "H100-80GB:2", "TRAINMASTER_STALLED_AFTER_S": "2"}
@@ -31,9 +37,9 @@ SETTINGS = {"TRAINMASTER_SIMULATED_GPUS": "H100-80GB:2", "TRAINMASTER_STALLED_AF
 class BackendUnderTest(abc.ABC):
     """A server with one of the backends as its default."""
 
-    def __init__(self, name: str, server: JobServer) -> None:
+    def __init__(self, name: str, server: JobServer, capabilities: Capabilities | None = None) -> None:
         self.server = server
-        self.capabilities = capabilities_of(name)
+        self.capabilities = capabilities or capabilities_of(name)
 
     @abc.abstractmethod
     def lose_node(self, job_id: str, node: int = 0) -> None:
@@ -69,8 +75,9 @@ class Local(BackendUnderTest):
     @classmethod
     @contextlib.contextmanager
     def over(cls, transport: str, home: Path) -> Iterator[Local]:
-        """With workers that report over a transport."""
-        server = LocalServer(home / "data", transport, **SETTINGS)
+        """With workers that report over a transport: over HTTP as from another machine, with no shared files at all."""
+        elsewhere = {ELSEWHERE_VARIABLE: "1"} if transport == "http" else {}
+        server = LocalServer(home / "data", transport, **SETTINGS, **elsewhere)
         with _running(server):
             yield cls("local", server)
 
@@ -121,6 +128,37 @@ class Containers(BackendUnderTest):
         return {"index_urls": ["file:///index"], "volumes": [volume]}
 
 
+class Slurm(BackendUnderTest):
+    """The nodes of a real Slurm cluster."""
+
+    server: SlurmServer
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_cluster(cls, home: Path) -> Iterator[Slurm]:
+        """On a cluster of the suite's own, with two nodes."""
+        with running_cluster() as cluster:
+            server = SlurmServer(home / "data", cluster, quiet_port())
+            server.environment |= SETTINGS
+            with _running(server):
+                yield cls("hpc", server, CLUSTER_KINDS[SLURM].capabilities)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        kill_claimant(self.server.run_directory(job_id).claimant(node))
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_for(lambda: not self.server.jobs_on_cluster(job_id), f"the end of {job_id} on the cluster")
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        (name,) = self.server.jobs_on_cluster(job_id)
+        number = self.server.cluster.run("squeue", "--noheader", f"--name={name}", "--format=%A").strip()
+        return self.server.cluster.scontrol("-dd", "show", "job", number)
+
+
 @contextlib.contextmanager
 def _running(server: JobServer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -133,9 +171,10 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "local-files": lambda home: Local.over("files", home),
     "local-http": lambda home: Local.over("http", home),
     "container": Containers.on_podman,
+    "slurm": Slurm.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
-MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing}
+MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm}
 """Name -> why it cannot be run on this machine; None where it can."""
 
 

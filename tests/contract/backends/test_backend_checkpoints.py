@@ -92,7 +92,7 @@ def test_what_crashed_is_tried_again_from_its_checkpoint_as_often_as_is_allowed(
     assert begun % 20 == 0
 
 
-@long_on("local-http", "container")
+@long_on("local-files", "container")
 def test_retry_makes_a_child_that_goes_on_from_its_parents_checkpoint(server: JobServer) -> None:
     parent_id = server.submit_source(TRAINS, "--save-every", 20, "--fail-at", 50)
     parent = server.until(parent_id, "FAILED")

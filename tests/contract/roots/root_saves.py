@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from served_attempt import ServedAttempt
 from trainmaster.jobs import objects
 from trainmaster.jobs.checkpoint import Manifest
 from trainmaster.jobs.roots import Root
 
 FILES = {"weights/0.bin": b"w" * 70_000, "weights/1.bin": b"v" * 10, "empty": b"", "state.json": b'{"step": 1}'}
+SERVED: dict[str, ServedAttempt] = {}
+"""By the address of a root at a server: the attempt whose files they are."""
 _clock = itertools.count(1_800_000_000)
 
 
@@ -57,8 +60,10 @@ def everything(root: Root) -> list[str]:
     if root.uri.startswith("s3://"):
         place = objects.open_place(root.uri)
         return sorted(meta["path"].removeprefix(f"{place.key}/") for meta in objects.listing(place, place.key))
-    home = Path(root.uri)
-    return sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    served = SERVED.get(root.uri)
+    homes = [served.home, served.uploads] if served is not None else [Path(root.uri)]
+    found = ((path, home) for home in homes for path in home.rglob("*"))
+    return sorted(path.relative_to(home).as_posix() for path, home in found if path.is_file())
 
 
 def overwrite(root: Root, path: str, data: bytes | None) -> None:
@@ -69,7 +74,9 @@ def overwrite(root: Root, path: str, data: bytes | None) -> None:
             objects.delete(place, [place.below(path)])
         else:
             objects.put(place, place.below(path), data)
-    elif data is None:
-        Path(root.uri, path).unlink()
+        return
+    place = (SERVED[root.uri].home if root.uri in SERVED else Path(root.uri)) / path
+    if data is None:
+        place.unlink()
     else:
-        Path(root.uri, path).write_bytes(data)
+        place.write_bytes(data)

@@ -25,7 +25,7 @@ from trainmaster.server.settings.settings import Settings
 
 SETTINGS = Settings(data_dir=Path("/nowhere"), container_image="image")
 BACKENDS = {name: capabilities_of(name, SETTINGS) for name in ("local", "container")}
-ELSEWHERE = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime))
+ELSEWHERE = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True)
 COMMAND: dict[str, Any] = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}}
 
 

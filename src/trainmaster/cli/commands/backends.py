@@ -150,9 +150,9 @@ def run_test(
         if job["status"] != "COMPLETED":
             lines = (job["error"] or {}).get("last_lines") or []
             detail = "".join(f"\n  {line}" for line in lines)
-            message = job["error_message"] or job["message"] or job["status"]
+            message = job["error_message"] or job["status_message"] or ""
             raise CommandError(f"the test job {job_id} ended as {job['status']}: {message}{detail}")
-        where = "".join(text["text"] for text in client.log_texts(job_id)).strip()
+        where = "".join(text.text for text in client.log_texts(job_id)).strip()
         client.delete(job_id, purge=True)
     took_s = time.monotonic() - began
     print_result(
@@ -169,7 +169,7 @@ def _followed(client: Client, job_id: str, *, deadline: float) -> Job:
         job = client.get(job_id)
         if job["status"] in _ENDED:
             return job
-        message = f"{job['status']}: {job['pending_reason'] or job['message'] or ''}".rstrip(": ")
+        message = f"{job['status']}: {job['pending_reason'] or job['status_message'] or ''}".rstrip(": ")
         if message != told:
             told = message
             say(message)

@@ -15,7 +15,7 @@ import typer
 from trainmaster.cli.exits import EXIT_OF_STATUS, CommandError, ExitCode, UsageError, say
 from trainmaster.cli.job_summary import failure_lines
 from trainmaster.cli.options import JobArgument, JsonOption, LabelOption, SetOption, connect, job_id_of
-from trainmaster.cli.output import print_json, print_json_line
+from trainmaster.cli.output import print_json, print_json_line, print_result
 from trainmaster.protocol.reasons import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def submit(
         typer.Option("--restore", metavar="REL_PATH", help="For a job class: begin from another run's checkpoint."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show its log and progress until it ends.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the job, and print what would be sent to its engine.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Submit a job.
@@ -51,7 +54,7 @@ def submit(
     takes the values of its secrets from the old job.
     """
     from trainmaster.cli.job_file import changed, load
-    from trainmaster.client.file_upload import submit
+    from trainmaster.client.file_upload import pack, submit
     from trainmaster.client.types import is_job, request_of
 
     document, base = load(file)
@@ -63,6 +66,10 @@ def submit(
             raise UsageError("--restore is for jobs with a workload of kind job_class")
         workload["restore"] = restore
     with connect() as client:
+        if dry_run:
+            checked = client.validate(pack(client, document, base).document, render=True)
+            print_result(checked, checked["rendered"] or "This server would accept the job.", as_json=as_json)
+            return
         submitted = client.clone(earlier, document) if earlier else submit(client, document, base, tell=say)
         raise typer.Exit(conclude(client, submitted, follow=follow, as_json=as_json))
 

@@ -108,6 +108,11 @@ class TreePlan:
             sizes[leaf.described.kind.partition("-")[0]] += _nbytes(leaf)
         return max(sizes, key=lambda library: sizes[library], default="")
 
+    @property
+    def needs_shared_directory(self) -> bool:
+        """Whether all processes must write into the same directory, as Orbax does with sharded arrays of JAX."""
+        return any(leaf.described.kind == "jax" for leaf in self.leaves)
+
     def start(self, directory: Path, buffers: Buffers | None = None) -> Writing:
         """Start to save into an existing directory; when this returns, the tree may be changed again."""
         buffers = buffers if buffers is not None else Buffers()

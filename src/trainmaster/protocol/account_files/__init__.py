@@ -12,7 +12,14 @@ No other module of the server may chown, copy, link, rename, walk or remove file
 
 from __future__ import annotations
 
-from trainmaster.protocol.account_files.handover import UnsafeFileError, User, UserDirectoryBuilder
+from trainmaster.protocol.account_files.handover import (
+    UnsafeFileError,
+    User,
+    UserDirectoryBuilder,
+    give_file,
+    make_directories_for,
+    seal_tree,
+)
 from trainmaster.protocol.account_files.safe_open import (
     claim_directory,
     closing,
@@ -46,8 +53,10 @@ __all__ = [
     "directory_below",
     "exists",
     "files_in_order",
+    "give_file",
     "has_entries",
     "make_directories",
+    "make_directories_for",
     "move",
     "newest_in",
     "open_below",
@@ -56,6 +65,7 @@ __all__ = [
     "open_real",
     "remove",
     "remove_tree",
+    "seal_tree",
     "size_of",
     "status_below",
 ]

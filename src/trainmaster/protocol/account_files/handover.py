@@ -21,9 +21,11 @@ from trainmaster.protocol.account_files.safe_open import (
     make_directories,
     open_directory,
     open_plain,
+    parts,
     split,
 )
 
+_SEARCH_ONLY = 0o711
 _NOBODYS_GROUP = 65534
 """For a uid without a passwd entry: a group with the same number may be somebody else's."""
 
@@ -61,7 +63,7 @@ class User:
 
 
 MOST_DEPTH = 64
-"""Of a tree that is linked."""
+"""Of a tree that is linked or sealed."""
 _COPY_BYTES = 16 << 20
 
 
@@ -165,6 +167,52 @@ class UserDirectoryBuilder:
     def _give(self, descriptor: int) -> None:
         if self.user is not None:
             os.fchown(descriptor, self.user.uid, self.user.gid)
+
+
+def make_directories_for(user: User | None, top: PathLike, home: str, below: str = "") -> None:
+    """Make a user's directory, and others below it; the user passes through the directory above `home`, which is ours.
+
+    Without a user, all of them are ours alone.
+    """
+    make_directories(top, f"{home}/{below}")
+    if user is None:
+        return
+    with directory_below(top, split(home)[0]) as above:
+        os.fchmod(above, _SEARCH_ONLY)
+    name = home
+    for part in ("", *parts(below)):
+        name = f"{name}/{part}" if part else name
+        with directory_below(top, name) as directory:
+            if os.fstat(directory).st_uid == os.geteuid():
+                os.fchown(directory, user.uid, user.gid)
+
+
+def give_file(descriptor: int, user: User | None) -> None:
+    """Give an open file, whose name only the server can use, to a user."""
+    if user is not None:
+        os.fchown(descriptor, user.uid, user.gid)
+
+
+def seal_tree(top: PathLike, name: str, user: User | None) -> None:
+    """Give a tree, in a place where nobody else can write, to a user, and flush its directories to disk."""
+    with directory_below(top, name) as directory:
+        _seal(directory, user, MOST_DEPTH)
+
+
+def _seal(directory: int, user: User | None, depth: int) -> None:
+    if not depth:
+        raise UnsafeFileError(f"directories that are more than {MOST_DEPTH} deep")
+    with os.scandir(directory) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in names:
+        opened = open_directory(directory, name) if is_directory else open_plain(name, directory=directory)
+        with closing(opened) as inner:
+            if is_directory:
+                _seal(inner, user, depth - 1)
+            else:
+                give_file(inner, user)
+    os.fsync(directory)
+    give_file(directory, user)
 
 
 def _data_from(descriptor: int, offset: int, size: int) -> int:

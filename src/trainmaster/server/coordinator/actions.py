@@ -163,7 +163,7 @@ class AttemptActions:
             ranks_per_node=request.launch.ranks_per_node,
             roots=self._roots,
             endpoint=functools.partial(backend.endpoint, request),
-            loss=functools.partial(backend.loss, request),
+            loss=functools.partial(backend.loss, request) if request.engine_needs is not None else None,
         )
         if Liveness.REVOKED in liveness:
             observation = replace(observation, unclaimed_launches=unclaimed_launches(job, self._launches.attempts(job)))

@@ -26,7 +26,7 @@ from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities
 from trainmaster.protocol.launch import LOCAL, Launch
-from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend
+from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.coordinator.launch import AccountIsolation
 from trainmaster.server.core.errors import (
@@ -87,10 +87,12 @@ class Admission:
         data_roots: Sequence[Path] = (),
         artifacts: Path = Path(),
         services: Collection[str] = (),
+        server_url: str = "",
         installed: Callable[[str], bool] = importable,
     ) -> None:
         """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results,
-        `services` are those whose addresses are set, and `installed` knows the packages of the workers' Python."""
+        `services` are those whose addresses are set, `server_url` is where workers on clusters reach the server, and
+        `installed` knows the packages of the workers' Python."""
         self.backends = backends
         self.default_backend = default_backend
         self._tenants = tenants
@@ -101,6 +103,7 @@ class Admission:
         self._artifacts = artifacts.resolve()
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
+        self._server_url = server_url
         self._is_installed = installed
         self._found: set[str] = set()
 
@@ -141,8 +144,11 @@ class Admission:
         job = change.job
         if resized:
             self._capacity.require(connection, job)
+        capable = self._capable(job)
+        if not capable.runs_here:
+            require_reachable(connection, job.backend, capable.server_url or self._server_url)
         if self._tenants is not None:
-            self._tenants.require(connection, scope, job.account_id, self._capable(job))
+            self._tenants.require(connection, scope, job.account_id, capable)
         check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if is_training(request.workload):
             training, data = configs_of(request)
@@ -179,17 +185,18 @@ class Admission:
                 yield from self._outside(volume.path, "volume")
                 if not Path(volume.path).exists():
                     yield f"volume {volume.path}: there is no such directory on the server"
-        # In an image these are paths of the container; what it sees of the server is mounted.
-        if workload.working_directory is not None and not capable.images:
+        # In an image these are paths of the container, and on a cluster paths of its nodes.
+        sees_files = capable.runs_here and not capable.images
+        if workload.working_directory is not None and sees_files:
             yield from self._outside(workload.working_directory, "working directory")
-        script = None if capable.images else _server_script(workload)
+        script = _server_script(workload) if sees_files else None
         if script is not None:
             yield from self._wrong_script(script)
         if is_training(request.workload):
             if capable.uses_server_python:
                 # They were there when it was submitted; the workers may be elsewhere, or have changed since.
                 yield from (problem.message for problem in self._not_installed(request, launch))
-            yield from self._wrong_training(request, workload)
+            yield from self._wrong_training(request, workload, sees_files=capable.runs_here)
         if isinstance(workload, TrainerServiceSpec):
             yield from self._wrong_model(workload, job)
 
@@ -221,9 +228,9 @@ class Admission:
         if not script.is_file():
             yield f"there is no script {script} on the server; ship it, or check the path"
 
-    def _wrong_training(self, request: SubmitJobRequest, workload: WorkloadSpec) -> Iterator[str]:
+    def _wrong_training(self, request: SubmitJobRequest, workload: WorkloadSpec, *, sees_files: bool) -> Iterator[str]:
         training, data = configs_of(request)
-        for field, path in local_paths(request):
+        for field, path in local_paths(request) if sees_files else ():
             where = Path(workload.working_directory or "", path)
             if where.is_absolute() and not field.endswith("custom_script_path"):
                 yield from self._outside(str(where), f"{field}:")

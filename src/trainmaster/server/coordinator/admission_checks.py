@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
@@ -70,6 +72,30 @@ class Capacity:
 
     def _could_hold(self, backend: str, needs: Needs) -> bool:
         return self._pool.demand(backend, needs).possible
+
+
+def require_reachable(connection: Connection, backend: str, server_url: str) -> None:
+    """Raise RefusedError if workers on a cluster cannot reach the server there: its address is for this machine only,
+    and the cluster has nodes elsewhere."""
+    if not _is_loopback(urlsplit(server_url).hostname or ""):
+        return
+    elsewhere = next((node for node in nodes.all(connection, _EVERYTHING) if _is_elsewhere(node, backend)), None)
+    if elsewhere is not None:
+        raise RefusedError(
+            f"workers on node {elsewhere.node_id} cannot reach this server at {server_url}: set the setting "
+            f"advertise_url, or the option server_url of {backend}, to an address that the cluster can reach"
+        )
+
+
+def _is_elsewhere(node: Node, backend: str) -> bool:
+    return node.backend == backend and not _is_loopback(node.address)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "")
 
 
 def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capabilities]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
+from trainmaster.backends.base import LaunchError
+from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.sockets import HintListener
+from trainmaster.server import failpoints
 from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.cluster_view import NodeReports
@@ -21,6 +25,8 @@ from trainmaster.server.coordinator.operator_files import DeclaredCluster
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
+from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.settings.encryption import key_file
 from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
@@ -81,6 +87,13 @@ class CoordinatorRole:
             database, holder=holder, url=url, lease_s=settings.lease_s, on_change=lambda: self.hint("")
         )
         self._reports = NodeReports(database, self._backends, declared_cluster.settle_nodes)
+        self._launches = Launches(
+            *(database, roots, vault, settings),
+            hint_socket=str(hint_socket),
+            server_url=worker_url(settings, url),
+            advertised_url=settings.advertise_url.rstrip("/") or url,
+            here_as_elsewhere=failpoints.ELSEWHERE_VARIABLE in os.environ,
+        )
         self._coordinator = Coordinator(
             database,
             reports=self._reports,
@@ -88,12 +101,7 @@ class CoordinatorRole:
             actions=AttemptActions(
                 backends=self._backends,
                 roots=roots,
-                launches=Launches(
-                    *(database, roots, vault, settings),
-                    hint_socket=str(hint_socket),
-                    server_url=worker_url(settings, url),
-                    advertised_url=settings.advertise_url.rstrip("/") or url,
-                ),
+                launches=self._launches,
                 hint=self.hint,
             ),
             admission=admission,
@@ -119,6 +127,14 @@ class CoordinatorRole:
         if backend not in self._backends:
             self._backends.refresh()
         return self._backends[backend].engine()
+
+    def render(self, job: Job, launch: Launch) -> str:
+        """What a job's backend would send to its engine now, without secrets; RefusedError if it could not be sent."""
+        backend = self._backends[job.backend]
+        try:
+            return backend.render(self._launches.preview(job, launch, backend.capabilities))
+        except LaunchError as error:
+            raise RefusedError(str(error)) from error
 
     def start(self) -> None:
         self._reports.take()

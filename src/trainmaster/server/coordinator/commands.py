@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from trainmaster import __version__
+from trainmaster.protocol.launch import Launch
 from trainmaster.server.coordinator.admission import Admission, check_queue
 from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.core import commands as decide
@@ -83,14 +84,15 @@ class Commands:
 
         return self._write(scope, idempotency, work)
 
-    def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[None]:
-        """Check that `submit` would accept a request once its files are uploaded."""
+    def check(self, scope: Scope, request: SubmitJobRequest, *, created_by: str) -> Future[tuple[Job, Launch]]:
+        """Check that `submit` would accept a request once its files are uploaded; the job is not stored."""
         compiled = self.admission.compile(request, scope.account)
         change = self._new_job(scope, compiled, created_by=created_by)
 
-        def work(connection: Connection) -> None:
-            self.admission.accept(connection, scope, change, compiled.request)
+        def work(connection: Connection) -> tuple[Job, Launch]:
+            accepted = self.admission.accept(connection, scope, change, compiled.request)
             jobs.require_free_handle(connection, scope, change.job)
+            return accepted.job, compiled.launch
 
         # Nothing is written, but `AccountIsolation` may only be used on that thread.
         return self.database.write(work)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from trainmaster import __version__
 from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
 from trainmaster.protocol import environment as variables
+from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea
 from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, EngineNeeds, NodeAssignment
@@ -26,9 +27,19 @@ from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
 from trainmaster.server.core.spec.submit import compile_job
 from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
+from trainmaster.server.scheduling.placement import share_of
 from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Settings
-from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, URI, Roots, checkpoints_path, class_checkpoints_path
+from trainmaster.server.storage import (
+    ARTIFACTS,
+    BLOBS,
+    RUNS,
+    URI,
+    Roots,
+    checkpoints_path,
+    class_checkpoints_path,
+    output_path,
+)
 from trainmaster.server.store import accounts, attempts, checkpoints, job_inputs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import SealedSecret
@@ -82,6 +93,8 @@ class Launches:
     """Where workers on this machine report over HTTP if they share no files with the server."""
     advertised_url: str = ""
     """Where workers on other machines report, unless their backend says otherwise."""
+    here_as_elsewhere: bool = False
+    """For tests: what reports over HTTP from this machine also sends checkpoints and results."""
 
     def request(self, job: Job, nodes: Mapping[str, Node], capable: Capabilities) -> AttemptRequest:
         scope, checkpoint_id = Scope(job.account_id), job.live.resume_checkpoint_id
@@ -90,11 +103,12 @@ class Launches:
                 resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
-            uid, confined = None, False
-            if capable.runs_here:
+            uid, confined, elsewhere = None, False, self._is_elsewhere(capable)
+            if capable.runs_here or elsewhere:
                 account = accounts.get(connection, scope, job.account_id)
-                uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
                 confined = is_confined(account, self.settings)
+                if not elsewhere:
+                    uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
@@ -103,7 +117,8 @@ class Launches:
             roots=self.roots,
             resume=resume,
             hint_socket=self.hint_socket,
-            server_url=self.server_url if capable.runs_here else capable.server_url or self.advertised_url,
+            server_url=self._url_of(capable),
+            elsewhere=elsewhere,
             placement=capable.placement,
             uid=uid,
             confined=confined,
@@ -111,6 +126,34 @@ class Launches:
             cache=self.settings.cache,
             environment=fetching_environment(self.settings),
         )
+
+    def preview(self, job: Job, launch: Launch, capable: Capabilities) -> AttemptRequest:
+        """The request of a first attempt of a job that is not stored, on nodes that are not chosen."""
+        gpus = job.needs.gpus_per_node or int(job.needs.describes_gpu)
+        share = share_of(job.needs, job.backend, range(gpus))
+        attempt = Attempt(
+            number=1, token="", backend=job.backend, shares=(share,) * job.needs.node_count, created_at=job.created_at
+        )
+        return attempt_request(
+            job.evolve(attempt=attempt),
+            launch,
+            nodes={},
+            roots=self.roots,
+            resume=None,
+            hint_socket=None,
+            server_url=self._url_of(capable),
+            elsewhere=self._is_elsewhere(capable),
+            placement=capable.placement,
+            cache=self.settings.cache,
+            environment=fetching_environment(self.settings),
+        )
+
+    def _url_of(self, capable: Capabilities) -> str | None:
+        return self.server_url if capable.runs_here else capable.server_url or self.advertised_url
+
+    def _is_elsewhere(self, capable: Capabilities) -> bool:
+        """Whether checkpoints and results go over HTTP, too."""
+        return bool(self._url_of(capable)) and (self.here_as_elsewhere or not capable.runs_here)
 
     def secrets(self, job: Job) -> Secrets:
         with self.database.read() as connection:
@@ -140,6 +183,7 @@ def attempt_request(
     resume: CheckpointRecord | None,
     hint_socket: str | None,
     server_url: str | None,
+    elsewhere: bool = False,
     placement: PlacementBy = PlacementBy.US,
     uid: int | None = None,
     confined: bool = False,
@@ -149,16 +193,22 @@ def attempt_request(
 ) -> AttemptRequest:
     """The request for the workers of the current attempt. `resume` is the checkpoint to resume from, `hint_socket` is
     where workers send hints, `server_url` where they report over HTTP if they share no files with the server. `uid`
-    runs the ranks (None: the worker's own), and `confined` jobs may run in containers only. `cache` holds a directory
-    for each account; `environment` is for every process."""
+    runs the ranks (None: the worker's own); `confined` jobs may run only in containers on this machine. `cache` holds a
+    directory for each account; `environment` is for every process. `elsewhere`: checkpoints go over HTTP, too, and
+    the courier of each node names local directories for results and caches."""
     attempt = job.live
     shared = server_url is None
     # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
     # directory to them, with setuid programs in it: that directory lies behind a closed one, which no container mounts.
     cache_home = cache / CONFINED_CACHES if cache and confined else cache
+    home = checkpoints_home(job, confined=confined)
+    checkpoint_dir = str(roots.path(ARTIFACTS, home))
     resume_from = None
     if resume is not None:
         resume_from = resume.path if resume.root == URI else str(roots.path(resume.root, resume.path))
+    if elsewhere:
+        checkpoint_dir = file_url(server_url, job, FileArea.CHECKPOINTS)
+        resume_from = _resume_url(server_url, job, resume, home) if resume is not None else None
     return AttemptRequest(
         job_id=job.job_id,
         attempt=attempt.number,
@@ -167,20 +217,34 @@ def attempt_request(
         launch=launch,
         nodes=tuple(_assignment(share, nodes.get(share.node_id), placement) for share in attempt.shares),
         engine_needs=_engine_needs(job) if placement is PlacementBy.ENGINE else None,
-        checkpoint_dir=str(roots.path(ARTIFACTS, _checkpoints_home(job, confined=confined))),
-        output_dir=str(roots.path(ARTIFACTS, f"{job.job_id}/output")),
-        owner_file=str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
+        checkpoint_dir=checkpoint_dir,
+        output_dir="" if elsewhere else str(roots.path(ARTIFACTS, output_path(job.job_id))),
+        owner_file="" if elsewhere else str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
         resume_from=resume_from,
         max_runtime_s=job.max_runtime_s,
         hint_socket=hint_socket if shared else None,
         server_url=server_url,
         blob_dir=str(roots.path(BLOBS, job.account_id)) if shared else None,
         uid=uid,
-        confined=confined,
+        confined=confined and not elsewhere,
         log_cap_bytes=log_cap_bytes,
-        cache_dir=str(cache_home / job.account_id) if cache_home else None,
+        cache_dir=str(cache_home / job.account_id) if cache_home and not elsewhere else None,
         environment=dict(environment),
     )
+
+
+def file_url(server_url: str | None, job: Job, area: FileArea, path: str = "") -> str:
+    attempt_id = f"{job.job_id}.{job.live.number}"
+    return str(AttemptFileUrl(server_url=(server_url or "").rstrip("/"), attempt_id=attempt_id, area=area, path=path))
+
+
+def _resume_url(server_url: str | None, job: Job, resume: CheckpointRecord, home: str) -> str:
+    """Where ranks on other machines find a checkpoint: beside their own, with older ones, if it is there."""
+    if resume.root == URI:
+        return resume.path
+    if resume.root == ARTIFACTS and resume.path.startswith(f"{home}/"):
+        return file_url(server_url, job, FileArea.CHECKPOINTS, resume.path.removeprefix(f"{home}/"))
+    return file_url(server_url, job, FileArea.RESUME, Path(resume.path).name)
 
 
 def _assignment(share: Share, node: Node | None, placement: PlacementBy) -> NodeAssignment:
@@ -234,10 +298,10 @@ def fetching_environment(settings: Settings) -> dict[str, str]:
 def checkpoints_homes(job: Job) -> tuple[str, ...]:
     """The directories in the root of artifacts that may hold checkpoints of a job. Job classes have two: an account
     that runs in containers alone may get a uid later."""
-    return tuple(sorted({_checkpoints_home(job, confined=confined) for confined in (False, True)}))
+    return tuple(sorted({checkpoints_home(job, confined=confined) for confined in (False, True)}))
 
 
-def _checkpoints_home(job: Job, *, confined: bool) -> str:
+def checkpoints_home(job: Job, *, confined: bool) -> str:
     # All job classes of an account share a directory: a class that runs again under the same name resumes from there.
     if job.workload_kind == JOB_CLASS:
         return class_checkpoints_path(job.account_id, confined=confined)

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainmaster.backends.base import Loss
 from trainmaster.protocol import run_directory
+from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea, is_url
 from trainmaster.protocol.documents import disk_is_full
 from trainmaster.protocol.reasons import Reason, StopCause, exit_record
 from trainmaster.protocol.run_directory import RunDirectory
@@ -34,6 +35,13 @@ Endpoint = Callable[[int, str, int], str | None]
 LossOf = Callable[[int], Loss | None]
 LOSS_WITHIN_S = 60.0
 """How long the end of a node that its engine stopped waits for the engine to say why."""
+ENGINES_REASONS = frozenset(
+    {
+        *(Reason.PREEMPTED, Reason.EVICTED, Reason.ENGINE_CANCELLED, Reason.TIMEOUT),
+        *(Reason.NODE_LOST, Reason.OUT_OF_MEMORY, Reason.DISK_FULL),
+    }
+)
+"""Why an engine ends ranks: it knows better than a worker that only saw them end by a signal."""
 IDENTITY = ("project", "group", "name")
 """What the path of a job class's checkpoints begins with."""
 
@@ -46,12 +54,13 @@ def observe_attempt(
     ranks_per_node: int,
     roots: Roots,
     endpoint: Endpoint,
-    loss: LossOf = lambda _: None,
+    loss: LossOf | None = None,
     now: Callable[[], float] = time.time,
 ) -> AttemptObservation:
     """What is new about the current attempt. `liveness`, one for each node, must have been taken before the call: a
     worker that was found gone has written all it ever will, so nothing is missed here. `endpoint` tells from a node,
-    and the host and port that its worker names, where its service is reached; `loss` tells why its worker is gone."""
+    and the host and port that its worker names, where its service is reached. On the engine of a cluster,
+    `loss` tells why the worker of a node is gone."""
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
         _told_by_engine(
@@ -135,19 +144,28 @@ def _observe_node(
     return NodeObservation(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
-def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf, now: Callable[[], float]) -> NodeObservation:
-    """With the engine's reason for an end that the worker cannot explain: it died, or the engine told it to stop."""
+def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf | None, now: Callable[[], float]) -> NodeObservation:
+    """With the engine's reason for an end that the worker cannot explain: it died, or the engine ended its ranks."""
     ended = seen.exit
-    stopped = ended is not None and ended.get("stop_cause") == StopCause.ENGINE
-    if not stopped and (ended is not None or seen.liveness is not Liveness.GONE):
+    if loss is None or (ended is None and seen.liveness is not Liveness.GONE):
         return seen
-    if (told := loss(node)) is not None:
-        ended = ended or exit_record(told.reason, told.message)
-        return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
-    if ended is not None and now() - (reports.number(ended.get("ended_at")) or 0.0) < LOSS_WITHIN_S:
+    if ended is not None and not _by_engine(ended):
+        return seen
+    if (told := loss(node)) is None:
+        recent = ended is not None and now() - (reports.number(ended.get("ended_at")) or 0.0) < LOSS_WITHIN_S
         # The engine says why once all of the job has ended.
-        return replace(seen, exit=None, liveness=Liveness.UNKNOWN)
-    return seen
+        return replace(seen, exit=None, liveness=Liveness.UNKNOWN) if recent else seen
+    if ended is None:
+        return replace(seen, exit=exit_record(told.reason, told.message))
+    if told.reason not in ENGINES_REASONS:
+        return seen
+    return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
+
+
+def _by_engine(ended: Mapping[str, Any]) -> bool:
+    """Whether the engine may have ended a node: it told the worker to stop, or a signal of nobody else killed a rank."""
+    stopped_by = ended.get("stop_cause")
+    return stopped_by == StopCause.ENGINE or (stopped_by is None and ended.get("reason") == Reason.KILLED_BY_SIGNAL)
 
 
 def _ranks(node: int, ranks_per_node: int) -> range:
@@ -185,7 +203,7 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     shown, fetched and removed with the server's rights: it must not be another job's, nor lie behind a link."""
     if path.startswith("s3://"):
         return Location(root=URI, path=path)
-    location = roots.locate(path)
+    location = _sent(path, job, roots) if is_url(path) else roots.locate(path)
     home = next((home for home in checkpoints_homes(job) if location.path.startswith(f"{home}/")), None)
     names = location.path.removeprefix(f"{home}/").split("/") if home else []
     own = len(names) == 1
@@ -198,6 +216,19 @@ def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     if location.root != ARTIFACTS or not own:
         raise ValueError(f"{path} does not lie in the job's directory for checkpoints")
     return location
+
+
+def _sent(url: str, job: Job, roots: Roots) -> Location:
+    """Where a checkpoint lies that this very attempt has saved over HTTP."""
+    named = AttemptFileUrl.parse(url)
+    if named is None or named.area is not FileArea.CHECKPOINTS or not named.path:
+        raise ValueError(f"{url} is no address of a checkpoint of this server")
+    if named.attempt_id != f"{job.job_id}.{job.live.number}":
+        raise ValueError(f"{url} is the address of another attempt")
+    places = [Location(root=ARTIFACTS, path=f"{home}/{named.path}") for home in checkpoints_homes(job)]
+    for place in places:
+        roots.path(place.root, place.path)  # raises if it leads out
+    return next((place for place in places if roots.exists(place)), places[0])
 
 
 def _progress(progress: JobProgress, records: Iterable[Mapping[str, Any]]) -> JobProgress | None:

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.protocol.launch import Launch
 from trainmaster.server.coordinator.base_models import BaseModels
 from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.commands import Commands
@@ -24,6 +25,7 @@ from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.shapes import Shapes
 from trainmaster.server.http.token_exchange import TokenExchange
@@ -63,6 +65,8 @@ class ApiContext:
     leads: Callable[[], bool] = lambda: False
     engine: Callable[[str], EngineFacts | None] = lambda _: None
     """The engine that runs the jobs of a backend, asked now; None: the server itself, or another server knows."""
+    render: Callable[[Job, Launch], str | None] = lambda _job, _launch: None
+    """What the job's backend would send to its engine; None: this server does not run jobs."""
     models: BaseModels = field(default_factory=BaseModels)
     shapes: Shapes = field(default_factory=Shapes)
     runtimes: Callable[[], RuntimeFiles] = RuntimeFiles

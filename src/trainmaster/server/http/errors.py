@@ -65,6 +65,10 @@ class StreamGapConflictError(HttpError, status=HTTPStatus.CONFLICT, code="STREAM
         self.next_offset = next_offset
 
 
+class ForeignVersionError(HttpError, status=HTTPStatus.PRECONDITION_FAILED, code="FOREIGN_VERSION"):
+    """There is another version of this file than the request names, or there is one at all."""
+
+
 class AttemptEndedError(HttpError, status=HTTPStatus.GONE, code="ATTEMPT_ENDED"):
     """This attempt has ended: nothing more is taken for it."""
 

@@ -45,6 +45,7 @@ _MEANINGS: dict[int, str] = {
     HTTPStatus.NOT_FOUND: "Not found, or not visible to this key.",
     HTTPStatus.CONFLICT: "Not now.",
     HTTPStatus.GONE: "It has ended.",
+    HTTPStatus.PRECONDITION_FAILED: "It has another version.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "The file is shorter than that.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A wrong shape or value; the details name the fields.",

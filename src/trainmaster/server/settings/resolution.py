@@ -40,6 +40,7 @@ _OF_OTHERS = frozenset(
         "TRAINMASTER_CA",
         "TRAINMASTER_DEBUG",
         failpoints.ENVIRONMENT_VARIABLE,
+        failpoints.ELSEWHERE_VARIABLE,
         *(value for value in vars(in_job).values() if isinstance(value, str) and value.startswith(PREFIX)),
     }
 )

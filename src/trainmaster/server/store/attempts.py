@@ -161,6 +161,8 @@ def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
 def _check_load(connection: Connection, node_id: str, shares: Sequence[Share]) -> None:
     """Refuse what a node cannot hold, with all that is held there already."""
     if (load := _LOAD.execute(connection, {"wanted": node_id}).first()) is None:
+        if connection.execute(select(_nodes.c.node_id).where(_nodes.c.pool == node_id).limit(1)).first() is not None:
+            return  # A pool: its engine gives nobody more than there is.
         raise DoubleBookedError(f"there is no node {node_id}")
     slots, cores, ram_mb, storage_mb, gpus, held_slots, held_cores, held_ram_mb, held_storage_mb = tuple(load)
     # Only what is asked for counts: a node may have shrunk under what it holds, as free storage does every minute.

@@ -97,6 +97,7 @@ def _summary_of(context: ApiContext, name: str, cluster: Cluster | None) -> sche
         name=name,
         default=name == admission.default_backend,
         images=admission.backends[name].images,
+        here=admission.backends[name].runs_here,
         kind=name if cluster is None else cluster.kind,
         options=None if cluster is None else context.clusters.shown(cluster),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Annotated, Any, Self, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, Strict, model_validator
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -166,7 +166,12 @@ async def submit(request: Request) -> Response:
     **answers(CheckedJob, 400, 409, body=SubmitJobRequest, required=True, parameters=FORWARDING_PARAMETERS),
 )
 @guard
-async def validate(request: Request) -> Response:
+async def validate(
+    request: Request,
+    render: Annotated[  # noqa: ARG001 - declared for the OpenAPI document; a raw route gets only the request
+        bool, Query(description="Also show what the backend would send to its engine.")
+    ] = False,
+) -> Response:
     """See whether a job would be accepted, without submitting it, and which of its files have to be uploaded first.
 
     What is refused is refused as by a submission. Nothing is kept.
@@ -180,14 +185,17 @@ async def validate(request: Request) -> Response:
     check = await submissions.run(
         lambda: context.commands.check(principal.scope, wanted, created_by=principal.name), large=is_large(document)
     )
-    await asyncio.wrap_future(check)
+    job, launch = await asyncio.wrap_future(check)
+    rendered = None
+    if request.query_params.get("render") == "true":
+        rendered = await run_in_threadpool(context.render, job, launch)
     shipped = {file.sha256 for file in wanted.workload.files} if wanted.workload else set()
     missing = set(await context.read(job_inputs.missing_blobs, principal.scope, shipped))
 
     def lost() -> set[str]:
         return {each for each in shipped - missing if not blob_file(context, principal.account_id, each).exists()}
 
-    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost))))
+    return ok(CheckedJob(missing_blobs=sorted(missing | await run_in_threadpool(lost)), rendered=rendered))
 
 
 # Training data: show real rows before a job trains on them.

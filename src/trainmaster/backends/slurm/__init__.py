@@ -1,0 +1,1 @@
+"""Jobs on a Slurm cluster, through Slurm's command line tools."""

@@ -1,0 +1,270 @@
+"""A client of one Slurm cluster, through its command line tools."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from trainmaster.backends.base import Loss
+from trainmaster.backends.cluster.engine import (
+    EngineAwayError,
+    EngineJob,
+    EngineLaunch,
+    EnginePhase,
+    EngineRefusedError,
+)
+from trainmaster.backends.slurm.commands import TIMEOUT_S, SlurmCommands, SlurmRefusedError
+from trainmaster.backends.slurm.inventory import GpuChoice, SlurmNode, as_node, choose_gpus, nodes_of
+from trainmaster.backends.slurm.listing import SACCT_ARGUMENTS, SQUEUE_ARGUMENTS, SlurmJob, engine_job, jobs_of
+from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.refusals import explained
+from trainmaster.backends.slurm.render import batch_script, sbatch_arguments, sbatch_environment
+from trainmaster.protocol.reasons import Reason
+from trainmaster.server.core.reports import EngineFacts
+from trainmaster.server.core.resources import Node
+
+_log = logging.getLogger(__name__)
+
+_NODES_FRESH_S = 300.0
+_NAME_LIST = 200
+"""How many jobs sacct is asked about at a time."""
+_NO_ACCOUNTING = ("", "(null)", "accounting_storage/none")
+
+
+class SlurmEngine:
+    """Jobs belong to the user that the server runs as, and are told apart by names that begin with the instance."""
+
+    kind = "slurm"
+    node_variable = "SLURM_NODEID"
+
+    def __init__(self, name: str, instance: str, options: SlurmOptions, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._name = name
+        self._instance = instance
+        self._options = options
+        self._commands = SlurmCommands(options, timeout_s=timeout_s)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._nodes: tuple[SlurmNode, ...] = ()
+        """All nodes of the cluster, as last seen."""
+        self._nodes_at = float("-inf")
+        self._default_partition = ""
+        self._has_accounting: bool | None = None
+        self._listed: dict[str, EngineJob] = {}
+        """As of the last list: what is missing from the next one has been purged."""
+        self._purged: dict[str, EngineJob] = {}
+        """Jobs that ended and were forgotten by the controller between two lists."""
+        self._forgotten: set[str] = set()
+        """Handles that the controller still lists."""
+        self._failures: dict[int, str] = {}
+        """Job that lost a node -> which nodes were down."""
+
+    def facts(self) -> EngineFacts:
+        try:
+            config = self._config()
+            partitions = self._partitions()
+            self._commands.path_of("sbatch")
+        except (EngineAwayError, SlurmRefusedError) as error:
+            return EngineFacts(problem=str(error))
+        partition, problem = self._partition_in(partitions), ""
+        names = ", ".join(sorted(partitions)) or "none"
+        if not partition:
+            problem = f"the cluster has no default partition: name one with the option partition; there are: {names}"
+        elif partition not in partitions:
+            problem = f"there is no partition {partition}: change the option partition; there are: {names}"
+        elif (state := partitions[partition].get("State", "UP")) != "UP":
+            problem = f"the partition {partition} is {state}: jobs wait until it is UP"
+        return EngineFacts(
+            name=f"Slurm {config.get('SLURM_VERSION', '')}".strip(),
+            host=f"{config.get('ClusterName', '')}, partition {partition}".strip(", "),
+            problem=problem,
+        )
+
+    def document(self, launch: EngineLaunch) -> str:
+        gpus = choose_gpus(launch.needs, self._members(), self._options)
+        return self._script(launch, gpus)
+
+    def start(self, launch: EngineLaunch) -> str:
+        if (present := self.find(launch.name)) is not None:
+            return present.handle
+        if time.monotonic() - self._nodes_at > _NODES_FRESH_S:
+            self.nodes()
+        gpus = choose_gpus(launch.needs, self._members(), self._options)
+        if gpus.problem:
+            raise EngineRefusedError(gpus.problem)
+        environment = sbatch_environment(launch, self._commands.environment())
+        script = self._script(launch, gpus)
+        try:
+            printed = self._commands.run("sbatch", *sbatch_arguments(launch), script=script, environment=environment)
+        except SlurmRefusedError as error:
+            raise EngineRefusedError(explained(str(error))) from error
+        handle = printed.strip().splitlines()[-1].partition(";")[0]
+        if not handle.isdigit():
+            raise EngineAwayError(f"sbatch printed {printed.strip()!r} in place of a job id")
+        return handle
+
+    def find(self, name: str) -> EngineJob | None:
+        found = self._queried("--name", name)
+        first = min((job for job in found if job.name == name), key=lambda job: job.job_id, default=None)
+        if first is None:
+            with self._lock:
+                if (purged := self._purged.get(name)) is not None:
+                    return purged
+            first = next((job for job in self._accounted("--name", (name,)) if job.name == name), None)
+        return self._described([first])[name] if first is not None else None
+
+    def jobs(self) -> Mapping[str, EngineJob]:
+        found = self._queried()
+        first: dict[str, SlurmJob] = {}
+        for job in sorted(found, key=lambda job: job.job_id):
+            if first.setdefault(job.name, job) is not job and not job.has_ended:
+                # The answer to a submission was lost, and it was sent again.
+                _log.warning("%s is on %s twice; job %d is cancelled", job.name, self._name, job.job_id)
+                self.cancel(str(job.job_id))
+        listed = self._described(first.values())
+        with self._lock:
+            last = self._listed.items()
+            missing = {name: job for name, job in last if name not in listed and job.phase is not EnginePhase.ENDED}
+        purged = self._outcomes(missing)
+        with self._lock:
+            self._listed = listed
+            self._purged |= purged
+            handles = {job.handle for job in listed.values()}
+            self._forgotten &= handles
+            for job_id in [job_id for job_id in self._failures if str(job_id) not in handles]:
+                del self._failures[job_id]
+            known = {**self._purged, **listed}
+            return {name: job for name, job in known.items() if job.handle not in self._forgotten}
+
+    def wait(self, timeout_s: float) -> None:
+        """Slurm reports no changes: this is a pause."""
+        self._closed.wait(timeout_s)
+
+    def cancel(self, handle: str) -> None:
+        try:
+            self._commands.run("scancel", handle)
+        except SlurmRefusedError as error:
+            if not re.search(r"invalid job id|already complet", str(error), re.IGNORECASE):
+                raise EngineAwayError(f"Slurm does not cancel job {handle}: {error}") from error
+
+    def forget(self, handle: str) -> None:
+        """Slurm keeps nothing of an ended job but its record, for MinJobAge seconds."""
+        with self._lock:
+            for name in [name for name, job in self._purged.items() if job.handle == handle]:
+                del self._purged[name]
+            if any(job.handle == handle for job in self._listed.values()):
+                self._forgotten.add(handle)
+
+    def nodes(self) -> Sequence[Node]:
+        try:
+            nodes = nodes_of(self._commands.run("scontrol", "--details", "--oneliner", "show", "node"))
+            if not self._options.partition:
+                self._partition_in(self._partitions())
+        except SlurmRefusedError as error:
+            raise EngineAwayError(f"Slurm does not show its nodes: {error}") from error
+        with self._lock:
+            self._nodes, self._nodes_at = nodes, time.monotonic()
+        return [as_node(node, self._name, self._options) for node in self._members()]
+
+    def close(self) -> None:
+        self._closed.set()
+
+    # -- asking --
+
+    def _queried(self, *selection: str) -> list[SlurmJob]:
+        user = f"--user={os.geteuid()}"
+        try:
+            text = self._commands.run("squeue", user, *SQUEUE_ARGUMENTS, *selection)
+        except SlurmRefusedError as error:
+            raise EngineAwayError(f"Slurm does not list jobs: {error}") from error
+        return list(jobs_of(text, self._instance))
+
+    def _accounted(self, selector: str, values: Sequence[str]) -> list[SlurmJob]:
+        """From Slurm's accounting, if the cluster has any and it answers."""
+        found: list[SlurmJob] = []
+        if not values or not self._is_accounted():
+            return found
+        for start in range(0, len(values), _NAME_LIST):
+            chosen = f"{selector}={','.join(values[start : start + _NAME_LIST])}"
+            try:
+                text = self._commands.run("sacct", *SACCT_ARGUMENTS, f"--uid={os.geteuid()}", chosen)
+            except (EngineAwayError, SlurmRefusedError) as error:
+                _log.warning("%s: Slurm's accounting does not answer: %s", self._name, error)
+                break
+            found += jobs_of(text, self._instance)
+        return found
+
+    def _is_accounted(self) -> bool:
+        if self._has_accounting is None:
+            self._has_accounting = self._config().get("AccountingStorageType", "") not in _NO_ACCOUNTING
+        return self._has_accounting
+
+    def _config(self) -> dict[str, str]:
+        try:
+            text = self._commands.run("scontrol", "show", "config")
+        except SlurmRefusedError as error:
+            raise EngineAwayError(f"Slurm does not show its configuration: {error}") from error
+        pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def _partitions(self) -> dict[str, dict[str, str]]:
+        text = self._commands.run("scontrol", "--oneliner", "show", "partition")
+        records = (dict(re.findall(r"(\S+?)=(\S*)", line)) for line in text.splitlines())
+        return {fields["PartitionName"]: fields for fields in records if "PartitionName" in fields}
+
+    def _partition_in(self, partitions: Mapping[str, Mapping[str, str]]) -> str:
+        default = next((name for name, fields in partitions.items() if fields.get("Default") == "YES"), "")
+        self._default_partition = default
+        return self._options.partition or default
+
+    # -- putting together --
+
+    def _script(self, launch: EngineLaunch, gpus: GpuChoice) -> str:
+        features = frozenset(name for node in self._members() for name in node.features)
+        return batch_script(launch, self._options, gpus, features)
+
+    def _members(self) -> tuple[SlurmNode, ...]:
+        """The nodes of the partition, as last seen."""
+        partition = self._options.partition or self._default_partition
+        return tuple(node for node in self._nodes if partition in node.partitions)
+
+    def _described(self, jobs: Iterable[SlurmJob]) -> dict[str, EngineJob]:
+        listed = list(jobs)
+        hosts = {host for job in listed for host in job.hosts}
+        if hosts - {node.name for node in self._nodes}:
+            with contextlib.suppress(EngineAwayError):
+                self.nodes()
+        addresses = {node.name: node.address for node in self._nodes}
+        return {
+            job.name: engine_job(job, self._options, addresses, failed_nodes=self._failed_nodes(job)) for job in listed
+        }
+
+    def _failed_nodes(self, job: SlurmJob) -> str:
+        """Which nodes of a job that lost one are down; asked once, as they may come back."""
+        if not job.state.startswith("NODE_FAIL"):
+            return ""
+        with self._lock:
+            known = self._failures.get(job.job_id)
+        if known is None:
+            with contextlib.suppress(EngineAwayError):
+                self.nodes()
+            known = ", ".join(node.name for node in self._nodes if node.name in job.hosts and node.is_down)
+            with self._lock:
+                self._failures[job.job_id] = known
+        return known
+
+    def _outcomes(self, missing: Mapping[str, EngineJob]) -> dict[str, EngineJob]:
+        """How jobs ended that had not when the controller last listed them."""
+        handles = [job.handle for job in missing.values()]
+        found = (job for job in self._accounted("--jobs", handles) if job.has_ended and job.name in missing)
+        ended = self._described(job for job in found if missing[job.name].handle == str(job.job_id))
+        words = "Slurm has forgotten the job, and has no accounting that says how it ended"
+        for name, job in missing.items():
+            loss = Loss(reason=Reason.WORKER_LOST, message=words)
+            ended.setdefault(name, replace(job, phase=EnginePhase.ENDED, message=words, loss=loss))
+        return ended

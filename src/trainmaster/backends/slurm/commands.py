@@ -1,0 +1,139 @@
+"""Runs Slurm's programs, and tells a cluster that is away from one that refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from trainmaster.backends.cluster.engine import EngineAwayError
+from trainmaster.backends.slurm.options import SlurmOptions
+
+TIMEOUT_S = 60.0
+"""Slurm's programs try for half a minute and longer to reach a controller that is away."""
+
+_OPTION_VARIABLES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_", "SRUN_")
+"""Prefixes of variables that change what Slurm's programs do, as in a server that was started in a Slurm job."""
+_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+
+PROBLEMS = (
+    (
+        ("configuration source", "cannot stat file", "unable to process configuration", "clustername needs to be"),
+        "Slurm's configuration was not found: name slurm.conf with the option conf, or set SLURM_CONF for the server",
+    ),
+    (
+        ("munge", "auth_g_pack", "authentication credential", "authentication error"),
+        "Slurm cannot prove who the server is: start munged on this machine, with the cluster's munge.key",
+    ),
+    (
+        (
+            "unable to contact slurm controller", "connection refused", "socket timed out", "zero bytes were",
+            "connection timed out", "no route to host", "connection reset", "unexpected message received",
+            "standby mode", "communication connection failure", "slurm_receive_msg", "unable to resolve",
+            "persistent connection", "transport endpoint", "slurm database",
+        ),
+        "Slurm's controller does not answer: see that slurmctld runs and is reached from here (`scontrol ping`)",
+    ),
+    (
+        (
+            "temporarily unable to accept", "resource temporarily unavailable", "job submit limit",
+            "maxsubmitjob", "submitjobsperaccount", "too many jobs", "job/step already completing",
+        ),
+        "Slurm accepts no more jobs of this user at the moment",
+    ),
+)  # fmt: skip
+"""What Slurm's programs print -> what that means. All of these may pass."""
+
+
+class SlurmRefusedError(Exception):
+    """A program of Slurm failed, although the cluster answers; the message is what it printed."""
+
+
+class SlurmCommands:
+    """Runs the programs that the options name. Thread-safe."""
+
+    def __init__(self, options: SlurmOptions, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._options = options
+        self._timeout_s = timeout_s
+
+    def run(self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
+        """What a program prints. Raises EngineAwayError and SlurmRefusedError."""
+        variables = {**self.environment(), **(environment or {})}
+        try:
+            process = subprocess.Popen(
+                [self.path_of(program), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=variables,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineAwayError(f"{program} cannot be run: {error}") from error
+        with process:
+            try:
+                printed, problem = process.communicate(script, timeout=self._timeout_s)
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    seconds = f"{self._timeout_s:.0f} s"
+                    raise EngineAwayError(f"{program} has not answered after {seconds}. {PROBLEMS[2][1]}") from None
+                raise
+        if process.returncode != 0:
+            raise _error_of(_words_of(problem) or _words_of(printed) or f"{program} failed", process.returncode)
+        return printed
+
+    def path_of(self, program: str) -> str:
+        """Raises EngineAwayError if it is not installed."""
+        place = self._options.bin_dir or os.environ.get("PATH", os.defpath)
+        if (path := shutil.which(program, path=place)) is None:
+            where = f"in {self._options.bin_dir}" if self._options.bin_dir else "on the PATH of the server"
+            raise EngineAwayError(
+                f"{program} was not found {where}: install Slurm's client programs there, or name their directory with "
+                "the option bin_dir"
+            )
+        return path
+
+    def environment(self) -> dict[str, str]:
+        """The server's, without what would change Slurm's output."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _KEPT_VARIABLES or not name.startswith(_OPTION_VARIABLES)
+        }
+        kept |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        if self._options.conf:
+            kept["SLURM_CONF"] = self._options.conf
+        if self._options.bin_dir:
+            # The script calls srun, which is likely to be in the same place on the nodes.
+            kept["PATH"] = f"{self._options.bin_dir}:{kept.get('PATH', os.defpath)}"
+        return kept
+
+
+def _error_of(words: str, code: int) -> Exception:
+    lower = words.lower()
+    for signs, meaning in PROBLEMS:
+        if any(sign in lower for sign in signs):
+            return EngineAwayError(f"{meaning}. Slurm: {words}")
+    if code < 0:
+        return EngineAwayError(f"Slurm's program was killed by signal {-code}: {words}")
+    return SlurmRefusedError(words)
+
+
+def _words_of(printed: str) -> str:
+    """Without the names of programs and without repetitions, on one line."""
+    lines: list[str] = []
+    for line in printed.splitlines():
+        words = line.strip()
+        for part in ("sbatch: ", "squeue: ", "scancel: ", "scontrol: ", "sacct: ", "error: ", "fatal: "):
+            words = words.removeprefix(part)
+        if words and words not in lines:
+            lines.append(words)
+    return "; ".join(lines)

@@ -1,0 +1,120 @@
+"""Slurm's lists of jobs: what squeue and sacct are asked for, and what their lines mean."""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainmaster.backends.cluster.engine import EngineJob, EnginePhase
+from trainmaster.backends.slurm.hostlist import expanded
+from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.render import COMMENT, output_path
+from trainmaster.backends.slurm.states import loss_of, state_of, why_it_waits
+
+_FIELDS = ("JobID", "Name", "exit_code", "State", "NodeList", "Reason", "Comment")
+SQUEUE_ARGUMENTS = (
+    "--noheader",
+    "--states=all",
+    # The characters after a colon follow the field, which then has the length that it needs.
+    f"--Format={','.join(f'{field}:|' for field in _FIELDS)}",
+)
+"""The same fields with all versions from 22.05 on; the text in the comment comes last."""
+
+_SACCT_FIELDS = ("JobIDRaw", "JobName", "ExitCode", "State", "NodeList", "Reason")
+SACCT_ARGUMENTS = (
+    "--noheader",
+    "--parsable2",
+    "--allocations",
+    "--starttime=now-30days",
+    f"--format={','.join(_SACCT_FIELDS)}",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """A line of a list."""
+
+    job_id: int
+    name: str
+    instance: str
+    attempt_id: str
+    exit: str
+    state: str
+    hosts: tuple[str, ...]
+    reason: str
+
+    @property
+    def phase(self) -> EnginePhase:
+        return state_of(self.state).phase
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase is EnginePhase.ENDED
+
+
+def jobs_of(text: str, instance: str) -> Iterator[SlurmJob]:
+    """Those of an instance in the output of squeue, or of sacct, which has no comments."""
+    for line in text.splitlines():
+        parts = line.split("|", len(_FIELDS) - 1)
+        if len(parts) < len(_SACCT_FIELDS) or not parts[0].isdigit() or not parts[1].startswith(f"tm-{instance}-"):
+            continue
+        owner, attempt_id = _marks(parts[1], parts[6] if len(parts) == len(_FIELDS) else "", instance)
+        if owner == instance:
+            yield SlurmJob(
+                job_id=int(parts[0]),
+                name=parts[1],
+                instance=owner,
+                attempt_id=attempt_id,
+                exit=parts[2],
+                state=parts[3],
+                hosts=() if parts[4] in ("", "(null)", "None assigned") else expanded(parts[4]),
+                reason=parts[5],
+            )
+
+
+def _marks(name: str, comment: str, instance: str) -> tuple[str, str]:
+    """Instance and attempt of a job: from its comment, or from its name if a plugin of the site replaces comments."""
+    words = comment.split(" ")
+    if words[0] == COMMENT and len(words) > len(("mark", "instance")):
+        return words[1], words[2].rstrip("|")
+    job_id, _, number = name.removeprefix(f"tm-{instance}-").rpartition("-")
+    return instance, f"{job_id}.{number}"
+
+
+def engine_job(job: SlurmJob, options: SlurmOptions, addresses: dict[str, str], *, failed_nodes: str = "") -> EngineJob:
+    """`addresses`: host -> address, as far as they are known."""
+    phase, loss, message = job.phase, None, state_of(job.state).meaning
+    if phase is EnginePhase.ENDED:
+        output = output_path(job.name, options)
+        loss = loss_of(
+            job.state.split(" ")[0],
+            job.reason,
+            job.exit,
+            cancelled_by=_canceller(job.state),
+            failed_nodes=failed_nodes,
+            output=f"{output} on {job.hosts[0]}" if output and job.hosts else "",
+        )
+        message = loss.message
+    elif phase is EnginePhase.QUEUED:
+        message = why_it_waits(job.state, job.reason)
+    return EngineJob(
+        attempt_id=job.attempt_id,
+        handle=str(job.job_id),
+        phase=phase,
+        message=message,
+        loss=loss,
+        addresses={node: addresses.get(host, host) for node, host in enumerate(job.hosts)},
+    )
+
+
+def _canceller(state: str) -> str:
+    """The user in `CANCELLED by 1000`."""
+    found = re.search(r" by (\d+)", state)
+    if found is None:
+        return ""
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except KeyError:
+        return f"user {found[1]}"

@@ -1,0 +1,93 @@
+"""What an operator says of a Slurm cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from trainmaster.backends.cluster.engine import ClusterOptions
+
+_WORD = r"^[A-Za-z0-9_.,:@%+-]*$"
+_FEATURES = r"^[A-Za-z0-9_.:,&|*()\[\]-]*$"
+_PATH = r"^(/[^\s\"'\\#]*)?$"
+_TIME = r"^(\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}|UNLIMITED)?$"
+_EXTRA = re.compile(r"--([a-z][a-z-]*)(=[^\s\"'\\#]*)?")
+
+RESERVED = frozenset({
+    "account", "array", "batch", "chdir", "clusters", "cluster-constraint", "comment", "constraint", "cpus-per-gpu",
+    "cpus-per-task", "dependency", "error", "exclusive", "export", "export-file", "get-user-env", "gid", "gpus",
+    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "help", "hold", "ignore-pbs", "input", "job-name",
+    "kill-on-invalid-dep", "mem", "mem-per-cpu", "mem-per-gpu", "nice", "no-kill", "no-requeue", "nodes", "ntasks",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "oversubscribe",
+    "parsable", "partition", "prefer", "qos", "quiet", "requeue", "reservation", "signal", "test-only", "time",
+    "time-min", "tmp", "uid", "usage", "version", "wait", "wrap",
+})  # fmt: skip
+"""Options of sbatch that Trainmaster sets itself, or that would break how it starts and finds jobs."""
+
+
+def _words(value: Any) -> Any:
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
+class SlurmOptions(ClusterOptions):
+    partition: str = Field(
+        default="", pattern=_WORD, description="The partition of the jobs. Empty: Slurm's default partition."
+    )
+    account: str = Field(default="", pattern=_WORD, description="The account that Slurm charges. Empty: the user's.")
+    qos: str = Field(default="", pattern=_WORD, description="The quality of service. Empty: the account's.")
+    constraint: str = Field(
+        default="",
+        pattern=_FEATURES,
+        description="Features that every node must have, as --constraint takes them, such as `ib&(h100|h200)`.",
+    )
+    reservation: str = Field(default="", pattern=_WORD, description="The reservation that the jobs run in.")
+    time: str = Field(
+        default="",
+        pattern=_TIME,
+        description="Slurm's time limit for jobs without max_runtime_s, such as `2-00:00:00`. Empty: the partition's.",
+    )
+    nice: int = Field(
+        default=10,
+        ge=0,
+        le=100_000,
+        description="Added to the nice value of a job for each step of its priority below 10: Slurm starts jobs of a "
+        "higher priority first. 0: Slurm is not told of priorities.",
+    )
+    exclusive: bool = Field(default=False, description="Whether jobs get whole nodes, shared with nobody.")
+    gres: str = Field(default="gpu", pattern=r"^[A-Za-z0-9_-]+$", description="What Slurm calls GPUs in Gres.")
+    gpu_memory_mb: int = Field(
+        default=0,
+        ge=0,
+        description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little.",
+    )
+    output_dir: str = Field(
+        default="/tmp",
+        pattern=_PATH,
+        description="A directory of the nodes for what a worker prints that fails to start. Empty: nothing is kept.",
+    )
+    conf: str = Field(
+        default="",
+        pattern=_PATH,
+        description="The path of slurm.conf on the server. Empty: SLURM_CONF of its environment, or Slurm's default.",
+    )
+    bin_dir: str = Field(
+        default="", pattern=_PATH, description="The directory of sbatch and the other programs. Empty: PATH."
+    )
+    extra_args: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        default=(),
+        description="Further options of sbatch, each as --name or --name=value, separated by spaces, such as "
+        "`--mail-type=END --licenses=solver:1`.",
+    )
+
+    @field_validator("extra_args")
+    @classmethod
+    def _check_extra(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for argument in given:
+            if (found := _EXTRA.fullmatch(argument)) is None:
+                raise ValueError(f"{argument!r} is not --name or --name=value, without spaces and quotes")
+            if found[1] in RESERVED:
+                raise ValueError(f"--{found[1]} is set by Trainmaster, or by another option of the cluster")
+        return given

@@ -1,0 +1,313 @@
+"""A cluster's backend: from what its engine says of an attempt, and the claims of workers, to liveness and losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripted_engine import ScriptedEngine
+from trainmaster.backends import CLUSTER_KINDS
+from trainmaster.backends.base import LaunchError, Loss, NotYetError
+from trainmaster.backends.cluster import backend as module
+from trainmaster.backends.cluster.backend import ClusterBackend, ClusterContext
+from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
+from trainmaster.backends.cluster.worker_start import MESSAGES, SPEC, TOKEN
+from trainmaster.protocol.launch import Launch, LaunchStep
+from trainmaster.protocol.reasons import Reason
+from trainmaster.protocol.request import AttemptRequest, Control, EngineNeeds, NodeAssignment
+from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.secrets import NO_SECRETS
+from trainmaster.server.core.reports import Liveness
+from trainmaster.server.core.resources import Node
+from trainmaster.worker import bootstrap
+
+NAME = "tm-k3f9-job-1-1"
+CAPABLE = next(iter(CLUSTER_KINDS.values())).capabilities
+CLAIM = {"nonce": "n", "pid": 1, "start_time": 1, "boot_id": "b", "host": "h"}
+
+
+class Cluster:
+    def __init__(self, directory: Path, workers: Path, nodes: int = 1) -> None:
+        self.engine = ScriptedEngine()
+        self.hints: list[str] = []
+        self.request = AttemptRequest(
+            job_id="job-1",
+            attempt=1,
+            token="worker-token",
+            rank_token="rank-token",
+            launch=Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),)),
+            nodes=(NodeAssignment(node_id="hpc"),) * nodes,
+            checkpoint_dir="",
+            output_dir="",
+            owner_file="",
+            server_url="http://server:7070",
+            engine_needs=EngineNeeds(account="a", job_name="n"),
+        )
+        self.directory = RunDirectory(directory / "runs" / "job-1" / "1")
+        self.directory.create(self.request, with_ranks=False)
+        self.context = ClusterContext(
+            name="hpc",
+            instance="k3f9",
+            run_directory=lambda request: RunDirectory(directory / "runs" / request.job_id / str(request.attempt)),
+            runs=directory / "runs",
+            workers=workers,
+            hint=self.hints.append,
+        )
+        self.backend = self.server()
+
+    def server(self) -> ClusterBackend:
+        """A server that follows the engine's jobs when it is told to."""
+        return ClusterBackend(self.engine, ClusterOptions(), CAPABLE, self.context)
+
+    def queued(self) -> NotYetError:
+        with pytest.raises(NotYetError) as waits:
+            self.backend.submit(self.request, NO_SECRETS)
+        return waits.value
+
+    def runs(self, **more: Any) -> None:
+        """The engine has started it, and the server has seen that."""
+        self.queued()
+        self.engine.becomes(NAME, phase=EnginePhase.RUNNING, **more)
+        self.backend.poll()
+
+    def liveness(self) -> list[Liveness]:
+        return list(self.backend.observe(self.request))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the worker is packed, once."""
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, workers: Path) -> Cluster:
+    return Cluster(tmp_path, workers)
+
+
+def test_an_attempt_waits_in_the_engines_queue_with_its_words_and_starts_once(cluster: Cluster) -> None:
+    first = cluster.queued()
+    assert first.handle == "1"
+    cluster.backend.poll()
+    again = cluster.queued()
+    assert (str(again), len(cluster.engine.launches)) == ("Priority", 1)
+    assert not again.until.done()
+    cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING)
+    cluster.backend.poll()
+    assert again.until.done()
+    assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
+    assert len(cluster.engine.launches) == 1
+
+
+def test_the_token_is_in_the_secrets_of_a_launch_alone(cluster: Cluster) -> None:
+    cluster.queued()
+    (launch,) = cluster.engine.launches
+    assert launch.secrets == {TOKEN: "worker-token"}
+    told = repr(launch.environment) + repr(launch.command) + cluster.backend.render(cluster.request)
+    assert "worker-token" not in told
+    spec = json.loads(launch.environment[SPEC])
+    assert (spec["server_url"], spec["attempt_id"]) == ("http://server:7070", "job-1.1")
+    assert "worker-token" not in repr(launch).replace(repr(launch.request), "")
+
+
+def test_a_start_whose_answer_was_lost_is_found_again_by_its_name(cluster: Cluster) -> None:
+    cluster.queued()
+    cluster.engine.lists = False  # a list may lag behind
+    cluster.backend = cluster.server()
+    assert cluster.queued().handle == "1"
+    assert len(cluster.engine.launches) == 1
+
+
+def test_an_engine_that_is_away_leaves_everything_unknown_and_nothing_starts_twice(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.ALIVE]
+    cluster.engine.away()
+    with pytest.raises(Exception, match="does not answer"):
+        cluster.backend.poll()
+    restarted = cluster.server()
+    assert restarted.observe(cluster.request) == [Liveness.UNKNOWN]
+    with pytest.raises(NotYetError, match="does not answer"):
+        restarted.submit(cluster.request, NO_SECRETS)
+    assert len(cluster.engine.launches) == 1
+    cluster.engine.error = None
+    restarted.poll()
+    assert restarted.observe(cluster.request) == [Liveness.ALIVE]
+
+
+def test_a_list_from_before_the_claim_says_nothing_about_the_claimant(cluster: Cluster) -> None:
+    cluster.backend.poll()
+    cluster.directory.claim(0, CLAIM)
+    assert cluster.liveness() == [Liveness.UNKNOWN]
+
+
+def test_an_old_list_says_nothing_about_the_present(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.ALIVE]
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    cluster.backend._options = ClusterOptions.model_construct(poll_s=0.0)
+    assert cluster.liveness() == [Liveness.UNKNOWN]
+
+
+def test_a_claimed_attempt_that_has_ended_is_gone_for_the_engines_reason(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    lost = Loss(reason=Reason.NODE_LOST, message="node n1 failed")
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=lost)
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.GONE]
+    assert cluster.backend.loss(cluster.request, 0) == lost
+    assert "job-1.1" in cluster.hints
+
+
+def test_a_job_that_the_engine_does_not_know_any_more_was_removed_by_somebody(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    cluster.engine.present.clear()
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.GONE]
+    told = cluster.backend.loss(cluster.request, 0)
+    assert told is not None
+    assert told.reason is Reason.ENGINE_CANCELLED
+
+
+def test_a_node_of_a_running_gang_is_lost_alone(tmp_path: Path, workers: Path) -> None:
+    cluster = Cluster(tmp_path, workers, nodes=2)
+    lost = Loss(reason=Reason.NODE_LOST, message="it died")
+    cluster.queued()
+    for node in range(2):
+        cluster.directory.claim(node, CLAIM)
+    cluster.liveness()
+    cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING, node_losses={1: lost})
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.ALIVE, Liveness.GONE]
+    assert (cluster.backend.loss(cluster.request, 0), cluster.backend.loss(cluster.request, 1)) == (None, lost)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (Loss(reason=Reason.NODE_LOST, message="boot failed"), Reason.NODE_LOST),
+        (Loss(reason=Reason.LAUNCH_REFUSED, message=MESSAGES[bootstrap.TOO_OLD]), Reason.LAUNCH_REFUSED),
+        (Loss(reason=Reason.TIMEOUT, message="its time was up"), Reason.LAUNCH_REFUSED),
+        (None, Reason.ENGINE_UNAVAILABLE),
+    ],
+)
+def test_an_attempt_that_ended_before_any_worker_claimed_it_is_refused(
+    cluster: Cluster, loss: Loss | None, reason: Reason
+) -> None:
+    cluster.queued()
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=loss, message="it ended")
+    with pytest.raises(LaunchError) as refused:
+        cluster.backend.submit(cluster.request, NO_SECRETS)
+    assert (refused.value.reason, str(refused.value)) == (reason, loss.message if loss else "it ended")
+    assert cluster.liveness() == [Liveness.REVOKED]
+
+
+def test_what_the_engine_refuses_is_withdrawn_and_says_why(cluster: Cluster) -> None:
+    cluster.backend.poll()
+    cluster.engine.error = EngineRefusedError("Invalid partition name")
+    cluster.engine.find = lambda name: None  # type: ignore[method-assign]
+    with pytest.raises(LaunchError, match="hpc: Invalid partition name") as refused:
+        cluster.backend.submit(cluster.request, NO_SECRETS)
+    assert refused.value.reason is Reason.LAUNCH_REFUSED
+    assert cluster.liveness() == [Liveness.REVOKED]
+
+
+def test_revoking_what_waits_cancels_it_even_if_the_engine_is_away_meanwhile(cluster: Cluster) -> None:
+    cluster.queued()
+    cluster.engine.away()
+    cluster.backend.revoke(cluster.request)
+    assert cluster.liveness() == [Liveness.REVOKED]
+    assert cluster.engine.cancelled == []
+    cluster.engine.error = None
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_a_claimed_attempt_is_not_cancelled_by_a_late_revocation(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.backend.revoke(cluster.request)
+    assert cluster.engine.cancelled == []
+    cluster.backend.kill(cluster.request)
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_a_stop_reaches_workers_by_their_control_document(cluster: Cluster) -> None:
+    cluster.backend.stop(cluster.request, Control(seq=3))
+    assert (cluster.directory.document("control.json") or {})["seq"] == 3
+
+
+def test_an_ended_job_stays_on_the_engine_until_its_end_was_reported(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == []
+    cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == ["1"]
+
+
+def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(cluster: Cluster) -> None:
+    cluster.queued()
+    gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
+    cluster.engine.present["tm-k3f9-job-2-1"] = gone
+    cluster.server().poll()  # one that has not observed any attempt yet
+    assert cluster.engine.cancelled == ["7"]
+
+
+def test_only_the_leader_tidies_up(cluster: Cluster) -> None:
+    cluster.queued()
+    gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
+    cluster.engine.present["tm-k3f9-job-2-1"] = gone
+    cluster.context = replace(cluster.context, leads=lambda: False)
+    cluster.server().poll()
+    assert cluster.engine.cancelled == []
+
+
+def test_services_are_reached_where_the_engine_says_and_not_where_their_worker_does(cluster: Cluster) -> None:
+    cluster.runs(addresses={0: "10.0.0.7"})
+    assert cluster.backend.endpoint(cluster.request, 0, "evil", 8000) == "10.0.0.7:8000"
+    assert cluster.backend.endpoint(cluster.request, 1, "evil", 8000) is None
+
+
+def test_nodes_are_those_of_the_pool_and_changes_are_news(cluster: Cluster) -> None:
+    news: list[Callable[[], None]] = []
+    cluster.context = replace(cluster.context, on_nodes=lambda: news.append(print))
+    backend = cluster.server()
+    assert backend.inventory() == ()
+    node = Node(node_id="hpc:n1", backend="hpc", hostname="n1", cpu_cores=4, ram_mb=1, storage_mb=1)
+    cluster.engine.known_nodes = [node]
+    backend.poll()
+    (seen,) = backend.inventory()
+    assert (seen.pool, seen.is_in_pool, len(news)) == ("hpc", True, 1)
+
+
+def test_a_follower_wakes_those_who_wait_and_survives_an_engine_that_goes_and_comes(cluster: Cluster) -> None:
+    cluster.backend = ClusterBackend(cluster.engine, ClusterOptions(poll_s=0.1), CAPABLE, cluster.context)
+    cluster.backend.open()
+    try:
+        waits = cluster.queued()
+        cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING)
+        waits.until.result(timeout=60)
+        cluster.engine.away()
+        again = cluster.backend._wait(NAME, "", None)
+        cluster.engine.error = None
+        cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
+        again.until.result(timeout=60)
+    finally:
+        cluster.backend.close()
