@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -29,19 +30,16 @@ from process_signals import kill_all_marked, pids
 RAY = Path(__file__).parents[1] / ".venvs" / "ray" / "bin"
 REQUIRED = "REQUIRE_RAY"
 """The variable with which CI says that nothing may be skipped for want of Ray."""
-HEAD, SECOND = "127.0.0.1", "127.0.0.2"
+HEAD, SECOND = "127.0.0.2", "127.0.0.3"
+"""Not 127.0.0.1, for which Ray takes the address of another interface."""
 GPUS = 4
 CPUS = 4
 REGION = "north"
 """Of the second node."""
 TRIES = 3
 _VARIABLE = "TRAINMASTER_TEST_RAY"
-_NODE_PORTS = (
-    "dashboard-agent-listen-port",
-    "dashboard-agent-grpc-port",
-    "runtime-env-agent-port",
-    "metrics-export-port",
-)
+_AGENT_PORT = "dashboard-agent-listen-port"
+_NODE_PORTS = (_AGENT_PORT, "dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
 _HEAD_PORTS = ("port", "dashboard-port", "ray-client-server-port")
 
 
@@ -63,6 +61,11 @@ class RayCluster:
     ports: Mapping[str, int]
     """Of the head; it keeps them when it is started again."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    client: httpx.Client = field(
+        default_factory=lambda: httpx.Client(timeout=PATIENCE_S, trust_env=False, verify=False)
+    )
+    agents: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Address -> Ray's id of its node, and the port of its agent."""
 
     @property
     def address(self) -> str:
@@ -101,7 +104,7 @@ class RayCluster:
         self.processes.pop(address).wait()
 
     def get(self, path: str, **parameters: Any) -> Any:
-        answer = httpx.get(f"{self.address}{path}", params=parameters, timeout=PATIENCE_S, trust_env=False)
+        answer = self.client.get(f"{self.address}{path}", params=parameters)
         return answer.raise_for_status().json()
 
     def living(self) -> set[str]:
@@ -121,11 +124,13 @@ class RayCluster:
     def _start(self, address: str, *arguments: str, resources: Mapping[str, float]) -> None:
         name, _, value = self._variable(address).partition("=")
         environment = {key: text for key, text in os.environ.items() if not key.startswith("RAY_")}
+        ports = dict(zip(_NODE_PORTS, free_ports(len(_NODE_PORTS)), strict=True))
+        self.agents[address] = (secrets.token_hex(28), ports[_AGENT_PORT])
         command = [
             *(str(RAY / "ray"), "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"),
             *(f"--num-cpus={CPUS}", f"--num-gpus={GPUS}", "--memory=4000000000", "--object-store-memory=80000000"),
             *("--min-worker-port=0", "--max-worker-port=0", f"--resources={json.dumps(resources)}"),
-            *(f"--{port}={number}" for port, number in zip(_NODE_PORTS, free_ports(len(_NODE_PORTS)), strict=True)),
+            *(f"--{port}={number}" for port, number in ports.items()),
             *arguments,
         ]
         with open(self.directory / f"{address}.log", "a") as log:
@@ -135,6 +140,7 @@ class RayCluster:
                     **environment,
                     name: value,
                     "RAY_TMPDIR": f"{self.directory}/t",
+                    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.agents[address][0],
                     "RAY_memory_monitor_refresh_ms": "0",  # this machine's memory is not the cluster's
                     "SPT_NOENV": "1",  # else the titles that Ray gives its processes overwrite their variables
                 },
@@ -153,8 +159,16 @@ class RayCluster:
                 self.kill(address)
                 return False
             assert time.monotonic() < deadline, self.log(address)
+            self._announce_agent(address)
             time.sleep(0.2)
         return True
+
+    def _announce_agent(self, address: str) -> None:
+        """Write down where the agent of a node will listen. A node ends when its agent has not done so 15 s after it
+        was started, and starting takes an agent longer on a busy machine."""
+        node_id, port = self.agents[address]
+        with contextlib.suppress(OSError):  # the directory is not there yet
+            (self.directory / "t" / "session_latest" / f"dashboard_agent_listen_port_{node_id}").write_text(str(port))
 
 
 @contextlib.contextmanager
@@ -173,6 +187,7 @@ def running_ray() -> Iterator[RayCluster]:
                 return
         raise RuntimeError(f"Ray did not start: {cluster.log(HEAD)}")
     finally:
+        cluster.client.close()
         guard.communicate()
         for process in cluster.processes.values():
             process.wait()
@@ -214,5 +229,5 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind((HEAD, 0))
+            one.bind(("0.0.0.0", 0))  # as Ray does
         return [one.getsockname()[1] for one in sockets]

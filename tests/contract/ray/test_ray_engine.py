@@ -291,7 +291,7 @@ def test_inventory_has_what_jobs_can_ask_for(engine: RayEngine, cluster: RayClus
     nodes = {node.address: node for node in engine.nodes()}
     assert nodes.keys() == {HEAD, SECOND}
     second = nodes[SECOND]
-    assert (second.node_id, second.backend, second.cpu_cores, second.ram_mb) == ("ray/127.0.0.2", "ray", 4, 3814)
+    assert (second.node_id, second.backend, second.cpu_cores, second.ram_mb) == (f"ray/{SECOND}", "ray", 4, 3814)
     assert [(gpu.type, gpu.memory_mb) for gpu in second.gpus] == [("H100", 81920)] * GPUS
     assert {f"region={REGION}", "pool=b"} <= set(second.labels)
     assert {f"region={REGION}", "pool=b", "second_node"} <= second.tags
