@@ -102,6 +102,9 @@ class RayCluster:
         """All of a node, as if its power had failed."""
         kill_until_gone(self._variable(address))
         self.processes.pop(address).wait()
+        if address == HEAD:
+            # Otherwise Ray takes the processes of other nodes on this machine for a head that still runs.
+            (self.directory / "t" / "ray_current_cluster").unlink(missing_ok=True)
 
     def get(self, path: str, **parameters: Any) -> Any:
         answer = self.client.get(f"{self.address}{path}", params=parameters)
