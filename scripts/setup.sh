@@ -57,6 +57,7 @@ if [ "$extra" = dev ]; then
     sh scripts/clients.sh &
     clients=$!
     sh scripts/containers.sh
+    sh scripts/slurm.sh
 fi
 if ! ready; then
     echo "installing Trainmaster into .venv, PyTorch included (this takes a minute or two)" >&2

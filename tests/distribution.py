@@ -16,6 +16,8 @@ SUITES = (
         "clients/test_trainer_containers.py",
         "clients/test_trainer_fresh_machine.py",
     ),
+    # One Slurm cluster.
+    ("contract/slurm",),
     # One process that has imported the trainers.
     ("training",),
     # One process that has imported the trainer service.

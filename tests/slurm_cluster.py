@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from patience import PATIENCE_S
-from process_signals import kill_all_marked
+from process_signals import pids
 from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, engine_name
 from trainmaster.backends.slurm.client import SlurmEngine
 from trainmaster.backends.slurm.options import SlurmOptions
 from trainmaster.protocol.launch import Launch, LaunchStep
+from trainmaster.protocol.processes import signal_if
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds, NodeAssignment
 
 REQUIRED = "REQUIRE_SLURM"
@@ -83,6 +84,11 @@ class SlurmCluster:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _SEARCHED}
 
+    @property
+    def _mark(self) -> str:
+        """A variable of every process of the cluster."""
+        return f"SLURM_CONF={self.conf}"
+
     def start(self) -> None:
         self._daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
         wait_for(lambda: (self.directory / "munge.socket").exists(), "munged")
@@ -94,7 +100,13 @@ class SlurmCluster:
         self._daemon("slurmctld", "slurmctld", "-D")
         wait_for(self._answers, "slurmctld")
 
-    def kill_controller(self) -> None:
+    def kill_controller(self, *handles: str) -> None:
+        """These jobs are known again when it is back: it writes its state every few seconds only."""
+        for handle in handles:
+            self.scontrol("update", f"JobId={handle}", f"AdminComment=saved-{handle}-here")
+        state = self.directory / "state" / "job_state"
+        marks = [f"saved-{handle}-here".encode() for handle in handles]
+        wait_for(lambda: not marks or (state.exists() and all(mark in state.read_bytes() for mark in marks)), "saving")
         self._kill("slurmctld")
 
     def pause_controller(self) -> None:
@@ -113,8 +125,7 @@ class SlurmCluster:
     def kill_node(self, node: str) -> None:
         """Kill all that runs on a node, and have the controller know of it, as a health check would."""
         self._kill(node)
-        # Steps of other nodes never have this one's name.
-        kill_all_marked(f"SLURMD_NODENAME={node}")
+        _kill_all_with(self._mark, f"SLURMD_NODENAME={node}")
         self.scontrol("update", f"NodeName={node}", "State=DOWN", "Reason=killed")
 
     def kill_munge(self) -> None:
@@ -142,7 +153,9 @@ class SlurmCluster:
         return SlurmEngine("hpc", instance, self.options(**values))
 
     def end_all_jobs(self) -> None:
-        self.run("scancel", f"--user={os.geteuid()}")
+        user = f"--user={os.geteuid()}"
+        self.run("scancel", user, "--state=PENDING")
+        self.run("scancel", user, "--signal=KILL", "--full")
         wait_for(lambda: not self.run("squeue", "--noheader"), "the end of all jobs")
 
     def stop(self) -> None:
@@ -180,7 +193,8 @@ class SlurmCluster:
         assert self.daemons[node].poll() is None, (self.directory / f"{node}.out").read_text()[-2000:]
         state = self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()
         if "down" in state:
-            self.scontrol("update", f"NodeName={node}", "State=RESUME")
+            with contextlib.suppress(AssertionError):  # it has registered meanwhile
+                self.scontrol("update", f"NodeName={node}", "State=RESUME")
         return set(state) == {"idle"}
 
 
@@ -191,7 +205,6 @@ def running_cluster() -> Iterator[SlurmCluster]:
     place = tempfile.mkdtemp(prefix="tm-slurm-", dir="/tmp")
     directory = Path(place)
     directory.chmod(0o755)
-    mark = f"SLURM_CONF={directory}/slurm.conf"
     watcher = subprocess.Popen(
         [sys.executable, "-c", _WATCHER, place],
         stdin=subprocess.PIPE,
@@ -206,7 +219,7 @@ def running_cluster() -> Iterator[SlurmCluster]:
             yield cluster
         finally:
             cluster.stop()
-            kill_all_marked(mark)
+            _kill_all_with(cluster._mark)
     finally:
         watcher.communicate()
 
@@ -260,7 +273,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
+DefMemPerCPU=1000
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -291,6 +304,15 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def _kill_all_with(*variables: str) -> None:
+    """Kill every process that has all of these variables."""
+    marks = {variable.encode() for variable in variables}
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ")
+            signal_if(pid, lambda file=environment: marks <= set(file.read_bytes().split(b"\0")), signal.SIGKILL)  # type: ignore[misc]
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

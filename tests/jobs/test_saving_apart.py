@@ -34,12 +34,10 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedA
         yield attempt
 
 
-@pytest.fixture(params=["server", "s3"])
-def uri(request: pytest.FixtureRequest) -> str:
+@pytest.fixture
+def uri(attempt: ServedAttempt) -> str:
     """An empty root that all machines reach."""
-    if request.param == "server":
-        return str(request.getfixturevalue("attempt").checkpoints)
-    return str(request.getfixturevalue("s3_root"))
+    return attempt.checkpoints
 
 
 def be_a_machine(rank: int, directory: Path) -> None:

@@ -22,6 +22,9 @@ CALLERS = {
     "protocol/documents.py",
     "protocol/run_directory.py",
     "server/storage.py",
+    "server/attempt_store/store.py",
+    "server/http/attempt_files.py",
+    "server/coordinator/upload_collection.py",
 }
 """The server's modules that use it. Whoever is new here works on files of accounts: have it reviewed as such."""
 

@@ -29,6 +29,7 @@ OURS: dict[str, set[str]] = {
     "server.scheduling": {"server.core", "protocol"},
     "server.failpoints": set(),
     "server.storage": {"protocol"},
+    "server.attempt_store": {"protocol"},
     "server.settings": {"server.core", "server.failpoints", "protocol"},
     "server.store": {"server.core", "server.settings", "server.failpoints", "protocol"},
     "backends": {"server.core", "protocol"},
@@ -38,6 +39,7 @@ OURS: dict[str, set[str]] = {
         "server.core",
         "server.settings",
         "server.storage",
+        "server.attempt_store",
         "server.failpoints",
         "backends",
         "protocol",
@@ -51,6 +53,8 @@ OURS: dict[str, set[str]] = {
         "server.core",
         "server.settings",
         "server.storage",
+        "server.attempt_store",
+        "server.failpoints",
         "protocol",
     },
     "server.doors": {
@@ -135,7 +139,7 @@ THEIRS: dict[str, set[str]] = {
     "server.storage": set(),
     "server.settings": {"cryptography", "uvicorn"},
     "server.store": {"sqlalchemy", "alembic", "psycopg"},
-    "backends": {"docker", "pynvml", "requests"},
+    "backends": {*PYDANTIC, "docker", "httpx", "pynvml", "requests"},
     "server.coordinator": {"sqlalchemy", "httpx"},
     "server.http": {
         "fastapi",
@@ -192,6 +196,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/commands/cluster.py": {"trainer"},
     # The server refuses a base model that a trainer cannot hold; `engine.config` reads its file, without torch.
     "server/coordinator/base_models.py": {"engine"},
+    # What starts a worker on a node goes there as text.
+    "backends/cluster/worker_start.py": {"worker"},
 }
 """Module -> rooms that it alone may import."""
 

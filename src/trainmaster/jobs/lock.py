@@ -1,7 +1,8 @@
 """Locks that keep two runs from writing checkpoints under the same name.
 
 The kernel holds locks on files until the process dies. On an object store a lock is an object that its holder renews;
-it is free after `EXPIRES_S` without a renewal.
+it is free after `EXPIRES_S` without a renewal. A server, as an object store, respects both kinds, and frees the locks
+of attempts that are over.
 """
 
 from __future__ import annotations
@@ -44,24 +45,36 @@ class Lock:
 def file_lock(path: Path, owner: str, *, wait_s: float = 0.0) -> Iterator[Lock]:
     """Lock a file, made if missing, which names the holder; raises LockedError if it is held, even after `wait_s`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(os.open(path, os.O_RDWR | os.O_CREAT, 0o644)) as descriptor:
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
-                    raise LockedError(f"{path.parent} is in use by {holder}") from None
-            time.sleep(LOOK_EVERY_S)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner.encode(), 0)
-        # Released explicitly: a child that was forked meanwhile shares the descriptor and would keep the lock.
-        try:
-            yield Lock()
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    deadline = time.monotonic() + wait_s
+    while True:
+        with closing(os.open(path, os.O_RDWR | os.O_CREAT, 0o644)) as descriptor:
+            if (holder := _lock(path, descriptor)) is None:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, owner.encode(), 0)
+                # Released explicitly: a child that was forked meanwhile shares the descriptor and would keep the lock.
+                try:
+                    yield Lock()
+                finally:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                return
+        if time.monotonic() >= deadline:
+            raise LockedError(f"{path.parent} is in use by {holder}")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _lock(path: Path, descriptor: int) -> str | None:
+    """Lock an open file; returns who holds it, if somebody does."""
+    content = os.pread(descriptor, 1000, 0)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return content.decode(errors="replace") or "another process"
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            # A job on another machine holds the lock by what it writes there, through the server.
+            holder, expires_at = _holder(os.pread(descriptor, 1000, 0))
+            return holder if expires_at + CLOCKS_DIFFER_S >= time.time() else None
+    return "another process"  # which has replaced the file
 
 
 class ObjectLock(Lock):

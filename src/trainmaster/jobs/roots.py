@@ -18,10 +18,11 @@ from typing import Protocol
 from trainmaster.jobs import checkpoint
 from trainmaster.jobs.checkpoint import MANIFEST, CorruptCheckpointError, Manifest, check_path, flush_path
 from trainmaster.jobs.lock import Lock, file_lock
-from trainmaster.jobs.object_root import DeliveredParts, ObjectRoot, PartDelivery
+from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import S3_SCHEME
+from trainmaster.jobs.parts import DeliveredParts, PartDelivery
 from trainmaster.protocol.account_files import closing
-from trainmaster.protocol.attempt_files import is_url
+from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea, is_url
 
 _OBJECT_SCHEMES = (S3_SCHEME, "http://", "https://")
 ANOTHER_SAVE = "-attempt-"
@@ -128,6 +129,19 @@ def open_checkpoint(where: str | os.PathLike[str]) -> tuple[Root, str]:
     if not name or parent in ("s3:", "s3:/"):
         raise ValueError(f"{os.fspath(where)}: no checkpoint can be there")
     return open_root(parent or "/"), name
+
+
+def found_again(root: Root, where: str, job_id: str | None) -> str:
+    """Where a checkpoint is found now whose place this very job noted, perhaps in another attempt or on a machine that
+    shares other files. The place is unchanged unless it lies in the job's own directory for checkpoints, the `root`."""
+    named = AttemptFileUrl.parse(where)
+    if job_id is None:
+        return where
+    if named is not None and named.area is FileArea.CHECKPOINTS and named.attempt_id.rpartition(".")[0] == job_id:
+        return root.locate(named.path)
+    # As the server lays its directories out.
+    _, here, rel_path = where.partition(f"/{job_id}/checkpoints/")
+    return root.locate(rel_path) if here and not root.is_directory and not is_url(where) else where
 
 
 def commit_beside(

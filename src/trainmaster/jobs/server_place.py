@@ -122,7 +122,8 @@ class ServerPlace:
 
     def _read(self, key: str, on_bytes: OnBytes | None, take: Callable[[bytes], object]) -> tuple[int, str]:
         """Read a file, which must not change meanwhile, from where each broken answer ended."""
-        sha256, done, version, complete = hashlib.sha256(), 0, None, False
+        sha256, done, complete = hashlib.sha256(), 0, False
+        version: str | None = None
         while not complete:
             before = done
             for _ in self.connection.tries():

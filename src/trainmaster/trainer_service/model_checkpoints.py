@@ -27,7 +27,7 @@ from trainmaster.engine.weight_files import read_adapter
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.report import Reporter
-from trainmaster.jobs.roots import commit_beside
+from trainmaster.jobs.roots import commit_beside, found_again
 from trainmaster.jobs.trees import TreeError
 from trainmaster.protocol.trainer_requests import TINKER
 from trainmaster.trainer_service import checkpoint_names, export_files
@@ -172,7 +172,8 @@ class Saving:
             with _reading(found.where):
                 directory = scope.enter_context(found.root.fetch(found.rel_path))
                 if (directory / export_files.DELTA_INDEX).is_file():
-                    base = self.named.open(export_files.base_of_delta(directory)["where"])
+                    noted = export_files.base_of_delta(directory)["where"]
+                    base = self.named.open(found_again(self._root, noted, self._reporter.job_id()))
                     whole_base = scope.enter_context(base.root.fetch(base.rel_path))
                     target = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="trainmaster-export-")))
                     export_files.apply_delta(directory, whole_base, target)

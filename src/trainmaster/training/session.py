@@ -16,9 +16,10 @@ from trainmaster.jobs.basic_job import StopRequests
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_reader import BEST, LATEST, InexactResumeError
 from trainmaster.jobs.checkpoint_saver import SaveError, Saver, to_remove
+from trainmaster.jobs.objects import AccessRefusedError
 from trainmaster.jobs.process import Process
 from trainmaster.jobs.report import Reporter
-from trainmaster.jobs.roots import Root, open_checkpoint
+from trainmaster.jobs.roots import Root, found_again, open_checkpoint
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
@@ -197,7 +198,8 @@ class Session:
         self._latest = None if resumed is None else resumed.where
         self._best: Best | None = None
         if resumed is not None and (saved := resumed.metadata.get("best")):
-            self._best = Best(**{**saved, "where": saved["where"] or resumed.where})
+            noted = found_again(self._root, saved["where"] or resumed.where, self.reporter.job_id())
+            self._best = Best(**{**saved, "where": noted})
         self._noted_missing_metric = False
         self.saved_step: int | None = None
 
@@ -276,10 +278,10 @@ class Session:
         """The template's part of the best checkpoint; None where there is none, or it is the latest."""
         if self._best is None or self._best.where is None or self._best.where == self._latest:
             return None
-        root, rel_path = open_checkpoint(self._best.where)
         try:
+            root, rel_path = open_checkpoint(self._best.where)
             return Saver(root, self.process, reporter=self.reporter).load(rel_path, template, partial=True).tree
-        except (FileNotFoundError, CorruptCheckpointError) as error:
+        except (FileNotFoundError, CorruptCheckpointError, AccessRefusedError) as error:
             if self.process.index == 0:
                 self.reporter.note(f"the result is the last model, since the best one cannot be read: {error}")
             return None

@@ -36,24 +36,20 @@ from trainmaster.protocol.reasons import Reason, StopCause, exit_record
 from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, Control
 from trainmaster.protocol.run_directory import (
     CONTROL,
-    RENDEZVOUS,
     SEARCH_ONLY,
-    Gap,
     RunDirectory,
-    StreamGapError,
     beat_document,
-    endpoint_document,
     exit_document,
-    gap_document,
 )
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.worker.cgroups import remove_groups
+from trainmaster.worker.mirror import Mirror
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import exit_of_lost_worker
 from trainmaster.worker.results import Results, name_places
 from trainmaster.worker.supervise import run_worker
-from trainmaster.worker.uplink import CHUNK, AttemptRefusedError, ClosedError, Uplink
+from trainmaster.worker.uplink import AttemptRefusedError, ClosedError, Uplink
 
 LOOK_EVERY_S = 0.1
 """How long output may wait before it is sent; the worker's hints cut it short."""
@@ -62,8 +58,6 @@ CONTROL_WAIT_S = 20
 """How long the server may hold a request for control."""
 REFUSED_GRACE_S = 10.0
 """For the ranks of an attempt that the server does not know any more."""
-MOST_REPORT_BYTES = 1 << 30
-"""Of a stream that is no log: a rank can make a file terabytes long, and fill the server's disk, without writing."""
 _AS_REQUESTED = ContainerOverrides()
 _WORKER_ENDS_S = 15.0
 """A worker that has written its exit, or was told to stop, is gone by then or hangs."""
@@ -136,10 +130,7 @@ class _Courier:
         self._worker: int | None = None
         self._worker_end = "never started"
         self._inherited = False
-        self._awaits_rendezvous = False
-        self._offsets: dict[str, int] = {}
-        self._gaps: dict[str, Gap] = {}
-        self._delivered: dict[str, dict[str, Any]] = {}
+        self._mirrored = Mirror(self._uplink, self._route, self._run, node, tick=self._beat)
         self._next_beat = 0.0
         self._refused = threading.Event()
         self._terminated = False
@@ -165,7 +156,7 @@ class _Courier:
             except OSError as error:
                 reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.STORAGE_UNAVAILABLE
                 message = f"the node could not prepare for the job: {error}"
-                self._put(exit_document(self._node), exit_record(reason, message))
+                self._mirrored.put(exit_document(self._node), exit_record(reason, message))
                 return
             with self._following_control(), self._hints() as hints:
                 self._mirror(hints)
@@ -199,7 +190,6 @@ class _Courier:
                 hint_socket=str(self._home / "hints"),
             )
         )
-        self._awaits_rendezvous = self._node > 0
         if claim := self._run.claimant(self._node):
             self._worker_end = "died with the courier before this one"
             self._inherited = True
@@ -314,57 +304,14 @@ class _Courier:
             if (end := self._run.document(exit_document(self._node))) is None and not running:
                 self._kill_strays()
                 end = exit_of_lost_worker(self._run, self._node, self._worker_end)
-            self._push_documents()
-            self._push_streams()
-            self._pull_rendezvous()
+            self._mirrored.turn()
             if self._refused.is_set():
                 raise AttemptRefusedError(404)
             if end is not None:
-                self._put(exit_document(self._node), self._deliver_results(end))
+                self._mirrored.put(exit_document(self._node), self._deliver_results(end))
                 return
             if select.select([hints] if hints else [], [], [], LOOK_EVERY_S)[0] and hints:
                 hints.drain()
-
-    def _push_documents(self) -> None:
-        names = [beat_document(self._node), endpoint_document(self._node)]
-        for name in [RENDEZVOUS, *names] if self._node == 0 else names:
-            document = self._run.document(name)
-            if document is not None and document != self._delivered.get(name):
-                self._put(name, document)
-                self._delivered[name] = document
-
-    def _push_streams(self) -> None:
-        for name, length in self._run.streams():
-            size = length if "/logs/" in name else min(length, MOST_REPORT_BYTES)
-            offset = self._offsets.get(name, 0)
-            while True:
-                data = self._run.read(name, offset, min(CHUNK, size - offset)) if offset < size else b""
-                if (gap := self._run.gap(name)) is not None and offset < gap.start:
-                    data = data[: gap.start - offset]
-                elif gap is not None and (offset < gap.end or gap != self._gaps.get(name)):
-                    self._put(gap_document(name), gap.to_json())
-                    self._gaps[name] = gap
-                    self._offsets[name] = offset = max(offset, gap.end)
-                    continue
-                if not data:
-                    break  # All is sent; or somebody cut the file short, and what is gone cannot be.
-                self._beat()
-                try:
-                    answer = self._uplink.ask("POST", f"{self._route}/streams/{name}?offset={offset}", data=data)
-                    offset = int(answer["next_offset"])
-                except StreamGapError as gap_error:
-                    offset = gap_error.next_offset
-                self._offsets[name] = offset
-
-    def _pull_rendezvous(self) -> None:
-        # Not there yet, or no disk space: the next turn asks again.
-        with contextlib.suppress(AttemptRefusedError, OSError):
-            if self._awaits_rendezvous:
-                self._run.put_document(RENDEZVOUS, self._uplink.ask("GET", f"{self._route}/documents/{RENDEZVOUS}"))
-                self._awaits_rendezvous = False
-
-    def _put(self, name: str, document: dict[str, Any]) -> None:
-        self._uplink.ask("PUT", f"{self._route}/documents/{name}", document=document)
 
     def _beat(self) -> bool:
         """Send heartbeats while the worker does not: before its start, and after its end."""
@@ -372,7 +319,7 @@ class _Courier:
         if self._worker is not None or now < self._next_beat:
             return False
         self._next_beat = now + BEAT_EVERY_S
-        self._put(beat_document(self._node), {"t": time.time(), "seq": 0})
+        self._mirrored.put(beat_document(self._node), {"t": time.time(), "seq": 0})
         return True
 
     def _worker_runs(self) -> bool:

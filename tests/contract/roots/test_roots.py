@@ -15,8 +15,10 @@ from root_saves import FILES, everything, fill, manifest, overwrite, save
 
 from patience import PATIENCE_S
 from trainmaster.jobs import CorruptCheckpointError, NotOwnerError, verify
+from trainmaster.jobs.checkpoint import DRAFT_PREFIX, ManifestFile
 from trainmaster.jobs.lock import LockedError
-from trainmaster.jobs.roots import Root, open_checkpoint, open_root
+from trainmaster.jobs.parts import DeliveredParts
+from trainmaster.jobs.roots import Root, commit_beside, open_checkpoint, open_root
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -309,3 +311,29 @@ def test_progress_counts_every_byte(root: Root) -> None:
             with root.fetch("a/1", on_bytes=came.append):
                 pass
         assert sum(came) == made.size_bytes
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_parts_of_other_machines_are_committed_with_the_save_wherever_that_goes(root: Root, taken: bool) -> None:
+    if root.is_directory:
+        pytest.skip("all ranks write into the draft")
+    if taken:
+        save(root, "a/1", {"f": b"first"})
+    with root.draft("a/1", job_id="job-1", attempt=1) as draft:
+        fill(draft, {"of-rank-0": b"0"})
+        delivery = root.delivery("a/1", draft.name.removeprefix(DRAFT_PREFIX))
+        assert delivery is not None
+        assert delivery.take(1) is None
+        with delivery.draft(job_id="job-1", attempt=1) as part:
+            fill(part, {"deep/of-rank-1": b"1" * 1000})
+            delivery.send(1, part, {})
+        told = delivery.take(1)
+        assert told is not None
+        assert delivery.take(1) is None
+        parts = DeliveredParts(rel_path="a/1", files=tuple(ManifestFile(**file) for file in told["files"]))
+        place, made = commit_beside(root, draft, "a/1", manifest(2), check_owner=lambda: None, parts=parts)
+    assert place == ("a/1-attempt-1" if taken else "a/1")
+    assert [file.path for file in made.files] == ["deep/of-rank-1", "of-rank-0"]
+    assert root.verify(place) == made
+    assert root.read(place, "deep/of-rank-1") == b"1" * 1000
+    assert len(everything(root)) == (5 if taken else 3)

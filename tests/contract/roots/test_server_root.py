@@ -19,9 +19,10 @@ from root_saves import FILES, everything, fill, manifest, save
 from patience import PATIENCE_S
 from served_attempt import ServedAttempt, open_attempt, submit
 from trainmaster.jobs import NotOwnerError, server_connection, server_place, verify
+from trainmaster.jobs.lock import LockedError
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
-from trainmaster.jobs.roots import LocalRoot, open_checkpoint, open_root
+from trainmaster.jobs.roots import LocalRoot, found_again, open_checkpoint, open_root
 from trainmaster.jobs.server_connection import Answer, NoAnswerError, ServerConnection
 from trainmaster.protocol import environment
 from trainmaster.server.coordinator.upload_collection import ABANDONED_S, collect_uploads
@@ -346,3 +347,45 @@ def test_bytes_that_are_damaged_on_the_way_are_sent_again(root: ObjectRoot, monk
 
 def test_files_are_those_of_the_save(root: ObjectRoot) -> None:
     assert {file.path for file in save(root, "a/b", FILES).files} == set(FILES)
+
+
+def test_lock_is_respected_by_jobs_here_and_elsewhere(root: ObjectRoot, attempt: ServedAttempt) -> None:
+    local = LocalRoot(attempt.home)
+    with local.lock("a", "here"), pytest.raises(LockedError, match="here"), root.lock("a", "elsewhere"):
+        pass
+    with root.lock("a", attempt.attempt_id):
+        with pytest.raises(LockedError, match=attempt.attempt_id), local.lock("a", "here"):
+            pass
+        with pytest.raises(LockedError, match=attempt.attempt_id), root.lock("a", "another"):
+            pass
+    with local.lock("a", "here"):
+        pass
+    with root.lock("a", attempt.attempt_id):
+        pass
+
+
+def test_lock_of_an_attempt_that_is_over_is_free(
+    root: ObjectRoot, attempt: ServedAttempt, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"owner": attempt.attempt_id, "nonce": "n", "renewals": 1, "expires_at": 2e9}
+    root._place.put("a/.lock", json.dumps(record).encode())
+    with pytest.raises(LockedError, match=attempt.attempt_id), root.lock("a", "other"):
+        pass
+    later = next_attempt(attempt, served, tmp_path)
+    for name, value in later.environment.items():
+        monkeypatch.setenv(name, value)
+    with ObjectRoot(later.checkpoints).lock("a", later.attempt_id) as held:
+        held.require()
+
+
+def test_place_that_another_attempt_noted_is_found_again(root: ObjectRoot, attempt: ServedAttempt) -> None:
+    job_id = attempt.job.job_id
+    local = LocalRoot(attempt.home)
+    earlier = attempt.checkpoints.replace(f"{job_id}.1", f"{job_id}.7")
+    assert found_again(root, f"{earlier}/a/c-1", job_id) == root.locate("a/c-1")
+    assert found_again(local, f"{earlier}/a/c-1", job_id) == local.locate("a/c-1")
+    assert found_again(root, local.locate("a/c-1"), job_id) == root.locate("a/c-1")
+    assert found_again(local, local.locate("a/c-1"), job_id) == local.locate("a/c-1")
+    for foreign in (f"{attempt.files_url}/resume/c-1", "s3://bucket/a", "/srv/job-other/checkpoints/c-1"):
+        assert found_again(root, foreign, job_id) == found_again(local, foreign, job_id) == foreign
+    assert found_again(root, f"{earlier}/a/c-1", None) == f"{earlier}/a/c-1"

@@ -25,9 +25,9 @@ from trainmaster.protocol.secrets import Secrets
 
 COURIER = """
 import sys
-from trainmaster.worker import courier
+from trainmaster.worker import mirror
 from trainmaster.worker.courier import run_courier
-courier.MOST_REPORT_BYTES = 1 << 20  # not to send a gigabyte
+mirror.MOST_REPORT_BYTES = 1 << 20  # not to send a gigabyte
 url, token, attempt_id, node, directory, *how = sys.argv[1:]
 run_courier(url, token, attempt_id, int(node), directory, delivers_only=bool(how))
 """

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.worker import bootstrap
 
@@ -35,6 +36,16 @@ MESSAGES: Mapping[int, str] = {
     _NOT_EXECUTABLE: "the Python of the option `python` cannot be executed on its nodes",
 }
 """Exit code of a worker that did not start -> why, and what to do."""
+
+REASONS: Mapping[int, Reason] = {
+    bootstrap.TOO_OLD: Reason.LAUNCH_REFUSED,
+    bootstrap.UNREACHABLE: Reason.ENGINE_UNAVAILABLE,
+    bootstrap.REFUSED: Reason.ENGINE_UNAVAILABLE,
+    bootstrap.NO_ROOM: Reason.LAUNCH_REFUSED,
+    _NOT_FOUND: Reason.LAUNCH_REFUSED,
+    _NOT_EXECUTABLE: Reason.LAUNCH_REFUSED,
+}
+"""The same exit codes -> what follows for the attempt."""
 
 
 def variables(

@@ -32,6 +32,9 @@ from trainmaster.server.core.resources import Node
 _log = logging.getLogger(__name__)
 
 _NODES_FRESH_S = 300.0
+"""Types of GPUs and features seldom change."""
+_NODES_RECENT_S = 15.0
+"""A job on an unknown node does not have nodes listed more often."""
 _NAME_LIST = 200
 """How many jobs sacct is asked about at a time."""
 _NO_ACCOUNTING = ("", "(null)", "accounting_storage/none")
@@ -236,7 +239,8 @@ class SlurmEngine:
     def _described(self, jobs: Iterable[SlurmJob]) -> dict[str, EngineJob]:
         listed = list(jobs)
         hosts = {host for job in listed for host in job.hosts}
-        if hosts - {node.name for node in self._nodes}:
+        is_recent = time.monotonic() - self._nodes_at < _NODES_RECENT_S
+        if hosts - {node.name for node in self._nodes} and not is_recent:
             with contextlib.suppress(EngineAwayError):
                 self.nodes()
         addresses = {node.name: node.address for node in self._nodes}

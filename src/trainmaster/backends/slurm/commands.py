@@ -61,14 +61,17 @@ class SlurmCommands:
 
     def run(self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
         """What a program prints. Raises EngineAwayError and SlurmRefusedError."""
-        variables = {**self.environment(), **(environment or {})}
+        conf = self._options.conf or os.environ.get("SLURM_CONF", "")
+        if conf and not os.path.exists(conf):
+            # Slurm's programs would wait for it for a minute.
+            raise EngineAwayError(f"{PROBLEMS[0][1]}. There is no {conf}")
         try:
             process = subprocess.Popen(
                 [self.path_of(program), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=variables,
+                env=self.environment() if environment is None else environment,
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -108,7 +111,7 @@ class SlurmCommands:
             for name, value in os.environ.items()
             if name in _KEPT_VARIABLES or not name.startswith(_OPTION_VARIABLES)
         }
-        kept |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        kept["LC_ALL"] = "C"
         if self._options.conf:
             kept["SLURM_CONF"] = self._options.conf
         if self._options.bin_dir:

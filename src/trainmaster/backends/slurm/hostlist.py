@@ -26,7 +26,7 @@ def split_outside(text: str, brackets: str) -> Iterator[str]:
     >>> list(split_outside("gpu:h100:4(S:0,2),shard:8", "()"))
     ['gpu:h100:4(S:0,2)', 'shard:8']
     """
-    opening, closing = brackets
+    opening, closing = brackets[0], brackets[1]
     depth, start = 0, 0
     for place, character in enumerate(text):
         depth += (character == opening) - (character == closing)

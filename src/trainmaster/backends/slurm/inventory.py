@@ -157,9 +157,9 @@ def gpu_memory_mb(kind: str, options: SlurmOptions) -> int:
     (81920, 81559)
     """
     words = re.findall(r"[a-z0-9]+", kind.lower())
-    for word in words:
-        if found := re.fullmatch(r"(\d+)gb?", word):
-            return int(found[1]) * 1024
+    # A slice such as 3g.20gb has 20 GB.
+    if own := max((int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)gb?", word))), default=0):
+        return own * 1024
     known = next((memory_mb for name, memory_mb in _MEMORY_MB if name in words), 0)
     return known or options.gpu_memory_mb
 

@@ -21,9 +21,9 @@ RESERVED = frozenset({
     "cpus-per-task", "dependency", "error", "exclusive", "export", "export-file", "get-user-env", "gid", "gpus",
     "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "help", "hold", "ignore-pbs", "input", "job-name",
     "kill-on-invalid-dep", "mem", "mem-per-cpu", "mem-per-gpu", "nice", "no-kill", "no-requeue", "nodes", "ntasks",
-    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "oversubscribe",
-    "parsable", "partition", "prefer", "qos", "quiet", "requeue", "reservation", "signal", "test-only", "time",
-    "time-min", "tmp", "uid", "usage", "version", "wait", "wrap",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output",
+    "oversubscribe", "parsable", "partition", "prefer", "propagate", "qos", "quiet", "requeue", "reservation",
+    "signal", "test-only", "time", "time-min", "tmp", "uid", "usage", "version", "wait", "wrap",
 })  # fmt: skip
 """Options of sbatch that Trainmaster sets itself, or that would break how it starts and finds jobs."""
 

@@ -23,6 +23,8 @@ _MAX_SIGNAL_S = 65_535
 _HIGHEST_PRIORITY = 10
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG")
 """What jobs get of the server's environment. Nothing else, which may be secret."""
+_OF_SLURM = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+"""What sbatch needs in addition."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
@@ -40,6 +42,7 @@ def batch_script(
     if _NAME.fullmatch(launch.name) is None:
         raise ValueError(f"{launch.name!r} is no name of an attempt")
     lines = ["#!/bin/sh", *(f"#SBATCH --{line}" for line in _directives(launch, options, gpus, features)), ""]
+    lines.append(f"# Variables of sbatch, the only ones that it exports: {' '.join([*INHERITED, *launch.secrets])}")
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in launch.environment.items()]
     lines += [
         "# Slurm's signals reach the workers directly; this script waits for them.",
@@ -95,7 +98,9 @@ def _directives(
     yield "dependency=singleton"
     yield "chdir=/tmp"
     yield f"output={output_path(launch.name, options) or '/dev/null'}"
-    yield f"export={','.join([*INHERITED, *map(_variable, launch.secrets)])}"
+    # A list of names would have slurmd run a login shell for the rest.
+    yield "export=ALL"
+    yield "propagate=NONE"
     yield from (argument.removeprefix("--") for argument in options.extra_args)
 
 
@@ -119,8 +124,9 @@ def _time_limit(launch: EngineLaunch, options: SlurmOptions) -> str:
 
 
 def _srun(launch: EngineLaunch) -> Iterator[str]:
-    """One worker on each node. Workers end one by one: srun waits for all of them, whatever the first one does."""
-    yield "srun --mpi=none --export=ALL --kill-on-bad-exit=0 --wait=0"
+    """One worker on each node. srun waits for all of them: they end one by one, with code 0 whatever their job did. One
+    that is killed takes the others with it, so that Slurm ends the job."""
+    yield "srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0"
     yield f"--nodes={launch.node_count} --ntasks={launch.node_count} --ntasks-per-node=1"
     if launch.needs.cpu_cores:
         # From 22.05 on, srun does not take this from the job.
@@ -145,5 +151,6 @@ def sbatch_arguments(launch: EngineLaunch) -> tuple[str, ...]:
 
 
 def sbatch_environment(launch: EngineLaunch, environment: Mapping[str, str]) -> dict[str, str]:
-    """With the secrets, which the script names and does not have."""
-    return {**environment, **launch.secrets}
+    """Everything that sbatch runs with, since it exports all of that: the script names the secrets, and has none."""
+    kept = {name: environment[name] for name in (*INHERITED, *_OF_SLURM) if name in environment}
+    return {**kept, **{_variable(name): value for name, value in launch.secrets.items()}}

@@ -12,7 +12,6 @@ from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster import worker_start
 from trainmaster.backends.cluster.engine import EnginePhase
 from trainmaster.protocol.reasons import Reason
-from trainmaster.worker import bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +162,6 @@ def _word_of(reason: str) -> str:
 
 # -- why a job ended --
 
-_REASONS_OF_EXIT: Mapping[int, Reason] = MappingProxyType({
-    bootstrap.TOO_OLD: Reason.LAUNCH_REFUSED,
-    bootstrap.UNREACHABLE: Reason.ENGINE_UNAVAILABLE,
-    bootstrap.REFUSED: Reason.ENGINE_UNAVAILABLE,
-    bootstrap.NO_ROOM: Reason.LAUNCH_REFUSED,
-    127: Reason.LAUNCH_REFUSED,
-    126: Reason.LAUNCH_REFUSED,
-})  # fmt: skip
 _LAUNCH_FAILURES = ("JobLaunchFailure", "SystemFailure")
 _SIGNALLED = 128
 
@@ -203,8 +194,10 @@ def loss_of(
     if failed_nodes:
         meaning += f": {failed_nodes}"
     if cause is Reason.WORKER_LOST:
-        if code in worker_start.MESSAGES:
-            meaning, cause = worker_start.MESSAGES[code], _REASONS_OF_EXIT.get(code, Reason.WORKER_LOST)
+        if _word_of(reason) == "OutOfMemory":
+            meaning, cause = STATES["OUT_OF_MEMORY"].meaning, Reason.OUT_OF_MEMORY
+        elif code in worker_start.MESSAGES:
+            meaning, cause = worker_start.MESSAGES[code], worker_start.REASONS[code]
         elif _word_of(reason) in _LAUNCH_FAILURES:
             meaning, cause = "Slurm could not launch it on its nodes", Reason.ENGINE_UNAVAILABLE
         elif number or code > _SIGNALLED:
@@ -212,7 +205,7 @@ def loss_of(
     details = [state]
     if _word_of(reason) not in ("", "None", "NonZeroExitCode"):
         details.append(reason)
-    if cause in (Reason.WORKER_LOST, *_REASONS_OF_EXIT.values()) and code:
+    if cause in (Reason.WORKER_LOST, *worker_start.REASONS.values()) and code:
         details.append(f"exit code {code}")
     where = f"; its output is in {output}" if output and state_of(state).reason is Reason.WORKER_LOST and code else ""
     return Loss(reason=cause, message=f"{meaning} (Slurm: {', '.join(details)}){where}")

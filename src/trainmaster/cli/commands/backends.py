@@ -148,7 +148,7 @@ def run_test(
             client.cancel(job_id, missing_ok=True)
             raise
         if job["status"] != "COMPLETED":
-            lines = (job["error"] or {}).get("last_lines") or []
+            lines = job["error"]["last_lines"] if job["error"] else []
             detail = "".join(f"\n  {line}" for line in lines)
             message = job["error_message"] or job["status_message"] or ""
             raise CommandError(f"the test job {job_id} ended as {job['status']}: {message}{detail}")

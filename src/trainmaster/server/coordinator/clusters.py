@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import SecretStr
 from sqlalchemy import Connection
 
 from trainmaster.backends import BACKENDS, CLUSTER_KINDS, BackendContext, missing
@@ -109,17 +108,12 @@ class Clusters:
     def shown(self, cluster: Cluster) -> dict[str, Any]:
         """The options as anybody may see them: with what was not set, and without secrets."""
         try:
-            fields = options_model(cluster.kind).model_fields
+            fields, hidden = options_model(cluster.kind).model_fields, secret_names(cluster.kind)
         except WrongOptionsError:
             return dict(cluster.options)
-        values = {name: cluster.options.get(name, field.default) for name, field in fields.items()}
-        set_secrets = self._secrets_of(cluster) if cluster.sealed else {}
-        return {
-            name: (HIDDEN if name in set_secrets else None)
-            if isinstance(value, SecretStr) or name in set_secrets
-            else value
-            for name, value in values.items()
-        }
+        known = self._secrets_of(cluster)
+        shown = {name: cluster.options.get(name, field.default) for name, field in fields.items()}
+        return shown | {name: HIDDEN if name in known else None for name in hidden}
 
     def _secrets_of(self, cluster: Cluster) -> dict[str, str]:
         if not cluster.sealed:

@@ -157,13 +157,17 @@ def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf | None, now: 
         return replace(seen, exit=None, liveness=Liveness.UNKNOWN) if recent else seen
     if ended is None:
         return replace(seen, exit=exit_record(told.reason, told.message))
-    if told.reason not in ENGINES_REASONS:
-        return seen
-    return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
+    if told.reason in ENGINES_REASONS:
+        return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
+    if ended.get("stop_cause") == StopCause.ENGINE:
+        # It ended what another node of the gang had left.
+        broken = {"reason": Reason.WORKER_LOST, "stop_cause": StopCause.PEER, "message": told.message}
+        return replace(seen, exit={**ended, **broken})
+    return seen
 
 
 def _by_engine(ended: Mapping[str, Any]) -> bool:
-    """Whether the engine may have ended a node: it told the worker to stop, or a signal of nobody else killed a rank."""
+    """Whether the engine may have ended a node: it told the worker to stop, or a signal killed a rank."""
     stopped_by = ended.get("stop_cause")
     return stopped_by == StopCause.ENGINE or (stopped_by is None and ended.get("reason") == Reason.KILLED_BY_SIGNAL)
 

@@ -16,19 +16,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import Connection as Read
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trainmaster.protocol.trainer_requests import DOOR_HEADER, Trainer
+from trainmaster.protocol.attempt_files import is_url
+from trainmaster.protocol.trainer_requests import DOOR_HEADER, REFUSAL_HEADER, SOURCE_HEADER, Trainer
 from trainmaster.server.core.errors import JobNotFoundError, NotFoundError
 from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.workloads.trainer_service import KIND
 from trainmaster.server.http import proxy
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.http.gateway import Activity, StreamedResponse
-from trainmaster.server.storage import URI
+from trainmaster.server.storage import ARTIFACTS, URI, Roots, checkpoints_path, run_directory
 from trainmaster.server.store import accounts, jobs
 from trainmaster.server.store.scope import Scope
 
@@ -183,6 +186,8 @@ class Trainers:
     ) -> Response:
         """A trainer's response to a client, with `extra` headers. Raises like `ask`; `grammar`: see `target_of`."""
         headers = [each for each in proxy.forwarded_headers(request, body) if each[0] not in _SECRETS]
+        if extra and SOURCE_HEADER in extra:
+            extra = await run_in_threadpool(with_source_as_seen, self._context.roots, trainer, extra)
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
         target = proxy.target_of(request, grammar)
         with contextlib.ExitStack() as use:
@@ -238,6 +243,22 @@ def status_of(job: Job) -> str:
     """A job's status, with its reason and message where it has them."""
     why = ": ".join(part for part in (job.reason, job.message) if part)
     return f"{job.status} ({why})" if why else str(job.status)
+
+
+def with_source_as_seen(roots: Roots, trainer: Trainer, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers that name a checkpoint by its place on this machine, as the trainer's machine finds it, or a refusal: one
+    that shares no files with the server reads the checkpoints of its own job alone."""
+    source = headers[SOURCE_HEADER]
+    with contextlib.suppress(FileNotFoundError):
+        seen = run_directory(roots, trainer.job_id, trainer.attempt).request().checkpoint_dir
+        if is_url(seen) and not is_url(source):
+            home = f"{roots.path(ARTIFACTS, checkpoints_path(trainer.job_id))}/"
+            if source.startswith(home):
+                return {**headers, SOURCE_HEADER: f"{seen}/{source.removeprefix(home)}"}
+            message = "the checkpoint is of another job, and this trainer shares no files with the server"
+            others = {name: value for name, value in headers.items() if name != SOURCE_HEADER}
+            return {**others, REFUSAL_HEADER: quote(message)}
+    return headers
 
 
 def location_of(context: ApiContext, checkpoint: CheckpointRecord) -> str:

@@ -68,8 +68,8 @@ class DeclaredBackend:
     """`[clusters.NAME]`: a cluster that jobs name as their backend."""
 
     kind: str
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What else the table says; the kind of the cluster decides what that may be."""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata={"secret": True})
+    """What else the table says; the kind of the cluster decides what that may be, and what of it is secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +81,19 @@ class Declared:
     clusters: Mapping[str, DeclaredBackend] = field(default_factory=dict)
 
 
-CLUSTERS = "clusters"
 TABLES: Mapping[str, type[Any]] = {
     "queues": DeclaredQueue,
     "nodes": DeclaredNode,
     "accounts": DeclaredAccount,
     "webhooks": DeclaredWebhook,
+    "clusters": DeclaredBackend,
 }
 """The tables of a settings file, and what an entry of each may say."""
 
 
 def read_declared(document: Mapping[str, object], base: Path, complain: Complain) -> Declared:
     found: dict[str, dict[str, Any]] = {}
-    for table in (*TABLES, CLUSTERS):
+    for table, model in TABLES.items():
         found[table] = {}
         entries = document.get(table, {})
         if not isinstance(entries, Mapping):
@@ -105,7 +105,7 @@ def read_declared(document: Mapping[str, object], base: Path, complain: Complain
                 complain(path, _ABOUT_NAMES)
             elif not isinstance(entry, Mapping):
                 complain(path, f"must be a table: write [{table}.{name}]")
-            elif (value := _read_any(table, path, entry, base, complain)) is not None:
+            elif (value := _read_any(model, path, entry, base, complain)) is not None:
                 found[table][name] = value
                 if isinstance(value, DeclaredWebhook) and not is_account_id(value.account):
                     complain((*path, "account"), _ABOUT_NAMES)
@@ -113,10 +113,10 @@ def read_declared(document: Mapping[str, object], base: Path, complain: Complain
 
 
 def _read_any(
-    table: str, path: tuple[str, ...], entry: Mapping[str, object], base: Path, complain: Complain
+    model: type[Any], path: tuple[str, ...], entry: Mapping[str, object], base: Path, complain: Complain
 ) -> object | None:
-    if table != CLUSTERS:
-        return _read_entry(TABLES[table], path, entry, base, complain)
+    if model is not DeclaredBackend:
+        return _read_entry(model, path, entry, base, complain)
     if not isinstance(kind := entry.get("kind"), str):
         complain(path, "needs kind: a text")
         return None

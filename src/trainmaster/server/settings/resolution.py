@@ -296,6 +296,10 @@ _TABLES = """\
 #url = "https://hooks.example.com/trainmaster"
 #statuses = ["COMPLETED", "FAILED"]
 #secret = "at least sixteen characters"
+
+#[clusters.hpc]
+#kind = "slurm"
+#partition = "gpu"
 """
 
 

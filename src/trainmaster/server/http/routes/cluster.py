@@ -161,8 +161,8 @@ def node_resource(node: Node, allocations: Sequence[Allocation], scope: Scope) -
 def _free(node: Node, allocations: Iterable[Allocation]) -> Free:
     free = whole(node)
     if node.is_in_pool:
-        held = sorted(free.gpus)[: node.held_gpus]  # how many is known, but not which
-        return free.less(held, node.held_cpu_cores, node.held_ram_mb, 0, 0)
+        in_use = sorted(free.gpus)[: node.held_gpus]  # how many is known, but not which
+        return free.less(in_use, node.held_cpu_cores, node.held_ram_mb, 0, 0)
     for held in allocations:
         free = free.without(held.share)
     return free

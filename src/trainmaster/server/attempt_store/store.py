@@ -16,33 +16,33 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import User, closing, directory_below, open_below
 from trainmaster.protocol.attempt_files import DRAFT, FileArea
 from trainmaster.protocol.run_directory import StreamGapError
+from trainmaster.server.attempt_store.digests import digest_of, running_digests
+from trainmaster.server.attempt_store.paths import (
+    FilePathError,
+    FileStatus,
+    is_beside_checkpoints,
+    is_of_save,
+    parts_of,
+    status_of,
+)
 
 UPLOADS = ".uploads"
 MANIFEST = "manifest.json"
 _LOCK = f"{UPLOADS}/lock"
-_READ_BYTES = 1 << 20
-_MOST_PATH_BYTES = 2048
-_MOST_NAMES = 60
-"""Of one path: what is committed must not be deeper than `account_files` goes."""
-_MOST_NAME_BYTES = 255
+_MOST_LOCK_BYTES = 2048
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
-
-
-class FilePathError(ValueError):
-    """No file of an attempt can have this path."""
 
 
 class DigestError(ValueError):
@@ -53,11 +53,12 @@ class IncompleteSaveError(ValueError):
     """A manifest names files that did not arrive."""
 
 
-class FileStatus(NamedTuple):
-    path: str
-    size: int
+class LockHolder(NamedTuple):
+    owner: str
+    """As its file says."""
+    is_here: bool
+    """Whether a process of this machine has locked the file itself."""
     version: str
-    modified_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class AttemptStore:
     def open(self, area: FileArea, path: str) -> tuple[int, FileStatus]:
         """A descriptor of a file, which the caller closes, and its status."""
         descriptor = open_below(*self._place(area, path))
-        return descriptor, _status(path, os.fstat(descriptor))
+        return descriptor, status_of(path, os.fstat(descriptor))
 
     def files(self, area: FileArea, prefix: str, after: str) -> Iterator[FileStatus]:
         """The committed files below a directory, sorted by their paths' names, from after a path on."""
@@ -99,7 +100,7 @@ class AttemptStore:
                 for found in account_files.files_in_order(directory, names):
                     path = "/".join(found)
                     if (status := account_files.status_below(top, f"{name}/{path}")) is not None:
-                        yield _status(f"{prefix}/{path}".lstrip("/"), status)
+                        yield status_of(f"{prefix}/{path}".lstrip("/"), status)
 
     def directories(self, area: FileArea, prefix: str) -> list[str]:
         if area is FileArea.RESUME and not prefix and self.resume is not None:
@@ -114,23 +115,47 @@ class AttemptStore:
         With `create` only where there is none, with `version` only over that one, else None.
         """
         top, name = self._place(FileArea.CHECKPOINTS, path)
-        if not _is_of_save(path) and not _is_beside_checkpoints(path):
+        if not is_of_save(path) and not is_beside_checkpoints(path):
             raise FilePathError("only files of a save, its manifest and names with a dot first can be written there")
         temporary = f"{self._own}/put-{secrets.token_hex(8)}"
         with self._locked():
             before = account_files.status_below(top, name)
             if (create and before is not None) or (
-                version is not None and (before is None or _status(path, before).version != version)
+                version is not None and (before is None or status_of(path, before).version != version)
             ):
                 return None
             self._write(temporary, data)
             try:
-                self._make_parent(name, FileArea.CHECKPOINTS if not _is_of_save(path) else None)
+                self._make_parent(name, FileArea.CHECKPOINTS if not is_of_save(path) else None)
                 account_files.move(self.artifacts, temporary, name)
             finally:
                 account_files.remove(self.artifacts, temporary)
             after = account_files.status_below(top, name)
-        return _status(path, after).version if after is not None else ""
+        return status_of(path, after).version if after is not None else ""
+
+    def lock_holder(self, path: str) -> LockHolder | None:
+        """Who holds the lock at a path; None if there is no lock."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            closing(open_below(*self._place(FileArea.CHECKPOINTS, path))) as descriptor,
+        ):
+            owner, is_here = os.pread(descriptor, _MOST_LOCK_BYTES, 0).decode(errors="replace"), False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    owner = str(json.loads(owner)["owner"])
+            except BlockingIOError:
+                is_here = True
+            return LockHolder(owner, is_here, status_of(path, os.fstat(descriptor)).version)
+        return None
+
+    def discard(self, path: str, version: str) -> None:
+        """Remove a small object that still has this version."""
+        top, name = self._place(FileArea.CHECKPOINTS, path)
+        with self._locked():
+            now = account_files.status_below(top, name)
+            if now is not None and status_of(path, now).version == version:
+                account_files.remove(top, name)
 
     def append(self, area: FileArea, path: str, upload: str, offset: int, data: bytes) -> int:
         """Take a piece of a file; returns where the next one begins. Raises StreamGapError if bytes before it lack."""
@@ -146,7 +171,7 @@ class AttemptStore:
             fresh = memoryview(data)[end - offset :]
             while fresh:
                 written = os.write(descriptor, fresh)
-                _digests.extend(f"{self.artifacts}/{name}", end, fresh[:written])
+                running_digests.extend(f"{self.artifacts}/{name}", end, fresh[:written])
                 fresh, end = fresh[written:], end + written
         return end
 
@@ -170,7 +195,7 @@ class AttemptStore:
                 return self._already_there(top, name, path, size, sha256)
             if status.st_size < size:
                 raise StreamGapError(status.st_size)
-            digest = _digests.take(f"{self.artifacts}/{part}", size) or _digest(descriptor)
+            digest = running_digests.take(f"{self.artifacts}/{part}", size) or digest_of(descriptor)
             if status.st_size > size or digest != sha256:
                 account_files.remove(self.artifacts, part.rpartition("/")[0])
                 raise DigestError("the file did not arrive as it was sent; send it again")
@@ -181,7 +206,7 @@ class AttemptStore:
                 self._make_parent(name, None)
                 account_files.move(self.artifacts, part, name)
             account_files.remove(self.artifacts, part.rpartition("/")[0])
-            return _status(path, status).version
+            return status_of(path, status).version
 
     def prepare(self, path: str, save: str, files: dict[str, int], manifest: bytes) -> Callable[[], bool]:
         """Complete a save; returns the function that commits it by a rename, and False if something is there already.
@@ -194,7 +219,7 @@ class AttemptStore:
         draft = self._draft(save)
         account_files.make_directories(self.artifacts, draft)
         for name, size in files.items():
-            status = account_files.status_below(self.artifacts, f"{draft}/{'/'.join(_parts(name))}")
+            status = account_files.status_below(self.artifacts, f"{draft}/{'/'.join(parts_of(name))}")
             if status is None or status.st_size != size:
                 raise IncompleteSaveError(f"{name} did not arrive, or not all of it")
         account_files.remove(self.artifacts, f"{draft}/{MANIFEST}")
@@ -222,7 +247,7 @@ class AttemptStore:
     def delete(self, path: str) -> None:
         """Remove a small object, a file of a save, or, by its manifest, a whole checkpoint: first from all listings."""
         top, name = self._place(FileArea.CHECKPOINTS, path)
-        if _is_of_save(path) or _is_beside_checkpoints(path):
+        if is_of_save(path) or is_beside_checkpoints(path):
             account_files.remove(top, name)
         elif path.endswith(f"/{MANIFEST}"):
             aside = f"{self._own}/removed-{secrets.token_hex(8)}"
@@ -245,7 +270,7 @@ class AttemptStore:
 
     def _place(self, area: FileArea, path: str) -> tuple[Path, str]:
         """The directory of ours, and the path below it, of a file."""
-        names = _parts(path)
+        names = parts_of(path)
         if area is FileArea.RESUME:
             if self.resume is None or names[0] != self.resume.name or len(names) < 2:
                 raise FileNotFoundError(errno.ENOENT, "it is no file of the checkpoint that is resumed from", path)
@@ -258,20 +283,20 @@ class AttemptStore:
         return self.artifacts, f"{self.checkpoints}/{path}"
 
     def _place_to_finish(self, area: FileArea, path: str) -> tuple[Path, str]:
-        if area is FileArea.CHECKPOINTS and not _is_of_save(path):
+        if area is FileArea.CHECKPOINTS and not is_of_save(path):
             raise FilePathError("a file of a checkpoint belongs to a save")
         return self._place(area, path)
 
     def _directory(self, area: FileArea, path: str) -> tuple[Path, str]:
         if area is FileArea.RESUME:
-            names = _parts(path) if path else ()
+            names = parts_of(path) if path else ()
             if self.resume is None or (names and names[0] != self.resume.name):
                 raise FileNotFoundError(errno.ENOENT, "it is no part of the checkpoint that is resumed from", path)
             if not names:
                 raise FilePathError("name the checkpoint")
             return self.resume.top, "/".join((self.resume.directory, *names[1:]))
         home = self.output if area is FileArea.OUTPUT else self.checkpoints
-        return self.artifacts, "/".join((home, *(_parts(path) if path else ())))
+        return self.artifacts, "/".join((home, *(parts_of(path) if path else ())))
 
     def _make_parent(self, name: str, area: FileArea | None) -> None:
         """Make the directory of a file; an area's belong to the user of its account."""
@@ -314,8 +339,8 @@ class AttemptStore:
         """The version of a file that an earlier request has put there, whose answer got lost."""
         with contextlib.suppress(FileNotFoundError), closing(open_below(top, name)) as descriptor:
             status = os.fstat(descriptor)
-            if status.st_size == size and _digest(descriptor) == sha256:
-                return _status(path, status).version
+            if status.st_size == size and digest_of(descriptor) == sha256:
+                return status_of(path, status).version
         raise StreamGapError(0)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -333,64 +358,3 @@ class AttemptStore:
         with closing(open_below(self.artifacts, _LOCK, os.O_RDWR | os.O_CREAT)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-
-
-class _RunningDigests:
-    """Digests of files that are being sent, so that most need not be read again when all of one has arrived."""
-
-    MOST = 4096
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[int, Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def extend(self, name: str, begin: int, data: memoryview) -> None:
-        with self._lock:
-            end, digest = self._known.pop(name, (0, hashlib.sha256()))
-        if end != begin:
-            return  # Another process took what lies between.
-        digest.update(data)
-        with self._lock:
-            self._known[name] = (begin + len(data), digest)
-            if len(self._known) > self.MOST:
-                self._known.popitem(last=False)
-
-    def take(self, name: str, size: int) -> str | None:
-        """The digest of a file of this size; None if it is not known."""
-        with self._lock:
-            end, digest = self._known.pop(name, (-1, None))
-        return str(digest.hexdigest()) if end == size else None
-
-
-_digests = _RunningDigests()
-
-
-def _digest(descriptor: int) -> str:
-    digest, offset = hashlib.sha256(), 0
-    while data := os.pread(descriptor, _READ_BYTES, offset):
-        digest.update(data)
-        offset += len(data)
-    return digest.hexdigest()
-
-
-def _status(path: str, status: os.stat_result) -> FileStatus:
-    version = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-    return FileStatus(path=path, size=status.st_size, version=version, modified_at=status.st_mtime)
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    names = tuple(path.split("/"))
-    wrong = any(name in ("", ".", "..") or len(os.fsencode(name)) > _MOST_NAME_BYTES for name in names)
-    if wrong or "\0" in path or len(names) > _MOST_NAMES or len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        raise FilePathError("it is no relative path of plain names, or is too long")
-    return names
-
-
-def _is_of_save(path: str) -> bool:
-    return any(DRAFT.fullmatch(name) for name in path.split("/")[:-1])
-
-
-def _is_beside_checkpoints(path: str) -> bool:
-    """Whether a path is that of a pointer or a lock: they have a dot first, as no checkpoint has."""
-    *above, last = path.split("/")
-    return last.startswith(".") and not any(name.startswith(".") for name in above)
