@@ -11,8 +11,9 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from ray_launches import launch_of
+from pydantic import ValidationError
 
+from ray_launches import launch_of
 from trainmaster.backends.ray import driver, render
 from trainmaster.backends.ray.options import RayOptions, Spread
 from trainmaster.backends.ray.render import accelerators, bundle, document, labels, package, plan, submission
@@ -133,6 +134,14 @@ def test_job_without_a_number_of_cores_takes_those_of_the_operator() -> None:
     assert bundle(needs(), options(resources={"CPU": 0.5, "pool-a": 0.1})) == {"CPU": 0.5, "pool-a": 0.1}
     assert bundle(needs(cpu_cores=8), options(resources={"CPU": 0.5})) == {"CPU": 8}
     assert bundle(needs(gpus=1), options(resources={"CPU": 0})) == {"GPU": 1}
+
+
+def test_resources_may_be_given_as_text() -> None:
+    assert options(resources=" pool-a=0.01, CPU=2").resources == {"pool-a": 0.01, "CPU": 2}
+    assert options(resources="").resources == {}
+    for wrong in ("pool-a", "pool-a=much", "CPU=-1"):
+        with pytest.raises(ValidationError, match="resources"):
+            options(resources=wrong)
 
 
 def test_capability_cannot_reduce_what_a_job_takes() -> None:

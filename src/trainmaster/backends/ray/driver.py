@@ -51,11 +51,9 @@ class Node:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self.keepers_input: Any = self.keeper.stdin
         self.lock = threading.Lock()
         self.result: dict[str, Any] = {}
-        self.keepers_input.write(json.dumps(spec).encode() + b"\n")
-        self.keepers_input.flush()
+        self.tell(json.dumps(spec))
 
     def wait(self) -> dict[str, Any]:
         with self.lock:
@@ -66,8 +64,12 @@ class Node:
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self.keepers_input.write(b"stop\n")
-            self.keepers_input.flush()
+            self.tell("stop")
+
+    def tell(self, line: str) -> None:
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.write(line.encode() + b"\n")
+        self.keeper.stdin.flush()
 
 
 def main(launch: dict[str, Any]) -> None:

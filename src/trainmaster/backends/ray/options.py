@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from trainmaster.backends.cluster.engine import ClusterOptions
+
+
+def _amounts(value: Any) -> Any:
+    """`--set` gives text: `pool-a=0.01,CPU=2`."""
+    if not isinstance(value, str):
+        return value
+    pairs = (part.partition("=") for part in value.split(",") if part.strip())
+    return {name.strip(): amount for name, _, amount in pairs}
 
 
 class Spread(StrEnum):
@@ -44,9 +53,9 @@ class RayOptions(ClusterOptions):
         description="How the nodes of a job are distributed. STRICT_SPREAD: each on a node of its own. SPREAD and PACK "
         "allow several on one, and prefer many or few. STRICT_PACK: all on one.",
     )
-    resources: dict[str, float] = Field(
+    resources: Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_amounts)] = Field(
         default={},
-        description="What each node of a job takes besides what the job asks for, such as `{pool-a = 0.01}`. CPU "
+        description="What each node of a job takes besides what the job asks for, such as `pool-a=0.01,CPU=2`. CPU "
         "counts for jobs that do not say how many cores they need; the default is 1.",
     )
     driver_python: str = Field(
