@@ -170,6 +170,8 @@ def _explanation(job: Job) -> Iterator[str]:
         yield f"{name} is {job['status']}{said}."
     elif job["desired"] != "run":
         yield f"{name} is being stopped ({job['desired']} was asked for)."
+    elif job["status"] == "SCHEDULING" and job["status_message"]:
+        yield f"{name} is SCHEDULING: {job['status_message']}."
     else:
         how_far = brief(job)
         yield f"{name} does not wait: it is {job['status']}{f', {how_far}' if how_far else ''}."

@@ -63,11 +63,12 @@ def observe_attempt(
     `loss` tells why the worker of a node is gone."""
     streams = Streams(directory, job.live, count=len(liveness) * (1 + ranks_per_node))
     nodes = [
-        _told_by_engine(
-            _observe_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint), node, loss, now
-        )
+        _observe_node(job, directory, node, alive, ranks_per_node, streams, roots, endpoint)
         for node, alive in enumerate(liveness)
     ]
+    if loss is not None:
+        of_gang = len(nodes) > 1
+        nodes = [_told_by_engine(seen, node, loss, now, of_gang=of_gang) for node, seen in enumerate(nodes)]
     if streams.skipped_bytes:
         message = (
             f"the attempt ended with more reports than the server had read: {streams.skipped_bytes} bytes of "
@@ -144,10 +145,12 @@ def _observe_node(
     return NodeObservation(liveness=alive, records=records + notes, exit=ended, endpoint=endpoint)
 
 
-def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf | None, now: Callable[[], float]) -> NodeObservation:
+def _told_by_engine(
+    seen: NodeObservation, node: int, loss: LossOf, now: Callable[[], float], *, of_gang: bool
+) -> NodeObservation:
     """With the engine's reason for an end that the worker cannot explain: it died, or the engine ended its ranks."""
     ended = seen.exit
-    if loss is None or (ended is None and seen.liveness is not Liveness.GONE):
+    if ended is None and seen.liveness is not Liveness.GONE:
         return seen
     if ended is not None and not _by_engine(ended):
         return seen
@@ -159,7 +162,7 @@ def _told_by_engine(seen: NodeObservation, node: int, loss: LossOf | None, now: 
         return replace(seen, exit=exit_record(told.reason, told.message))
     if told.reason in ENGINES_REASONS:
         return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
-    if ended.get("stop_cause") == StopCause.ENGINE:
+    if ended.get("stop_cause") == StopCause.ENGINE or (of_gang and ended.get("signal") == "SIGTERM"):
         # It ended what another node of the gang had left.
         broken = {"reason": Reason.WORKER_LOST, "stop_cause": StopCause.PEER, "message": told.message}
         return replace(seen, exit={**ended, **broken})
