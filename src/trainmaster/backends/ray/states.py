@@ -8,10 +8,9 @@ from typing import Any
 
 from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster.engine import EnginePhase
-from trainmaster.backends.cluster.worker_start import MESSAGES
+from trainmaster.backends.cluster.worker_start import MESSAGES, REASONS
 from trainmaster.backends.ray.render import NO_PACKAGE, NO_RAY, REFUSED
 from trainmaster.protocol.reasons import Reason
-from trainmaster.worker import bootstrap
 
 RESULT = "trainmaster-result: "
 """Begins the last line that a driver writes."""
@@ -59,16 +58,6 @@ DRIVER_EXITS: Mapping[int, tuple[Reason, str]] = {
     ),
 }
 """Exit codes of a driver that reports no node."""
-
-WORKER_EXITS: Mapping[int, Reason] = {
-    bootstrap.TOO_OLD: Reason.LAUNCH_REFUSED,
-    bootstrap.UNREACHABLE: Reason.ENGINE_UNAVAILABLE,
-    bootstrap.REFUSED: Reason.WORKER_LOST,
-    bootstrap.NO_ROOM: Reason.DISK_FULL,
-    126: Reason.LAUNCH_REFUSED,
-    127: Reason.LAUNCH_REFUSED,
-}
-"""Exit codes of a worker that did not start; `worker_start.MESSAGES` says what to do."""
 
 LOST_KINDS: Mapping[str, tuple[Reason, str]] = {
     "node": (Reason.NODE_LOST, "the Ray node of the worker is gone"),
@@ -162,8 +151,8 @@ def _of_node(entry: Mapping[str, Any]) -> Loss:
     if "lost" in entry:
         return _lost(str(entry["lost"]), str(entry.get("message", "")))
     code, tail = int(entry.get("exit", 1)), str(entry.get("tail", "")).strip()
-    if code in WORKER_EXITS:
-        return Loss(reason=WORKER_EXITS[code], message=_joined(MESSAGES[code], _short(tail)))
+    if code in REASONS:
+        return Loss(reason=REASONS[code], message=_joined(MESSAGES[code], _short(tail)))
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return Loss(reason=Reason.WORKER_LOST, message=_joined(f"its worker ended by {how}", _short(tail)))
 
