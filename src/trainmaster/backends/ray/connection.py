@@ -1,0 +1,106 @@
+"""Requests to the dashboard of a Ray cluster."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from trainmaster.backends.cluster.engine import EngineAwayError
+from trainmaster.backends.ray.options import RayOptions
+
+TIMEOUT_S = 30.0
+LIMIT = 10_000
+"""The most entries that the state API lists."""
+_FORBIDDEN = (401, 403, 407)
+
+
+class RayRefusedError(Exception):
+    """The dashboard answered that it will not do this; the message is what it said."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RayConnection:
+    """Thread-safe. Raises EngineAwayError if the dashboard does not answer, or answers that something behind it does
+    not, and RayRefusedError for every other answer that is no success."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self.address = options.address.rstrip("/")
+        headers = dict(_header(line) for line in options.headers.get_secret_value().splitlines() if line.strip())
+        if token := options.token.get_secret_value():
+            headers["Authorization"] = f"Bearer {token}"
+        verify: ssl.SSLContext | bool = True
+        if options.ca_file:
+            verify = ssl.create_default_context(cafile=options.ca_file)
+        self._http = httpx.Client(
+            base_url=self.address, headers=headers, verify=verify, timeout=TIMEOUT_S, follow_redirects=True
+        )
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        return self._send("GET", path, params=parameters)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._send("POST", path, json=body)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._send("PUT", path, content=data)
+
+    def delete(self, path: str) -> None:
+        self._send("DELETE", path)
+
+    def states(self, kind: str, *, detail: bool = False, **filters: str) -> list[dict[str, Any]]:
+        """A list of the state API: `nodes`, `actors`, `placement_groups`."""
+        parameters: list[tuple[str, str]] = [("limit", str(LIMIT))]
+        if detail:
+            parameters.append(("detail", "1"))
+        for key, value in filters.items():
+            parameters += [("filter_keys", key), ("filter_predicates", "="), ("filter_values", value)]
+        answer = self._send("GET", f"/api/v0/{kind}", params=parameters)
+        if not answer.get("result"):
+            raise EngineAwayError(f"{self.address}: {answer.get('msg')}")
+        result = answer["data"]["result"]["result"]
+        return list(result)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **arguments)
+            if response.status_code in _FORBIDDEN:
+                raise EngineAwayError(
+                    f"{self.address} refuses us with status {response.status_code}; set the option token or headers"
+                )
+            # The head passes on in this way what its agent refused.
+            passed_on = "Request failed with status code 400" in response.text or "already exists" in response.text
+            if response.status_code >= 500 and not passed_on:
+                raise EngineAwayError(f"{self.address} answers with status {response.status_code}: {_last(response)}")
+            if response.status_code == 429:
+                raise EngineAwayError(f"{self.address} has too many requests")
+            if not response.is_success:
+                raise RayRefusedError(response.status_code, _last(response))
+            if response.headers.get("content-type", "").startswith("application/json"):
+                return response.json()
+        except httpx.HTTPError as error:
+            raise EngineAwayError(f"{self.address}: {type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise EngineAwayError(f"{self.address} answers with what is not JSON") from error
+        if method == "GET":
+            raise EngineAwayError(f"{self.address}{path} is no dashboard of Ray: it answers with a page")
+        return None
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+
+
+def _last(response: httpx.Response) -> str:
+    """The end of an answer: Ray sends whole tracebacks."""
+    lines: Sequence[str] = response.text.strip().splitlines()
+    return lines[-1][-500:] if lines else response.reason_phrase

@@ -1,0 +1,188 @@
+"""What the dashboard of a Ray cluster is sent for an attempt."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import sys
+import zlib
+from importlib import resources
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ray_launches import launch_of
+from trainmaster.backends.ray import driver, render
+from trainmaster.backends.ray.options import RayOptions, Spread
+from trainmaster.backends.ray.render import accelerators, bundle, document, labels, package, plan, submission
+from trainmaster.protocol.request import EngineNeeds
+
+GOLDEN = """\
+{
+  "submission": {
+    "submission_id": "tm-k3f9-job-1-1",
+    "entrypoint": ENTRYPOINT,
+    "runtime_env": {
+      "env_vars": {
+        "RAY_JOB_STOP_WAIT_TIME_S": "60"
+      }
+    },
+    "metadata": {
+      "job_name": "answers; rm -rf $HOME",
+      "trainmaster_instance": "k3f9",
+      "trainmaster_attempt": "job-1.1",
+      "trainmaster_nodes": "2"
+    }
+  },
+  "package": {
+    "name": "tm-k3f9-job-1-1",
+    "nodes": 2,
+    "strategy": "STRICT_SPREAD",
+    "bundle": {
+      "CPU": 4.0,
+      "GPU": 2.0,
+      "memory": 8589934592.0,
+      "infiniband": 0.001
+    },
+    "labels": {
+      "ray.io/availability-region": "north",
+      "disk": "nvme"
+    },
+    "accelerators": [
+      "A100-80G",
+      "A100"
+    ],
+    "grace_s": 30.0,
+    "lost_grace_s": 10,
+    "node_variable": "TRAINMASTER_NODE",
+    "command": [
+      "sh",
+      "-c",
+      "exec true"
+    ],
+    "environment": {
+      "TRAINMASTER_WORKER": "{\\"attempt_id\\": \\"job-1.1\\"}"
+    },
+    "secrets": {
+      "TRAINMASTER_WORKER_TOKEN": "(hidden)"
+    }
+  }
+}
+"""
+
+
+def options(**values: Any) -> RayOptions:
+    return RayOptions(address="http://head:8265", **values)
+
+
+def needs(**values: Any) -> EngineNeeds:
+    return EngineNeeds(account="team", job_name="a", **values)
+
+
+def test_document_shows_everything_but_secrets() -> None:
+    launch = launch_of(
+        job_id="job-1",
+        node_count=2,
+        gpus=2,
+        gpu_type="A100-80GB",
+        cpu_cores=4,
+        memory_mb=8192,
+        capabilities=("infiniband", "region=north", "disk=nvme"),
+    )
+    entrypoint = json.dumps(submission(launch, options())["entrypoint"])
+    assert document(launch, options()) == GOLDEN.replace("ENTRYPOINT", entrypoint)
+
+
+def test_entry_point_is_one_command_of_plain_words() -> None:
+    launch = launch_of(job_id="job-1")
+    line = submission(launch, options(driver_python="/opt/my ray/python"))["entrypoint"]
+    assert shlex.split(line) == [
+        *("exec", "/opt/my ray/python", "-c", render.LOADER),
+        *("gcs://tm-k3f9-job-1-1.zip", "trainmaster-k3f9"),
+    ]
+    assert launch.needs.job_name not in line
+
+
+def test_submission_has_no_secret_and_the_package_has() -> None:
+    launch = launch_of()
+    assert "secret-token" not in json.dumps(submission(launch, options())) + document(launch, options())
+    content = json.loads(zlib.decompress(package(launch, options())))
+    assert content["secrets"] == {"TRAINMASTER_WORKER_TOKEN": "secret-token"}
+    assert {"driver", "keeper"} <= content.keys()
+
+
+def test_ray_waits_longer_for_the_driver_than_the_worker_may_take() -> None:
+    variables = submission(launch_of(grace_s=90.5), options())["runtime_env"]["env_vars"]
+    assert variables == {"RAY_JOB_STOP_WAIT_TIME_S": "120"}
+
+
+def test_namespace_is_the_operators_or_of_the_instance() -> None:
+    assert submission(launch_of(), options())["entrypoint"].endswith(" trainmaster-k3f9")
+    assert submission(launch_of(), options(namespace="train"))["entrypoint"].endswith(" train")
+
+
+@pytest.mark.parametrize("placement", list(Spread))
+def test_placement_decides_how_several_nodes_are_distributed(placement: Spread) -> None:
+    assert plan(launch_of(node_count=2), options(placement=placement))["strategy"] == placement
+    assert plan(launch_of(), options(placement=placement))["strategy"] == "PACK"
+
+
+def test_job_without_a_number_of_cores_takes_those_of_the_operator() -> None:
+    assert bundle(needs(), options()) == {"CPU": 1}
+    assert bundle(needs(), options(resources={"CPU": 0.5, "pool-a": 0.1})) == {"CPU": 0.5, "pool-a": 0.1}
+    assert bundle(needs(cpu_cores=8), options(resources={"CPU": 0.5})) == {"CPU": 8}
+    assert bundle(needs(gpus=1), options(resources={"CPU": 0})) == {"GPU": 1}
+
+
+def test_resources_may_be_given_as_text() -> None:
+    assert options(resources=" pool-a=0.01, CPU=2").resources == {"pool-a": 0.01, "CPU": 2}
+    assert options(resources="").resources == {}
+    for wrong in ("pool-a", "pool-a=much", "CPU=-1"):
+        with pytest.raises(ValidationError, match="resources"):
+            options(resources=wrong)
+
+
+def test_capability_cannot_reduce_what_a_job_takes() -> None:
+    assert bundle(needs(gpus=2, capabilities=("GPU", "CPU")), options()) == {"CPU": 1, "GPU": 2}
+
+
+def test_capabilities_with_a_value_are_labels() -> None:
+    assert labels(needs(capabilities=("region=eu", "disk=nvme", "infiniband"))) == {
+        "ray.io/availability-region": "eu",
+        "disk": "nvme",
+    }
+
+
+def test_job_without_gpus_gets_no_accelerator() -> None:
+    assert accelerators(needs(gpu_type="H100")) == []
+    assert accelerators(needs(gpus=1)) == []
+
+
+def test_memory_that_no_gpu_has_is_asked_for_all_the_same() -> None:
+    assert accelerators(needs(gpus=1, gpu_memory_min_mb=10**6)) == ["at-least-1000000-MB"]
+
+
+@pytest.mark.parametrize("file", ["driver.py", "keeper.py"])
+def test_programs_need_nothing_but_python_3_9_and_ray(file: str) -> None:
+    tree = ast.parse(resources.files("trainmaster.backends.ray").joinpath(file).read_text(), feature_version=(3, 9))
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+def test_driver_and_server_mean_the_same_by_a_code_and_a_name() -> None:
+    from trainmaster.backends.ray import states
+
+    assert (driver.REFUSED, driver.LOST, driver.RESULT) == (render.REFUSED, render.LOST, states.RESULT)
+    assert driver.words("NVIDIA_A100_80GB") == render.words("NVIDIA_A100_80GB")
