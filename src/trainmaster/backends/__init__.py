@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
-from trainmaster.protocol.launch import CONTAINER, LOCAL, SLURM, Lifetime
+from trainmaster.protocol.launch import CONTAINER, LOCAL, RAY, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.resources import share_nodes
@@ -75,6 +75,11 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
     SLURM: ClusterKind(
         engine="trainmaster.backends.slurm.client:SlurmEngine",
         options="trainmaster.backends.slurm.options:SlurmOptions",
+        capabilities=_ON_A_CLUSTER,
+    ),
+    RAY: ClusterKind(
+        engine="trainmaster.backends.ray.client:RayEngine",
+        options="trainmaster.backends.ray.options:RayOptions",
         capabilities=_ON_A_CLUSTER,
     ),
 }
