@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +15,8 @@ from trainmaster.worker.courier import run_courier
 from trainmaster.worker.processes import set_undumpable
 from trainmaster.worker.uplink import AttemptRefusedError
 
-_LOOK_S = 30.0
+_NAME_WITHIN_S = 600.0
+"""How long the server's name, or the network, may be missing when a node has just come up."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -51,9 +53,18 @@ def run_remote(given: bytes) -> int:
 
 
 def address_towards(server_url: str) -> str:
-    """The address of this node by which it reaches the server: peers reach it there, too."""
+    """The address of this node by which it reaches the server, which may be away: peers reach the node there, too."""
     parts = urlsplit(server_url)
-    with socket.create_connection(
-        (parts.hostname or "", parts.port or _PORTS[parts.scheme]), timeout=_LOOK_S
-    ) as connection:
-        return str(connection.getsockname()[0])
+    deadline = time.monotonic() + _NAME_WITHIN_S
+    while True:
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(
+                parts.hostname, parts.port or _PORTS[parts.scheme], type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # sends nothing, and chooses the way
+                return str(probe.getsockname()[0])
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)

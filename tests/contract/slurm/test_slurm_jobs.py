@@ -1,0 +1,122 @@
+"""Whole jobs on a real Slurm cluster, and what Slurm, its administrators and its other users do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from local_servers import quiet_port
+from real_server import wait_for
+from saving_program import TRAINS, latest_checkpoint, number_after, wait_until_it_can_save
+from slurm_cluster import SlurmCluster
+from slurm_servers import SlurmServer
+
+AGAIN: dict[str, Any] = {"scheduling_config": {"max_retries": 2}}
+
+
+@pytest.fixture(scope="module")
+def shared_server(shared_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmServer]:
+    server = SlurmServer(tmp_path_factory.mktemp("slurm-jobs") / "data", shared_cluster, quiet_port())
+    try:
+        server.start()
+        yield server
+    finally:
+        server.clean_up()
+
+
+@pytest.fixture
+def server(shared_server: SlurmServer) -> Iterator[SlurmServer]:
+    """After each test, no job is left."""
+    yield shared_server
+    shared_server.end_all_jobs()
+
+
+def number_of(server: SlurmServer, job_id: str) -> str:
+    """What Slurm calls the job, once it has it."""
+    names = wait_for(lambda: server.jobs_on_cluster(job_id), f"{job_id} on the cluster")
+    return server.cluster.run("squeue", "--noheader", f"--name={names[0]}", "--format=%A").strip()
+
+
+def hold_all_nodes(cluster: SlurmCluster, *, partition: str, seconds: int = 600) -> str:
+    """A job of somebody else that has the cluster for itself."""
+    wrapped = ("--nodes=2", "--exclusive", "--output=/dev/null", f"--wrap=sleep {seconds}")
+    return cluster.run("sbatch", "--parsable", f"--partition={partition}", *wrapped).strip()
+
+
+def test_a_job_that_slurm_preempts_saves_and_continues_where_it_was(server: SlurmServer) -> None:
+    job_id = server.submit_source(TRAINS, **AGAIN)
+    wait_until_it_can_save(server, job_id)
+    other = hold_all_nodes(server.cluster, partition="high", seconds=1)
+    saved = number_after(server, job_id, "stopped at", attempt=1)
+    server.wait_for_event(job_id, "resumed")
+    assert number_after(server, job_id, "begins at", attempt=2) == saved
+    job = server.until(job_id, "TRAINING")
+    assert [attempt["reason"] for attempt in job["attempts"]] == ["PREEMPTED", None]
+    assert (job["preemptions_used"], job["retries_used"]) == (1, 0)
+    assert latest_checkpoint(job)["step"] >= saved
+    server.cluster.run("scancel", other)
+
+
+def test_a_job_that_somebody_cancels_on_slurm_says_so_and_is_tried_again(server: SlurmServer) -> None:
+    job_id = server.submit_source(TRAINS, "--save-every", 20, **AGAIN)
+    wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")
+    server.cluster.run("scancel", number_of(server, job_id))
+    server.wait_for_event(job_id, "resumed")
+    assert number_after(server, job_id, "begins at", attempt=2) > 0
+    job = server.job(job_id)
+    assert job["attempts"][0]["reason"] == "ENGINE_CANCELLED"
+    assert "cancelled" in job["attempts"][0]["message"]
+
+
+def test_a_job_waits_in_slurms_queue_with_its_reason_and_is_withdrawn_from_there(server: SlurmServer) -> None:
+    other = hold_all_nodes(server.cluster, partition="low")
+    job_id = server.submit("true")
+    wait_for(lambda: "Resources" in (server.job(job_id)["status_message"] or ""), "Slurm's reason")
+    assert server.job(job_id)["status"] == "SCHEDULING"
+    server.control(job_id, "cancel")
+    assert server.until(job_id)["status"] == "CANCELLED"
+    wait_for(lambda: not server.jobs_on_cluster(job_id), "the withdrawal")
+    server.cluster.run("scancel", other)
+
+
+def test_jobs_in_slurms_queue_survive_the_server_and_start_once(server: SlurmServer) -> None:
+    other = hold_all_nodes(server.cluster, partition="low")
+    jobs = [server.submit("sh", "-c", "echo once") for _ in range(3)]
+    for job_id in jobs:
+        number_of(server, job_id)
+    server.kill()
+    server.cluster.run("scancel", other)
+    server.start()
+    for job_id in jobs:
+        assert server.until(job_id)["status"] == "COMPLETED"
+        assert server.lines(job_id, attempt="all") == ["once"]
+        assert [attempt["reason"] for attempt in server.job(job_id)["attempts"]] == ["SUCCEEDED"], server.events(job_id)
+
+
+def test_a_controller_that_is_away_ends_no_job(server: SlurmServer) -> None:
+    job_id = server.submit_source(TRAINS, "--steps", 2000)
+    wait_until_it_can_save(server, job_id)
+    handle = number_of(server, job_id)
+    server.cluster.kill_controller(handle)
+    wait_for(lambda: "does not answer" in server.log_text(), "the server to miss the controller")
+    assert server.job(job_id)["status"] in ("TRAINING", "COMPLETED")
+    server.cluster.start_controller()
+    job = server.until(job_id)
+    assert (job["status"], len(job["attempts"])) == ("COMPLETED", 1)
+
+
+def test_what_no_node_could_hold_is_refused_at_once(server: SlurmServer) -> None:
+    asked = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}, "resource_config": {"gpu_count": 16}}
+    answer = server.ask("POST", "/v1/jobs", asked)
+    assert answer.status_code == 400
+    assert "the largest has 4" in answer.text
+
+
+def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> None:
+    asked = {"name": "n; rm -rf /", "workload": {"kind": "command", "argv": ["true"]}}
+    rendered = server.data("POST", "/v1/jobs/validate?render=true", asked)["rendered"]
+    assert rendered.startswith("#!/bin/sh\n#SBATCH --job-name=tm-")
+    assert "rm -rf" not in rendered
+    assert server.jobs_on_cluster() == []
