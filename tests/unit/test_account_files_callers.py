@@ -45,10 +45,13 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "backends/container/plans.py": (_OWN, {".mkdir", ".unlink", ".glob"}),
     "backends/container/secret_files.py": (
         "the server's own, and a directory in memory; containers have a part of that mounted, whose file is made anew",
-        {
-            *(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob"),
-            *("open", "os.open", "shutil.rmtree", ".read_text"),
-        },
+        {".mkdir", ".unlink", "open", "os.open", "shutil.rmtree", ".read_text"},
+    ),
+    "server/coordinator/assembly.py": ("the operator's certificates", {".read_text"}),
+    "backends/cluster/worker_start.py": ("a file of this package", {".read_text"}),
+    "backends/worker_package.py": (
+        _OWN,
+        {*(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob")},
     ),
     "backends/stand_ins.py": (_OWN, {".unlink"}),
     "backends/local/fork_client.py": (_OWN, {".mkdir", "open", ".read_text"}),

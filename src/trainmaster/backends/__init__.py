@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
-from trainmaster.protocol.launch import CONTAINER, LOCAL, SLURM, Lifetime
+from trainmaster.protocol.launch import CONTAINER, LOCAL, RAY, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.resources import share_nodes
@@ -75,6 +75,11 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
     SLURM: ClusterKind(
         engine="trainmaster.backends.slurm.client:SlurmEngine",
         options="trainmaster.backends.slurm.options:SlurmOptions",
+        capabilities=_ON_A_CLUSTER,
+    ),
+    RAY: ClusterKind(
+        engine="trainmaster.backends.ray.client:RayEngine",
+        options="trainmaster.backends.ray.options:RayOptions",
         capabilities=_ON_A_CLUSTER,
     ),
 }
@@ -146,11 +151,16 @@ def missing(name: str, present: Collection[str]) -> str:
     return f"{message}. It was not installed when the server was started, or the setting `backends` leaves it out"
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raises ValueError if the library of a backend of this machine is missing; others may be clusters."""
+def check_names(names: Iterable[str], clusters: Collection[str] = ()) -> None:
+    """Raises ValueError if there is no backend of some name beside the declared clusters, or its library is missing."""
     for name in names:
-        if name not in BACKENDS:
+        if name in clusters:
             continue
+        if name not in BACKENDS:
+            known = ", ".join((*BACKENDS, *clusters))
+            raise ValueError(
+                f"there is no backend {name!r}; there are: {known}; declare a cluster in [clusters.{name}]"
+            )
         try:
             importlib.import_module(BACKENDS[name].make.partition(":")[0])
         except ImportError as error:

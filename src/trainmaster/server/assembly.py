@@ -81,11 +81,6 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         models = BaseModels(settings.model_aliases, artifacts=settings.artifacts.absolute())
         own = names_from(settings.backends)
         backends = KnownBackends({name: capabilities_of(name, settings) for name in own}, clusters)
-        if absent := [name for name in settings.backends if name not in backends]:
-            raise RefusedError(
-                f"backends: there is no backend {absent[0]!r}; there are: {', '.join(backends)}. Declare a cluster in "
-                f"the settings file, under [clusters.{absent[0]}]"
-            )
         admission = Admission(
             backends=backends,
             default_backend=(settings.backends or own)[0],

@@ -110,7 +110,7 @@ def problems(settings: Settings, declared: Declared) -> list[str]:
         ("", lambda: check_listener(settings)),
         ("database_url: ", lambda: check_url(settings.database)),
         ("", lambda: keys_of(settings)),
-        ("backends: ", lambda: check_names(settings.backends)),
+        ("backends: ", lambda: check_names(settings.backends, declared.clusters)),
         ("", lambda: parse_simulated(settings.simulated_gpus)),
         ("", lambda: TokenExchange(settings.token_exchange) if settings.token_exchange else None),
         ("model_aliases: ", lambda: check_aliases(settings.model_aliases)),

@@ -109,7 +109,7 @@ _STOP_MESSAGES: Mapping[StopCause, str] = {
     StopCause.TIMEOUT: "stopped: it ran longer than it may",
     StopCause.STALL: "stopped: it made no progress",
     StopCause.PEER: "stopped: another node of its gang failed or was lost",
-    StopCause.ENGINE: "stopped by the engine of the cluster",
+    StopCause.ENGINE: "stopped: the engine of the cluster asked for it",
 }
 
 _OUT_OF_MEMORY = re.compile(r"MemoryError\b|CUDA out of memory|CUDA error: out of memory|std::bad_alloc|\[Errno 12\]")
