@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 import httpx
 
 from patience import PATIENCE_S
-from process_signals import kill_all_marked, pids
+from process_signals import kill_marked, pids
 
 RAY = Path(__file__).parents[1] / ".venvs" / "ray" / "bin"
 REQUIRED = "REQUIRE_RAY"
@@ -110,13 +111,13 @@ class RayCluster:
         answer = self.client.get(f"{self.address}{path}", params=parameters)
         return answer.raise_for_status().json()
 
-    def living(self) -> set[str]:
-        """The addresses of the nodes that Ray believes to be alive; empty while the head does not answer."""
+    def is_alive(self, address: str) -> bool:
+        """Whether Ray believes so of the node that was last started there; not while the head does not answer."""
         try:
             nodes = self.get("/api/v0/nodes")["data"]["result"]["result"]
         except (httpx.HTTPError, TypeError, KeyError):
-            return set()
-        return {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
+            return False
+        return (self.agents[address][0], "ALIVE") in {(node["node_id"], node["state"]) for node in nodes}
 
     def log(self, address: str) -> str:
         return (self.directory / f"{address}.log").read_text()[-5000:]
@@ -157,7 +158,7 @@ class RayCluster:
     def _wait_for(self, address: str) -> bool:
         process = self.processes[address]
         deadline = time.monotonic() + PATIENCE_S
-        while address not in self.living():
+        while not self.is_alive(address):
             if process.poll() is not None:
                 self.kill(address)
                 return False
@@ -213,10 +214,20 @@ def guard(mark: str, directory: str) -> None:
 
 
 def kill_until_gone(variable: str) -> None:
-    """Processes that are killed may have started others meanwhile."""
-    while marked(variable):
-        kill_all_marked(variable)
+    """At once, so that none tells of the end of another. Those that are killed may have started others meanwhile."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        _signal(variable, number)
+    while _signal(variable, signal.SIGKILL):
         time.sleep(0.02)
+
+
+def _signal(variable: str, number: signal.Signals) -> bool:
+    """Whether there was a process with this variable."""
+    found = marked(variable)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            kill_marked(pid, variable, number)
+    return bool(found)
 
 
 def marked(variable: str) -> list[int]:

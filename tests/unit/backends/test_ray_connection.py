@@ -132,8 +132,8 @@ def test_job_that_ray_refuses_is_refused(dashboard: Dashboard, engine: RayEngine
         engine.start(launch)
 
 
-def details(name: str, status: str = "RUNNING") -> dict[str, Any]:
-    metadata = {"trainmaster_instance": "k3f9", "trainmaster_attempt": "job-1.1", "trainmaster_nodes": "1"}
+def details(name: str, status: str = "RUNNING", nodes: int = 1) -> dict[str, Any]:
+    metadata = {"trainmaster_instance": "k3f9", "trainmaster_attempt": "job-1.1", "trainmaster_nodes": str(nodes)}
     return {"type": "SUBMISSION", "submission_id": name, "status": status, "metadata": metadata, "job_id": "02000000"}
 
 
@@ -164,6 +164,22 @@ def test_job_whose_workers_have_ended_runs_until_its_driver_ends(dashboard: Dash
     assert (running.phase, running.addresses) == ("running", {0: "10.0.0.1"})
     dashboard.answers["/api/v0/actors"] = listed()
     assert engine.jobs()["tm-1"] == running
+
+
+def test_worker_that_ends_with_its_node_is_lost_with_it(dashboard: Dashboard, engine: RayEngine) -> None:
+    cause = {"actor_died_error_context": {"reason": "WORKER_DIED", "error_message": "the connection broke"}}
+    dead = {"name": "tm-1/1", "node_id": "bb", "state": "DEAD", "death_cause": cause}
+    nodes = [{"node_id": "aa", "node_ip": "10.0.0.1", "state": "ALIVE"}, {"node_id": "bb", "node_ip": "10.0.0.2"}]
+    dashboard.answers["/api/jobs/"] = (200, [details("tm-1", nodes=2)])
+    dashboard.answers["/api/v0/actors"] = listed({"name": "tm-1/0", "node_id": "aa", "state": "ALIVE"}, dead)
+    engine._living = lambda: {"tm-1": {0: "aa"}}  # type: ignore[method-assign] - this dashboard filters nothing
+    reasons = []
+    for state in ("ALIVE", "DEAD"):
+        dashboard.answers["/api/v0/nodes"] = listed(nodes[0], nodes[1] | {"state": state})
+        job = engine.jobs()["tm-1"]
+        reasons.append({number: loss.reason for number, loss in job.node_losses.items()})
+    assert job.phase == "running"
+    assert reasons == [{1: "WORKER_LOST"}, {1: "NODE_LOST"}]
 
 
 def test_wait_ends_early_when_something_was_asked(engine: RayEngine) -> None:

@@ -230,13 +230,22 @@ class RayEngine:
         """Why nodes of a job do not live; those that have not lived yet are not there."""
         if (known := self._losses.get((name, living))) is not None:
             return known
-        losses = {}
+        dead: dict[int, Mapping[str, Any]] = {}
         # By its job: dead actors of all times are listed together, up to a limit.
         for actor in self._ray.states("actors", detail=True, job_id=str(details.get("job_id") or "")):
-            number = str(actor["name"]).rpartition("/")[2]
-            if actor["state"] == "DEAD" and number.isdigit() and int(number) not in living:
-                losses[int(number)] = states.death(actor.get("death_cause") or {})
-        if len(living) + len(losses) == int(_metadata(details).get(render.NODES, "1")):
+            node = str(actor["name"]).rpartition("/")[2]
+            if actor["state"] == "DEAD" and node.isdigit() and int(node) not in living:
+                dead[int(node)] = actor
+        losses = {number: states.death(actor.get("death_cause") or {}) for number, actor in dead.items()}
+        is_final = len(living) + len(losses) == int(_metadata(details).get(render.NODES, "1"))
+        if any(loss.reason is Reason.WORKER_LOST for loss in losses.values()):
+            # The processes of a node may end before it: what is known of them is not known of the node yet.
+            is_final = False
+            gone = {each["node_id"] for each in self._ray.states("nodes") if each["state"] == "DEAD"}
+            for number, actor in dead.items():
+                if losses[number].reason is Reason.WORKER_LOST and actor.get("node_id") in gone:
+                    losses[number] = states.death({"actor_died_error_context": {"reason": "NODE_DIED"}})
+        if is_final:
             with self._lock:
                 self._losses[name, living] = losses
         return losses
