@@ -100,7 +100,7 @@ class ScriptedWorld:
             _append(directory, worker_stream(node), {"t": now, **act})
 
 
-CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime), runs_here=True)
+CAPABILITIES = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime))
 
 
 class ScriptedBackend:

@@ -62,6 +62,10 @@ class BackendUnderTest(abc.ABC):
         """What a workload has to say so that its packages come from an index of the test's."""
         return {"index_urls": [index.url]}
 
+    def caches(self) -> Path:
+        """Where nodes keep what jobs of an account share."""
+        return self.server.directory / "cache"
+
     def processes(self, mark: str) -> set[int]:
         """What runs somewhere with a text in its arguments or variables; the id of a job is one of them."""
         return processes_marked(mark)
@@ -152,6 +156,9 @@ class Slurm(BackendUnderTest):
 
     def end_all_jobs(self) -> None:
         self.server.end_all_jobs()
+
+    def caches(self) -> Path:
+        return self.server.cluster.directory / "work"
 
     def shown_by_the_engine(self, job_id: str) -> str:
         (name,) = self.server.jobs_on_cluster(job_id)

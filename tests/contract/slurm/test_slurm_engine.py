@@ -62,16 +62,25 @@ def test_output_of_worker_that_never_starts_is_kept_on_the_node(engine: SlurmEng
 
 
 def test_first_exit_of_a_worker_ends_no_other(engine: SlurmEngine, programs: Programs) -> None:
-    script = "echo up >> notes.$SLURM_NODEID; [ $SLURM_NODEID = 0 ] && exit 3; while [ ! -e go ]; do sleep 0.2; done"
+    script = "echo up >> notes.$SLURM_NODEID; [ $SLURM_NODEID = 0 ] && exit 0; while [ ! -e go ]; do sleep 0.2; done"
     launch = programs.launch(f"{script}; echo done >> notes.$SLURM_NODEID", nodes=2)
     engine.start(launch)
     programs.wait_for_note("up", nodes=2)
     assert wait_for_phase(engine, launch.name, RUNNING).loss is None
     programs.go()
+    wait_for_phase(engine, launch.name, ENDED)
+    assert programs.notes(1) == ["up", "done"]
+
+
+def test_a_worker_that_fails_takes_the_others_with_it(engine: SlurmEngine, programs: Programs) -> None:
+    script = "echo up >> notes.$SLURM_NODEID; while [ ! -e go ]; do sleep 0.2; done; [ $SLURM_NODEID = 1 ] || exit 3"
+    launch = programs.launch(f"{script}; exec sleep 600", nodes=2)
+    engine.start(launch)
+    programs.wait_for_note("up", nodes=2)
+    programs.go()
     loss = wait_for_phase(engine, launch.name, ENDED).loss
     assert loss is not None
-    assert "exit code 3" in loss.message
-    assert programs.notes(1) == ["up", "done"]
+    assert loss.reason is Reason.WORKER_LOST
 
 
 def test_gpus_of_two_jobs_are_disjoint_and_of_the_wanted_type(engine: SlurmEngine, programs: Programs) -> None:

@@ -149,7 +149,7 @@ class Launches:
         )
 
     def _url_of(self, capable: Capabilities) -> str | None:
-        return self.server_url if capable.runs_here else capable.server_url or self.advertised_url
+        return self.server_url if capable.runs_here else capable.server_url or self.advertised_url or None
 
     def _is_elsewhere(self, capable: Capabilities) -> bool:
         """Whether checkpoints and results go over HTTP, too."""
