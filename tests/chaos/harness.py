@@ -6,6 +6,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ class Reign:
         pass
 
 
+HERE = replace(ScriptedBackend.capabilities, runs_here=True)
+"""Admission looks at the files that jobs name."""
+
+
 class FixedBackends(dict[str, ScriptedBackend]):
     """None is ever added or removed."""
 
@@ -118,13 +123,13 @@ class Cluster:
             reports=NodeReports(self.database, FixedBackends(scripted=self.backend)),
             leadership=Reign(lease.epoch),  # type: ignore[arg-type]
             actions=acting,
-            admission=Admission(backends={"scripted": ScriptedBackend.capabilities}),
+            admission=Admission(backends={"scripted": HERE}),
             clock=lambda: self.now,
             pace=LoopPace(poll_s=0.0, inventory_s=0.0, behind_s=0.0),
         )
         self.commands = Commands(
             self.database,
-            admission=Admission(backends={"scripted": ScriptedBackend.capabilities}, default_backend="scripted"),
+            admission=Admission(backends={"scripted": HERE}, default_backend="scripted"),
             vault=self.vault,
             hint=lambda subject: None,
             clock=lambda: self.now,
