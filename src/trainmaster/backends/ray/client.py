@@ -230,7 +230,7 @@ class RayEngine:
         """Why nodes of a job do not live; those that have not lived yet are not there."""
         if (known := self._losses.get((name, living))) is not None:
             return known
-        dead: dict[int, Mapping[str, Any]] = {}
+        dead: dict[int, dict[str, Any]] = {}
         # By its job: dead actors of all times are listed together, up to a limit.
         for actor in self._ray.states("actors", detail=True, job_id=str(details.get("job_id") or "")):
             node = str(actor["name"]).rpartition("/")[2]
