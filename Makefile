@@ -36,6 +36,7 @@ test: check  ## everything that CI runs
 	$(PYTEST)
 
 test-long: setup-dev  ## soaks, thousand-job runs and full matrices, too long for CI
+	@sh scripts/ray.sh
 	$(PY) -m pytest -q -m long
 
 bench: setup-dev  ## measure, against what a user would use instead

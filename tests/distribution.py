@@ -16,8 +16,9 @@ SUITES = (
         "clients/test_trainer_containers.py",
         "clients/test_trainer_fresh_machine.py",
     ),
-    # One Slurm cluster.
+    # One cluster each.
     ("contract/slurm",),
+    ("contract/ray",),
     # One process that has imported the trainers.
     ("training",),
     # One process that has imported the trainer service.

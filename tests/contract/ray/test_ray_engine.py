@@ -28,6 +28,8 @@ ENDED, RUNNING, QUEUED = EnginePhase.ENDED, EnginePhase.RUNNING, EnginePhase.QUE
 
 WRITE = """
 import json, os, pathlib, signal, sys, time
+
+pytestmark = pytest.mark.long  # a Ray cluster takes long to start, and much memory
 directory = pathlib.Path(sys.argv[1])
 node = os.environ["TRAINMASTER_NODE"]
 def write(name, content):

@@ -21,7 +21,7 @@ def with_resources(**resources: float) -> dict[str, Any]:
 def test_node_has_what_ray_gives_to_jobs() -> None:
     assert nodes_from("cluster", [state()]) == [
         Node(
-            node_id="cluster/10.0.0.1",
+            node_id="cluster:10.0.0.1",
             backend="cluster",
             hostname="10.0.0.1",
             address="10.0.0.1",
@@ -41,9 +41,9 @@ def test_nodes_that_are_dead_or_take_no_jobs_are_left_out() -> None:
 def test_nodes_of_one_address_have_ids_of_their_own() -> None:
     nodes = nodes_from("cluster", [state("aaaaaaaa"), state("bbbbbbbb"), state("cc", "10.0.0.2")])
     assert [node.node_id for node in nodes] == [
-        "cluster/10.0.0.1-aaaaaa",
-        "cluster/10.0.0.1-bbbbbb",
-        "cluster/10.0.0.2",
+        "cluster:10.0.0.1-aaaaaa",
+        "cluster:10.0.0.1-bbbbbb",
+        "cluster:10.0.0.2",
     ]
 
 

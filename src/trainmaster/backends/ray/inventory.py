@@ -33,7 +33,7 @@ def nodes_from(
     return [
         _node(
             # Several may run on one machine.
-            f"{backend}/{name}" if names.count(name) == 1 else f"{backend}/{name}-{state['node_id'][:6]}",
+            f"{backend}:{name}" if names.count(name) == 1 else f"{backend}:{name}-{state['node_id'][:6]}",
             backend,
             state,
             physical.get(state["node_id"], {}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -88,7 +90,19 @@ def require_reachable(connection: Connection, backend: str, server_url: str) -> 
 
 
 def _is_elsewhere(node: Node, backend: str) -> bool:
-    return node.backend == backend and not _is_loopback(node.address)
+    return node.backend == backend and not _is_loopback(node.address) and not _is_own(node.address)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own(address: str) -> bool:
+    """Whether it is an address of this machine: nothing can listen on any other."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(target)
+    except OSError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:
