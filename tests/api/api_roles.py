@@ -104,6 +104,9 @@ BELOW_PREFIX = {
     "GET /worker/attempts/{attempt_id}/documents/{document:path}": Who.WORKER,
     "GET /worker/attempts/{attempt_id}/control": Who.WORKER,
     "GET /worker/attempts/{attempt_id}/owner": Who.RANK,
+    "GET /worker/attempts/{attempt_id}/files/{area}": Who.RANK,
+    **{f"{method} /worker/attempts/{{attempt_id}}/files/{{area}}/{{path:path}}": Who.RANK
+       for method in ("GET", "HEAD", "PUT", "POST", "DELETE")},
     **{f"{method} /jobs/{{job_id}}/proxy{rest}": Who.VIEW
        for method in ("GET", "HEAD", "OPTIONS") for rest in ("", "/{path:path}")},
     **{f"{method} /jobs/{{job_id}}/proxy{rest}": Who.MANAGE

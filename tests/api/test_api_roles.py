@@ -41,6 +41,7 @@ REST = {
     "node": "0",
     "stream": "nodes/0/worker.jsonl",
     "document": "nodes/0/beat.json",
+    "area": "checkpoints",
     "path": "x",
     "checkpoint": "x",
     "operation_id": "x",

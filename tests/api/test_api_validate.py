@@ -23,19 +23,19 @@ def validate(api: Api, document: dict[str, Any], expect: int = 200, **options: A
 
 
 def test_job_that_would_be_accepted_is_not_submitted(api: Api) -> None:
-    assert validate(api, {**COMMAND, "handle": "mine"}) == {"missing_blobs": []}
+    assert validate(api, {**COMMAND, "handle": "mine"}) == {"missing_blobs": [], "rendered": None}
     assert api.call("GET", "/v1/jobs")["total_count"] == 0
     assert api.call("POST", "/v1/jobs", 201, json={**COMMAND, "handle": "mine"})["handle"] == "mine"
 
 
 def test_files_that_have_to_be_uploaded_are_told(api: Api, world: World) -> None:
-    assert validate(api, script(DIGEST, OTHER)) == {"missing_blobs": [OTHER, DIGEST]}
+    assert validate(api, script(DIGEST, OTHER)) == {"missing_blobs": [OTHER, DIGEST], "rendered": None}
     api.call("PUT", f"/v1/blobs/{DIGEST}", 201, content=DATA)
-    assert validate(api, script(DIGEST, OTHER)) == {"missing_blobs": [OTHER]}
+    assert validate(api, script(DIGEST, OTHER)) == {"missing_blobs": [OTHER], "rendered": None}
     other_account = {"Authorization": f"Bearer {world.key('validates-too')}"}
-    assert validate(api, script(DIGEST), headers=other_account) == {"missing_blobs": [DIGEST]}
+    assert validate(api, script(DIGEST), headers=other_account) == {"missing_blobs": [DIGEST], "rendered": None}
     world.roots.path("blobs", f"{api.account_id}/{DIGEST}").unlink()
-    assert validate(api, script(DIGEST)) == {"missing_blobs": [DIGEST]}
+    assert validate(api, script(DIGEST)) == {"missing_blobs": [DIGEST], "rendered": None}
 
 
 @pytest.mark.parametrize(

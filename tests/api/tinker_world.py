@@ -158,7 +158,7 @@ class StandIn:
                 pending = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
                 return JSONResponse(pending, status_code=408)
             await asyncio.sleep(0.01)
-        result = next((value for end, value in self.results.items() if request_id.endswith(end)), {})
+        result = next((value for end, value in list(self.results.items()) if request_id.endswith(end)), {})
         if isinstance(result, list):
             return StreamingResponse(iter(result))
         if isinstance(result, bytes):

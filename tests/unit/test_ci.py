@@ -36,4 +36,4 @@ def test_setup_without_an_engine_fails_in_ci_alone(bare_path: str) -> None:
     for ended in (set_up(), set_up(**{REQUIRED: "1"})):
         assert "no container engine: install podman" in ended.stderr
     assert (set_up().returncode, set_up(**{REQUIRED: "1"}).returncode) == (0, 1)
-    assert f"{REQUIRED}=1 make test" in (ROOT / ".ci" / "run").read_text()
+    assert f"{REQUIRED}=1 REQUIRE_SLURM=1 make test" in (ROOT / ".ci" / "run").read_text()

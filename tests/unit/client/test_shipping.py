@@ -25,6 +25,12 @@ class Blobs:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         digest = request.url.path.rpartition("/")[2]
+        if digest == "backends":
+            backends = [
+                {"name": "local", "default": True, "here": True},
+                {"name": "hpc", "default": False, "here": False},
+            ]
+            return httpx.Response(200, json={"status": "ok", "data": {"backends": backends}})
         if request.method == "HEAD":
             return httpx.Response(200 if digest in self.kept else 404)
         self.kept[digest] = request.read()
@@ -385,6 +391,9 @@ def test_local_server_finds_files_below_its_data_roots_where_they_are(
     assert shipped["training_config"]["base_model"] == {"model_id": str(project / "model"), "source": "local"}
     assert "workload" not in shipped
     assert not blobs.kept
+    there = upload_files(client, {**training(), "backend": "hpc"}, project)  # a cluster does not see them
+    assert paths_in(there) == ["data/a.jsonl"]
+    assert blobs.kept
     (project / "data" / "elsewhere.jsonl").symlink_to("../../above.jsonl")
     assert paths_in(upload_files(client, training("data/elsewhere.jsonl"), project)) == ["data/elsewhere.jsonl"]
     monkeypatch.setattr(

@@ -96,6 +96,8 @@ def test_failures_that_another_try_may_mend_are_the_transient_ones() -> None:
         Reason.DISK_FULL,
         Reason.STORAGE_UNAVAILABLE,
         Reason.ENGINE_UNAVAILABLE,
+        Reason.EVICTED,
+        Reason.ENGINE_CANCELLED,
     }
 
 

@@ -88,7 +88,7 @@ def test_every_field_has_a_column(kind: type, table: Table) -> None:
 
 
 def test_unique_keys_hold_the_account() -> None:
-    of_the_cluster = {"nodes", "queues", "cluster_events", "leader"}
+    of_the_cluster = {"nodes", "queues", "clusters", "cluster_events", "leader"}
     unique_by_nature = {"allocated_gpus", "events", "api_keys_by_hash"}
     for table in schema.metadata.tables.values():
         if table.name in of_the_cluster:

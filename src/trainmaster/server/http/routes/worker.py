@@ -36,7 +36,15 @@ from trainmaster.server.http.envelope import Nothing, ok, ok_document
 from trainmaster.server.http.errors import AttemptEndedError, InvalidTokenError, StreamGapConflictError, wrong
 from trainmaster.server.http.followers import followers_of
 from trainmaster.server.http.requests import PREFIX, parse_json, read_body, read_model
-from trainmaster.server.http.router import BINARY_CONTENT, BY_RANK_TOKEN, BY_TOKEN, MAX_OFFSET, StrictRoute, answers
+from trainmaster.server.http.router import (
+    BINARY,
+    BINARY_CONTENT,
+    BY_RANK_TOKEN,
+    BY_TOKEN,
+    MAX_OFFSET,
+    StrictRoute,
+    answers,
+)
 from trainmaster.server.storage import run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
@@ -224,7 +232,7 @@ async def get_request(worker: Worker) -> Response:
 @router.get("/package", **answers(None, 404, 410, security=BY_TOKEN, also=_ARCHIVE))
 async def get_package(worker: Worker, context: Context) -> Response:  # noqa: ARG001 - which has a valid token
     """Fetch the worker itself: an archive that Python 3.11 or newer runs, for nodes without Trainmaster."""
-    return FileResponse(await run_in_threadpool(context.worker_package), media_type="application/zip")
+    return FileResponse(await run_in_threadpool(context.worker_package), media_type=BINARY)
 
 
 @router.get("/secrets", **answers(SecretValues, 404, 410, security=BY_TOKEN))
