@@ -259,7 +259,7 @@ def test_silent_sessions_are_ended_though_the_database_is_away_in_between(
         return await read(self, session_id)
 
     monkeypatch.setattr(Sessions, "end", end)
-    with Served.serve(tinker_world.context(tinker_silent_s=0.5)) as served, Client.of(served, tinker_world) as client:
+    with Served.serve(tinker_world.context(tinker_silent_s=3.0)) as served, Client.of(served, tinker_world) as client:
         model_id = client.model(trainer)
         # A mistake ends the first that it meets for good; there are two more.
         silent = [model_id.partition(":")[0]]
