@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.backends.base import endpoint_on_node
+from trainmaster.backends.base import Loss, endpoint_on_node
 from trainmaster.protocol.launch import Lifetime
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.run_directory import (
     RunDirectory,
     endpoint_document,
@@ -21,7 +22,7 @@ from trainmaster.protocol.run_directory import (
 )
 from trainmaster.server.coordinator import streams
 from trainmaster.server.coordinator.launch import attempt_request, compiled_launch
-from trainmaster.server.coordinator.observation import READS_AFTER_END, observe_attempt
+from trainmaster.server.coordinator.observation import LOSS_WITHIN_S, READS_AFTER_END, observe_attempt
 from trainmaster.server.coordinator.streams import LONGEST_LINE
 from trainmaster.server.core.commands import submit
 from trainmaster.server.core.job import Job, JobProgress
@@ -496,3 +497,53 @@ def test_endpoint_that_arrives_late_is_found(job: Job, directory: RunDirectory, 
     assert seen(ready, directory, roots)[0].nodes[0].endpoint is None
     (directory.path / endpoint_document(0)).write_text('{"host": "127.0.0.1", "port": 80}')
     assert seen(ready, directory, roots)[0].nodes[0].endpoint == "127.0.0.1:80"
+
+
+BY_ENGINE = {"reason": "PREEMPTED", "stop_cause": "engine", "message": "stopped", "ended_at": 1000.0}
+BY_SIGNAL = {"reason": "KILLED_BY_SIGNAL", "signal": "SIGTERM", "message": "killed", "ended_at": 1000.0}
+BY_ITSELF = {"reason": "EXITED_NONZERO", "exit_code": 1, "message": "failed", "ended_at": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("ended", "loss", "alive", "reason"),
+    [
+        (BY_ENGINE, Reason.TIMEOUT, Liveness.ALIVE, "TIMEOUT"),
+        (BY_SIGNAL, Reason.EVICTED, Liveness.ALIVE, "EVICTED"),
+        (BY_ENGINE, Reason.WORKER_LOST, Liveness.ALIVE, "WORKER_LOST"),  # no reason of an engine
+        (BY_SIGNAL, Reason.WORKER_LOST, Liveness.ALIVE, "KILLED_BY_SIGNAL"),
+        (BY_ITSELF, Reason.EVICTED, Liveness.ALIVE, "EXITED_NONZERO"),
+        (None, Reason.NODE_LOST, Liveness.GONE, "NODE_LOST"),
+        (None, Reason.NODE_LOST, Liveness.UNKNOWN, None),
+        (BY_ENGINE, None, Liveness.ALIVE, None),  # the engine has not said why yet
+    ],
+)
+def test_end_that_the_worker_cannot_explain_has_the_engines_reason(
+    job: Job,
+    directory: RunDirectory,
+    roots: Roots,
+    ended: dict[str, object] | None,
+    loss: Reason | None,
+    alive: Liveness,
+    reason: str | None,
+) -> None:
+    if ended is not None:
+        directory.put_document(exit_document(0), ended)
+
+    def look(now: float) -> AttemptObservation:
+        return observe_attempt(
+            job,
+            directory,
+            [alive],
+            ranks_per_node=1,
+            roots=roots,
+            endpoint=partial(endpoint_on_node, directory.request()),
+            loss=lambda _: None if loss is None else Loss(reason=loss, message="the engine's words"),
+            now=lambda: now,
+        )
+
+    (seen,) = look(1001.0).nodes
+    assert (seen.exit or {}).get("reason") == reason
+    if ended is not None and loss is None:
+        assert seen.liveness is Liveness.UNKNOWN
+        # An engine that never says why does not keep the attempt for ever.
+        assert (look(1000.0 + LOSS_WITHIN_S + 1).nodes[0].exit or {})["reason"] == "PREEMPTED"
