@@ -36,6 +36,8 @@ class Capabilities:
     Otherwise its workers report over HTTP, and send checkpoints and results."""
     server_url: str = ""
     """Where workers on other machines reach the server; empty: where the server says that it is reached."""
+    submits_as_users: bool = False
+    """With `runs_here` false: jobs of an account that has a uid are submitted to the engine as that user."""
     isolates_accounts: bool = False
     """It separates the jobs of accounts that have no system user of their own."""
     uses_server_python: bool = False

@@ -101,6 +101,11 @@ class ClusterOptions(BaseModel):
     )
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
 
+    @property
+    def submits_as_users(self) -> bool:
+        """Whether jobs of an account that has a uid are submitted as that user."""
+        return False
+
 
 class ClusterEngine(Protocol):
     """A client of one engine. Every method may take long, is called from any thread, and raises EngineAwayError if the

@@ -58,7 +58,8 @@ def secret_names(kind: str) -> frozenset[str]:
 
 
 def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
-    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url)
+    declared = CLUSTER_KINDS[kind].capabilities
+    return replace(declared, server_url=options.server_url, submits_as_users=options.submits_as_users)
 
 
 def make_cluster(kind: str, options: ClusterOptions, context: ClusterContext) -> ClusterBackend:
