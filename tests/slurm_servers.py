@@ -14,10 +14,7 @@ class SlurmServer(JobServer):
 
     def __init__(self, directory: Path, cluster: SlurmCluster, port: int, *, partition: str = "low") -> None:
         directory.mkdir(parents=True)
-        settings = f"""
-backends = ["hpc"]
-
-[clusters.hpc]
+        options = f"""
 kind = "slurm"
 partition = "{partition}"
 conf = "{cluster.conf}"
@@ -25,8 +22,15 @@ output_dir = "{cluster.directory}/out"
 work_dir = "{cluster.directory}/work"
 poll_s = 0.2
 """
+        settings = f"""
+backends = ["hpc"]
+[clusters.hpc]{options}
+[clusters.people]{options}account_users = true
+"""
         (directory / "config.toml").write_text(settings)
-        (cluster.directory / "work").mkdir(exist_ok=True)
+        for name in ("work", "out"):
+            (cluster.directory / name).mkdir(exist_ok=True)
+            (cluster.directory / name).chmod(0o1777)  # users of the cluster write there
         # Workers know one address: it has to stay the same when the server is started again.
         super().__init__(directory, "--port", str(port), environment={"PATH": cluster.environment["PATH"]})
         self.cluster = cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,3 +121,43 @@ def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> No
     assert rendered.startswith("#!/bin/sh\n#SBATCH --job-name=tm-")
     assert "rm -rf" not in rendered
     assert server.jobs_on_cluster() == []
+
+
+class Tenant(SlurmServer):
+    """The server, as an account with this user sees it."""
+
+    key = ""
+
+    def __init__(self, server: SlurmServer, account: str, uid: int | None) -> None:
+        self.__dict__.update(server.__dict__)
+        server.data("POST", "/v1/accounts", {"account_id": account, "uid": uid})
+        body = {"account_id": account, "name": "test", "scopes": ["view", "manage"]}
+        self.key = server.data("POST", "/v1/keys", body)["key"]
+
+
+def test_jobs_of_an_account_with_a_uid_are_submitted_as_that_user(server: SlurmServer) -> None:
+    nobody = pwd.getpwnam("nobody")
+    tenant = Tenant(server, "vision", nobody.pw_uid)
+    job_id = tenant.submit("sh", "-c", "id -un; echo $HOME; sleep 600", backend="people")
+    tenant.wait_for_line(job_id, nobody.pw_dir)
+    assert tenant.lines(job_id) == ["nobody", nobody.pw_dir]
+    number = number_of(server, job_id)
+    assert server.cluster.run("squeue", "--noheader", f"--jobs={number}", "--format=%u").strip() == "nobody"
+    tenant.control(job_id, "cancel")
+    assert tenant.until(job_id)["status"] == "CANCELLED"
+    wait_for(lambda: not server.jobs_on_cluster(job_id), "the end of the job on the cluster")
+
+
+def test_an_account_whose_user_is_unknown_is_told_so(server: SlurmServer) -> None:
+    tenant = Tenant(server, "speech", 61007)
+    job = tenant.until(tenant.submit("true", backend="people"))
+    assert (job["status"], job["attempts"][-1]["reason"]) == ("FAILED", "LAUNCH_REFUSED")
+    assert "uid 61007, whom the server's machine does not know" in job["attempts"][-1]["message"]
+
+
+def test_an_account_without_a_uid_is_not_submitted_as_the_servers_user(server: SlurmServer) -> None:
+    tenant = Tenant(server, "text", None)
+    asked = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}, "backend": "people"}
+    answer = tenant.ask("POST", "/v1/jobs", asked)
+    assert answer.status_code == 400
+    assert "account text has no system user of its own" in answer.text

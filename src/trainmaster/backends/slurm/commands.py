@@ -75,7 +75,7 @@ class SlurmCommands:
             # Slurm's programs would wait for it for a minute.
             raise EngineAwayError(f"{PROBLEMS[0][1]}. There is no {conf}")
         try:
-            process = subprocess.Popen(
+            process: subprocess.Popen[str] = subprocess.Popen(
                 [self.path_of(program), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
