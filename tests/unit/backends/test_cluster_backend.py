@@ -210,6 +210,7 @@ def test_an_attempt_that_ended_before_any_worker_claimed_it_is_refused(
 ) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=loss, message="it ended")
+    cluster.backend.poll()
     with pytest.raises(LaunchError) as refused:
         cluster.backend.submit(cluster.request, NO_SECRETS)
     assert (refused.value.reason, str(refused.value)) == (reason, loss.message if loss else "it ended")

@@ -131,7 +131,8 @@ class ClusterBackend:
         with self._lock:
             self._attempts[name] = request
         try:
-            job = self._present(name)
+            seen = self._seen
+            job = seen.jobs.get(name) if self._fresh(seen) else None
             if job is None:
                 handle = self._start(request, name)
                 raise self._wait(name, "handed to the engine", handle)
@@ -157,12 +158,6 @@ class ClusterBackend:
             self._started[name] = handle
         self._wake.set()
         return handle
-
-    def _present(self, name: str) -> EngineJob | None:
-        """The attempt on the engine; None only if the engine itself, asked now, has none."""
-        if (job := self._seen.jobs.get(name)) is not None and self._fresh(self._seen):
-            return job
-        return self._engine.find(name)
 
     def _wait(self, name: str, message: str, handle: str | None) -> NotYetError:
         with self._lock:
