@@ -50,6 +50,8 @@ class Capabilities:
     """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
     own_image: str = ""
     """The value of that setting on this server; empty: workloads that name no image are refused."""
+    cannot_choose_by: frozenset[str] = frozenset()
+    """Fields of `resource_config` by which its engine cannot choose nodes."""
 
 
 class LaunchError(Exception):

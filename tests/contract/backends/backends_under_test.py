@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster_engines import RayUnderTest, wait_until_nothing_is_left
+from cluster_servers import ClusterServer
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
 from local_servers import LocalServer, quiet_port
 from process_signals import kill_claimant
+from ray_cluster import missing as no_ray
 from real_server import wait_for
 from slurm_cluster import missing as no_slurm
 from slurm_cluster import running_cluster
 from slurm_servers import SlurmServer
 from trainmaster.backends import CLUSTER_KINDS, capabilities_of
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import SLURM
+from trainmaster.protocol.launch import RAY, SLURM
 from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
@@ -166,6 +170,45 @@ class Slurm(BackendUnderTest):
         return self.server.cluster.scontrol("-dd", "show", "job", number)
 
 
+class Ray(BackendUnderTest):
+    """The nodes of a real Ray cluster."""
+
+    server: ClusterServer
+
+    def __init__(self, server: ClusterServer, engine: RayUnderTest) -> None:
+        super().__init__("pool", server, CLUSTER_KINDS[RAY].capabilities)
+        self.engine = engine
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_cluster(cls, home: Path) -> Iterator[Ray]:
+        """On a cluster of the suite's own, with two nodes."""
+        with RayUnderTest.running() as engine:
+            server = ClusterServer(home / "data", quiet_port(), {"pool": engine}, **SETTINGS)
+            with _running(server):
+                yield cls(server, engine)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        kill_claimant(self.server.run_directory(job_id).claimant(node))
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_until_nothing_is_left(self.engine, job_id)
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def caches(self) -> Path:
+        return self.engine.cluster.directory / "work"
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        kinds = ("actors", "placement_groups", "tasks", "workers", "runtime_envs")
+        shown = [self.engine.cluster.get(f"/api/v0/{kind}", detail=1, limit=1000) for kind in kinds]
+        shown += [self.engine.cluster.get("/api/jobs/"), self.engine.cluster.get("/logical/actors")]
+        assert job_id in json.dumps(shown)
+        return json.dumps(shown, ensure_ascii=False)
+
+
 @contextlib.contextmanager
 def _running(server: JobServer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -179,13 +222,18 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "local-http": lambda home: Local.over("http", home),
     "container": Containers.on_podman,
     "slurm": Slurm.on_cluster,
+    "ray": Ray.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
-MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm}
+MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm, "ray": no_ray}
 """Name -> why it cannot be run on this machine; None where it can."""
+LONG = frozenset({"ray"})
+"""A Ray cluster takes long to start, and much memory: only `make test-long` has one."""
+PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in BACKENDS_UNDER_TEST]
 
 
 def long_on(*names: str) -> pytest.MarkDecorator:
     """Mark a test that only `make test-long` runs over these backends: in CI the others prove as much."""
-    every = [pytest.param(name, marks=pytest.mark.long if name in names else ()) for name in BACKENDS_UNDER_TEST]
+    are_long = LONG.union(names)
+    every = [pytest.param(name, marks=pytest.mark.long if name in are_long else ()) for name in BACKENDS_UNDER_TEST]
     return pytest.mark.parametrize("backend", every, indirect=True, scope="module")

@@ -122,7 +122,8 @@ class ClusterEngine(Protocol):
         """What `start` sends, as text that a person can read, without secrets. Pure: asks nobody."""
 
     def start(self, launch: EngineLaunch) -> str:
-        """Hand an attempt to the engine's queue; returns its handle. Raises EngineRefusedError."""
+        """Hand an attempt to the engine's queue, unless the engine, asked now, has it; returns its handle. Raises
+        EngineRefusedError."""
 
     def find(self, name: str) -> EngineJob | None:
         """The attempt of this name, asked now: also one that `jobs` does not list yet. None: the engine has none."""
