@@ -133,7 +133,7 @@ class ClusterBackend:
         try:
             seen = self._seen
             job = seen.jobs.get(name) if self._fresh(seen) else None
-            if job is None:
+            if job is None or job.phase is EnginePhase.PREPARING:
                 handle = self._start(request, name)
                 raise self._wait(name, "handed to the engine", handle)
             if job.phase is EnginePhase.QUEUED:

@@ -27,6 +27,7 @@ class EngineRefusedError(Exception):
 class EnginePhase(StrEnum):
     """Where an attempt stands on its engine."""
 
+    PREPARING = "preparing"  # half handed over by a server that did not finish; `start` does
     QUEUED = "queued"  # accepted, not started
     RUNNING = "running"  # started on every node
     ENDED = "ended"
@@ -100,6 +101,11 @@ class ClusterOptions(BaseModel):
         description="Where workers on the cluster reach this server. Empty: the setting advertise_url.",
     )
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
+
+    @property
+    def own_image(self) -> str:
+        """The image of jobs that name none, on clusters that run images."""
+        return ""
 
     @property
     def submits_as_users(self) -> bool:
