@@ -46,6 +46,8 @@ class Capabilities:
     """The backend on whose nodes its jobs run; empty: its own nodes."""
     images: bool = False
     """It runs workloads in the container image that they name; their paths are the container's."""
+    image_optional: bool = False
+    """With `images`: workloads that name none run on a node itself, unless there is an own one."""
     image_setting: str = ""
     """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
     own_image: str = ""

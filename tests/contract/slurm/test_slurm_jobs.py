@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from container_engine import missing as no_containers
+from container_engine import python_image, running_engine
 from local_servers import quiet_port
 from real_server import wait_for
 from saving_program import TRAINS, latest_checkpoint, number_after, wait_until_it_can_save
@@ -173,3 +175,24 @@ def test_an_account_without_a_uid_is_not_submitted_as_the_servers_user(people: S
     answer = tenant.ask("POST", "/v1/jobs", asked)
     assert answer.status_code == 400
     assert "account text has no system user of its own" in answer.text
+
+
+@pytest.mark.skipif(no_containers() is not None, reason="there is no container engine")
+def test_a_job_with_an_image_runs_in_it(shared_server: SlurmServer) -> None:
+    """By a command, as with Apptainer: here it is podman's."""
+    options = shared_server.slurm.options()
+    run = f"podman run --rm --env-host --network=host --volume={options['work_dir']} {{image}}"
+    with running_engine() as engine:
+        image = python_image(engine)
+        settings = engine.environment["CONTAINERS_CONF"]
+        options["container"] = f"env CONTAINERS_CONF={settings} {run}"
+        shared_server.data("PUT", "/v1/backends/images", {"kind": "slurm", "options": options})
+        source = "import os; print(os.environ['FROM_IMAGE'], os.environ['RANK'])"
+        workload = {"kind": "container", "image": image, "argv": ["python3", "-c", source]}
+        asked = {"name": "n", "workload": workload, "backend": "images", "resource_config": {"gpu_count": 0}}
+        job_id = shared_server.data("POST", "/v1/jobs", asked)["job_id"]
+        job = shared_server.until(job_id)
+        assert (job["status"], shared_server.lines(job_id)) == ("COMPLETED", ["yes 0"]), job
+    refused = shared_server.ask("POST", "/v1/jobs", {**asked, "backend": "hpc"})
+    assert refused.status_code == 400
+    assert "the backend hpc runs no containers; use one of: images" in refused.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,3 +208,42 @@ def test_shell_gives_the_worker_what_was_quoted() -> None:
     script = batch_script(launch_of(environment={"VALUE": value}), SlurmOptions(output_dir=""), GpuChoice())
     script = script.replace("srun --mpi=none", 'printf %s "$VALUE"; true')
     assert subprocess.run(["sh"], input=script, capture_output=True, text=True, check=True).stdout == value
+
+
+@pytest.mark.parametrize(
+    ("container", "started"),
+    [
+        ("--container-image={image} --no-container-mount-home", "--container-image=team/a:1 --no-container-mount-home"),
+        ("apptainer exec --bind '/my data' docker://{image}", "apptainer exec --bind '/my data' docker://team/a:1"),
+    ],
+)
+def test_image_is_started_as_the_option_says(container: str, started: str) -> None:
+    options = SlurmOptions(container=container)
+    named = with_image(launch_of(), "team/a:1")
+    assert f" --ntasks-per-node=1 {started} \\\n    sh -c" in batch_script(named, options, GpuChoice())
+    assert started not in batch_script(launch_of(), options, GpuChoice())
+    by_default = SlurmOptions(container=container, image="team/a:1")
+    assert started in batch_script(launch_of(), by_default, GpuChoice())
+
+
+def test_image_is_refused_once_the_option_is_gone() -> None:
+    with pytest.raises(EngineRefusedError, match="option container"):
+        batch_script(with_image(launch_of(), "team/a:1"), SlurmOptions(), GpuChoice())
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"container": "apptainer exec"}, "say where the image goes"),
+        ({"container": "apptainer 'exec {image}"}, "cannot be split into words"),
+        ({"image": "team/a:1"}, "the option container has to say how images run"),
+    ],
+)
+def test_options_for_images_are_checked(values: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        SlurmOptions(**values)
+
+
+def with_image(launch: EngineLaunch, image: str) -> EngineLaunch:
+    request = launch.request
+    return replace(launch, request=replace(request, launch=replace(request.launch, image=image)))

@@ -103,6 +103,11 @@ class ClusterOptions(BaseModel):
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
 
     @property
+    def runs_images(self) -> bool:
+        """Whether clusters whose kind does not always run images do so."""
+        return False
+
+    @property
     def own_image(self) -> str:
         """The image of jobs that name none, on clusters that run images."""
         return ""

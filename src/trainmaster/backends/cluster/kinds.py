@@ -59,8 +59,11 @@ def secret_names(kind: str) -> frozenset[str]:
 
 def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
     """What clusters of this kind can do, with these options."""
+    declared = CLUSTER_KINDS[kind].capabilities
     return replace(
-        CLUSTER_KINDS[kind].capabilities,
+        declared,
+        images=declared.images or options.runs_images,
+        image_optional=not declared.images,
         server_url=options.server_url,
         submits_as_users=options.submits_as_users,
         own_image=options.own_image,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainmaster.backends.cluster.engine import ClusterOptions
 
@@ -26,6 +26,9 @@ RESERVED = frozenset({
     "signal", "test-only", "time", "time-min", "tmp", "uid", "usage", "version", "wait", "wrap",
 })  # fmt: skip
 """Options of sbatch that Trainmaster sets itself, or that would break how it starts and finds jobs."""
+
+
+IMAGE = "{image}"
 
 
 def _words(value: Any) -> Any:
@@ -68,6 +71,18 @@ class SlurmOptions(ClusterOptions):
         ge=0,
         description="The memory of a GPU whose type does not tell it. 0: unknown; counts as too little.",
     )
+    container: str = Field(
+        default="",
+        description="How srun starts the worker of a job with an image: its options for that, or a command that runs "
+        "another one in the image, which `{image}` stands for; such as `--container-image={image}` with Pyxis, or "
+        "`apptainer exec --nv docker://{image}`. The container must have the environment and the network of its node. "
+        "Empty: jobs with images are refused.",
+    )
+    image: str = Field(
+        default="",
+        pattern=r"^\S*$",
+        description="The image of jobs that name none. Empty: they run on the nodes themselves.",
+    )
     output_dir: str = Field(
         default="/tmp",
         pattern=_PATH,
@@ -90,6 +105,31 @@ class SlurmOptions(ClusterOptions):
     @property
     def submits_as_users(self) -> bool:
         return self.account_users
+
+    @property
+    def runs_images(self) -> bool:
+        return bool(self.container)
+
+    @property
+    def own_image(self) -> str:
+        return self.image
+
+    @field_validator("container")
+    @classmethod
+    def _check_container(cls, given: str) -> str:
+        try:
+            words = shlex.split(given)
+        except ValueError as error:
+            raise ValueError(f"{given!r} cannot be split into words: {error}") from None
+        if words and not any(IMAGE in word for word in words):
+            raise ValueError(f"it has to say where the image goes: {IMAGE}")
+        return given
+
+    @model_validator(mode="after")
+    def _check_image(self) -> Self:
+        if self.image and not self.container:
+            raise ValueError("image: the option container has to say how images run")
+        return self
 
     @field_validator("extra_args")
     @classmethod

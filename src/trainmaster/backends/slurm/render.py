@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice
-from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.options import IMAGE, SlurmOptions
 
 SETUP_S = 600
 """What an attempt may need in addition to max_runtime_s, which counts from the start of its ranks: it fetches the
@@ -48,7 +48,7 @@ def batch_script(
     lines += [
         "# Slurm's signals reach the workers directly; this script waits for them.",
         "trap '' TERM",
-        " ".join(_srun(launch)) + " \\",
+        " ".join(_srun(launch, options)) + " \\",
         "    " + shlex.join(launch.command),
         "code=$?",
     ]
@@ -124,7 +124,7 @@ def _time_limit(launch: EngineLaunch, options: SlurmOptions) -> str:
     return str(math.ceil(seconds / 60))
 
 
-def _srun(launch: EngineLaunch) -> Iterator[str]:
+def _srun(launch: EngineLaunch, options: SlurmOptions) -> Iterator[str]:
     """One worker on each node. srun waits for all of them: they end one by one, with code 0 whatever their job did. One
     that is killed takes the others with it, so that Slurm ends the job."""
     yield "srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0"
@@ -132,6 +132,10 @@ def _srun(launch: EngineLaunch) -> Iterator[str]:
     if launch.needs.cpu_cores:
         # From 22.05 on, srun does not take this from the job.
         yield f"--cpus-per-task={launch.needs.cpu_cores}"
+    if image := launch.request.launch.image or options.image:
+        if not options.container:
+            raise EngineRefusedError("the cluster's option container, which says how images run, is no longer there")
+        yield shlex.join(word.replace(IMAGE, image) for word in shlex.split(options.container))
 
 
 def _variable(name: str) -> str:

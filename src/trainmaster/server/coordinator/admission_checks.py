@@ -129,7 +129,7 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
         message = f"the backend {name} runs no containers; {remedy}{without}"
         raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
-    if capable.images and launch.image is None and not capable.own_image:
+    if capable.images and not (launch.image or capable.own_image or capable.image_optional):
         message = (
             f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
             "CustomTrainer(image=...), or a runtime that has one)"
