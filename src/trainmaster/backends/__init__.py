@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.base import Backend, Capabilities, PlacementBy
+from trainmaster.backends.base import Backend, Capabilities, ImageFeature, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
 from trainmaster.protocol.launch import CONTAINER, KUBERNETES, LOCAL, RAY, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
@@ -47,6 +47,7 @@ BACKENDS: Mapping[str, Registration] = {
             isolates_accounts=True,
             nodes_of=LOCAL,  # a container takes the cores and GPUs of the same machine
             images=True,
+            image_features=frozenset(ImageFeature),
             image_setting="container_image",
         ),
         library="docker",

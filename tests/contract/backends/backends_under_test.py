@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ import pytest
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
+from kubernetes_client import KubernetesClient
+from kubernetes_server.process import running as running_kubernetes
+from kubernetes_servers import KubernetesServer
 from local_servers import LocalServer, quiet_port
 from process_signals import kill_claimant
 from real_server import wait_for
@@ -26,7 +30,7 @@ from slurm_cluster import running_cluster
 from slurm_servers import SlurmServer
 from trainmaster.backends import CLUSTER_KINDS, capabilities_of
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import SLURM
+from trainmaster.protocol.launch import KUBERNETES, SLURM
 from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
@@ -166,6 +170,42 @@ class Slurm(BackendUnderTest):
         return self.server.cluster.scontrol("-dd", "show", "job", number)
 
 
+class Kubernetes(BackendUnderTest):
+    """Pods of the test server for Kubernetes."""
+
+    server: KubernetesServer
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_cluster(cls, home: Path) -> Iterator[Kubernetes]:
+        """On a cluster of the suite's own, with two nodes of two GPUs."""
+        with running_kubernetes(home / "kubernetes", "--nodes", "2", "--gpus", "4") as cluster:
+            client = KubernetesClient(cluster.kubeconfig)
+            work = home / "work"
+            server = KubernetesServer(home / "data", client, quiet_port(), work_dir=str(work), gpu_memory_mb=81_920)
+            server.environment |= SETTINGS
+            with contextlib.closing(client), _running(server):
+                yield cls("k8s", server, CLUSTER_KINDS[KUBERNETES].capabilities)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        self.server.kill_worker(job_id, node)
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_for(lambda: not self.server.objects(job_id), f"the end of {job_id} on the cluster")
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def caches(self) -> Path:
+        return self.server.directory.parent / "work"
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        api = self.server.api
+        shown = [each for kind in ("Job", "Pod", "Service") for each in api.list(kind)]
+        return json.dumps([each for each in shown if job_id in each["metadata"]["name"]])
+
+
 @contextlib.contextmanager
 def _running(server: JobServer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -179,6 +219,7 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "local-http": lambda home: Local.over("http", home),
     "container": Containers.on_podman,
     "slurm": Slurm.on_cluster,
+    "kubernetes": Kubernetes.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
 MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm}
