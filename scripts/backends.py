@@ -60,6 +60,8 @@ def _abilities(every: list[Capabilities]) -> Iterator[tuple[str, list[str]]]:
         "accounts are separated",
         cells(lambda each: each.isolates_accounts or ("by system users" if each.runs_here else False)),
     )
+    names = [", ".join(f"`{field}`" for field in sorted(each.cannot_choose_by)) or "–" for each in every]
+    yield "fields of `resource_config` by which it cannot choose nodes", names
 
 
 def _options(model: type[ClusterOptions], secrets: frozenset[str]) -> Iterator[str]:

@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,6 +82,20 @@ class Engine:
             self.process.terminate()
             self.process.wait()
 
+    def remove_stale_rules(self) -> None:
+        """Remove port forwardings to containers that are gone.
+
+        Podman sometimes leaves one behind when a container is removed while its end is handled. Whoever binds such a
+        port of this machine next is unreachable: "No route to host".
+        """
+        kept = self.podman("ps", "--all", "--quiet", "--no-trunc").split()
+        listed = subprocess.run(["iptables", "--table=nat", "-S", _FORWARDINGS], capture_output=True, text=True)
+        for line in listed.stdout.splitlines():
+            rule = shlex.split(line)
+            containers = re.findall(r"name: tm-\S+ id: (\w+)", line)
+            if rule[:2] == ["-A", _FORWARDINGS] and containers and containers[0] not in kept:
+                subprocess.run(["iptables", "--table=nat", "-D", *rule[1:]], check=True)
+
     def podman(self, *arguments: str) -> str:
         """What a command of its own says."""
         command = ["podman", *arguments]
@@ -98,6 +114,8 @@ class Engine:
         return [*(container["Names"][0] for container in containers), *(network["name"] for network in networks)]
 
 
+_FORWARDINGS = "NETAVARK-HOSTPORT-DNAT"
+"""The chain of iptables with the forwarded ports of all containers."""
 REQUIRED = "REQUIRE_CONTAINERS"
 """The variable with which CI says that nothing may be skipped for want of an engine."""
 
@@ -130,11 +148,13 @@ def running_engine() -> Iterator[Engine]:
             "CONTAINERS_REGISTRIES_CONF": f"{place}/registries.conf",
         }
         engine = Engine(directory=directory, environment={**os.environ, **settings})
+        engine.remove_stale_rules()
         try:
             engine.start()
             yield engine
         finally:
             engine.stop()
+            engine.remove_stale_rules()
 
 
 def _configuration() -> str:

@@ -19,6 +19,7 @@ SUITES = (
     # One cluster each.
     ("contract/slurm",),
     ("contract/ray",),
+    ("contract/clusters",),
     # One process that has imported the trainers.
     ("training",),
     # One process that has imported the trainer service.

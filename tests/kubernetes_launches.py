@@ -10,6 +10,8 @@ from trainmaster.protocol.launch import ContainerRequest, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds, NodeAssignment
 
 INSTANCE = "k3f9"
+IMAGE = "localhost/python:test"
+"""The test server takes any name for this machine; a real cluster has to have it."""
 
 
 def kubernetes_launch(

@@ -43,6 +43,13 @@ _AGENT_PORT = "dashboard-agent-listen-port"
 _NODE_PORTS = (_AGENT_PORT, "dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port")
 _HEAD_PORTS = ("port", "dashboard-port", "ray-client-server-port")
 
+_REMOVE = """
+import sys, ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)
+remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(sys.argv[2]))))
+"""
+
 
 def missing() -> str | None:
     """Why there is no Ray here; None where there is.
@@ -110,6 +117,15 @@ class RayCluster:
     def get(self, path: str, **parameters: Any) -> Any:
         answer = self.client.get(f"{self.address}{path}", params=parameters)
         return answer.raise_for_status().json()
+
+    def remove_group(self, name: str) -> None:
+        """Remove a placement group, with all that runs in it, by Ray's own API."""
+        listed = self.get("/api/v0/placement_groups", limit=10_000)["data"]["result"]["result"]
+        (group,) = [
+            each["placement_group_id"] for each in listed if each["name"] == name and each["state"] != "REMOVED"
+        ]
+        gcs = f"{HEAD}:{self.ports['port']}"
+        subprocess.run([self.python, "-c", _REMOVE, gcs, group], check=True, cwd="/", env={"PATH": os.environ["PATH"]})
 
     def is_alive(self, address: str) -> bool:
         """Whether Ray believes so of the node that was last started there; not while the head does not answer."""

@@ -39,6 +39,8 @@ class ScriptedEngine:
 
     def start(self, launch: EngineLaunch) -> str:
         self._answer()
+        if (present := self.present.get(launch.name)) is not None:
+            return present.handle
         handle = str(len(self.launches) + 1)
         self.launches.append(launch)
         self.present[launch.name] = EngineJob(

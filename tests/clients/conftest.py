@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from client_model import COOKBOOK_NAME, FIREWORKS_NAME, HUB_NAME, make_hub, make_model
 from client_programs import Client
-
 from real_server import RealServer, running
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compatibility.py"

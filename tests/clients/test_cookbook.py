@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from client_programs import Client, facts
 from safetensors.numpy import load_file
 from tinker_calls import ADAM, PASS, Plain
 
+from client_programs import Client, facts
 from patience import PATIENCE_S
 from real_server import RealServer
 

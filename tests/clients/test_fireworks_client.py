@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_model import CONTEXT, FIREWORKS_NAME, make_model
-from client_programs import Asked, Client, facts, kill_trainer
 from lossy_proxy import LossyProxy
 from programs.batches import sequence
 from reordering_proxy import ReorderingProxy
 
+from client_model import CONTEXT, FIREWORKS_NAME, make_model
+from client_programs import Asked, Client, facts, kill_trainer
 from patience import PATIENCE_S
 from real_server import RealServer, running
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+
 from client_model import FIREWORKS_NAME
 from client_programs import Client, facts, kill_trainer
-
 from fireworks_page import described_fields
 from patience import PATIENCE_S
 from real_server import RealServer, running, wait_for

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from client_model import CONTEXT, FIREWORKS_NAME, HUB_NAME
-from client_programs import Asked, Client, facts, kill_trainer
 from lossy_proxy import LossyProxy
 from tinker_calls import ADAM, PASS, Plain
 
+from client_model import CONTEXT, FIREWORKS_NAME, HUB_NAME
+from client_programs import Asked, Client, facts, kill_trainer
 from patience import PATIENCE_S
 from real_server import RealServer
 

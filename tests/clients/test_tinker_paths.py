@@ -19,10 +19,10 @@ from typing import Any
 
 import httpx
 import pytest
-from client_model import HUB_NAME
-from client_programs import PROGRAMS, Client, facts
 from tinker_calls import CALLS, PASS, Plain
 
+from client_model import HUB_NAME
+from client_programs import PROGRAMS, Client, facts
 from patience import PATIENCE_S
 from process_signals import kill_marked
 from real_server import RealServer, running, wait_for

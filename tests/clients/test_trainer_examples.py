@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_programs import ROOT
 from trainer_examples import GPUS, LARGE_MACHINE, SIMULATED_GPUS, SLICE, WATCHING, run_example
 
+from client_programs import ROOT
 from real_server import PATIENCE_S, RealServer, wait_for
 from trainmaster import TrainerClient
 from trainmaster.trainer import CustomTrainer, TrainJob

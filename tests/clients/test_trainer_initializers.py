@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_model import make_model
 
+from client_model import make_model
 from real_server import PATIENCE_S, RealServer, running, wait_for
 from seaweed_server import ASKER, ASKER_SECRET, KEY, ROLE, SECRET, SeaweedServer
 from training.data_servers import Hub, serving

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from client_programs import PROGRAMS, Client, resident_mb
 
+from client_programs import PROGRAMS, Client, resident_mb
 from real_server import RealServer
 
 CLIENTS = 8

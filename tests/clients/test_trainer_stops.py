@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from client_model import FIREWORKS_NAME, HUB_NAME
 from client_programs import Client, facts
-
 from patience import PATIENCE_S
 from real_server import RealServer, running, wait_for
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_programs import PROGRAMS, ROOT
 
+from client_programs import PROGRAMS, ROOT
 from patience import PATIENCE_S
 from surface_differences import SURFACE
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-from client_model import HUB_NAME
 
+from client_model import HUB_NAME
 from real_server import PATIENCE_S, RealServer
 
 PREFIX = "/api/v1"

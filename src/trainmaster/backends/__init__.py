@@ -76,12 +76,14 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
     SLURM: ClusterKind(
         engine="trainmaster.backends.slurm.client:SlurmEngine",
         options="trainmaster.backends.slurm.options:SlurmOptions",
-        capabilities=_ON_A_CLUSTER,
+        capabilities=replace(_ON_A_CLUSTER, cannot_choose_by=frozenset({"node_anti_affinity"})),
     ),
     RAY: ClusterKind(
         engine="trainmaster.backends.ray.client:RayEngine",
         options="trainmaster.backends.ray.options:RayOptions",
-        capabilities=_ON_A_CLUSTER,
+        capabilities=replace(
+            _ON_A_CLUSTER, cannot_choose_by=frozenset({"storage_min_mb", "node_affinity", "node_anti_affinity"})
+        ),
     ),
     KUBERNETES: ClusterKind(
         engine="trainmaster.backends.kubernetes.client:KubernetesEngine",

@@ -47,6 +47,8 @@ class Capabilities:
     Otherwise its workers report over HTTP, and send checkpoints and results."""
     server_url: str = ""
     """Where workers on other machines reach the server; empty: where the server says that it is reached."""
+    submits_as_users: bool = False
+    """With `runs_here` false: jobs of an account that has a uid are submitted to the engine as that user."""
     isolates_accounts: bool = False
     """It separates the jobs of accounts that have no system user of their own."""
     uses_server_python: bool = False
@@ -60,6 +62,8 @@ class Capabilities:
     """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
     own_image: str = ""
     """The value of that setting on this server; empty: workloads that name no image are refused."""
+    cannot_choose_by: frozenset[str] = frozenset()
+    """Fields of `resource_config` by which its engine cannot choose nodes."""
 
 
 class LaunchError(Exception):

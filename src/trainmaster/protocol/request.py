@@ -50,6 +50,8 @@ class EngineNeeds:
     account: str
     job_name: str
     """As its user wrote it: any text."""
+    uid: int | None = None
+    """The user that submits it; None: the server's."""
     priority: int = 5
     gpus: int = 0
     gpu_type: str | None = None

@@ -16,21 +16,22 @@ from typing import Any
 
 import pytest
 
+from cluster_engines import RayUnderTest, wait_until_nothing_is_left
+from cluster_servers import ClusterServer
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
-from kubernetes_client import KubernetesClient
-from kubernetes_server.process import running as running_kubernetes
-from kubernetes_servers import KubernetesServer
+from kubernetes_under_test import KubernetesUnderTest
 from local_servers import LocalServer, quiet_port
 from process_signals import kill_claimant
+from ray_cluster import missing as no_ray
 from real_server import wait_for
 from slurm_cluster import missing as no_slurm
 from slurm_cluster import running_cluster
 from slurm_servers import SlurmServer
 from trainmaster.backends import CLUSTER_KINDS, capabilities_of
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import KUBERNETES, SLURM
+from trainmaster.protocol.launch import KUBERNETES, RAY, SLURM
 from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
@@ -170,40 +171,78 @@ class Slurm(BackendUnderTest):
         return self.server.cluster.scontrol("-dd", "show", "job", number)
 
 
-class Kubernetes(BackendUnderTest):
-    """Pods of the test server for Kubernetes."""
+class Ray(BackendUnderTest):
+    """The nodes of a real Ray cluster."""
 
-    server: KubernetesServer
+    server: ClusterServer
+
+    def __init__(self, server: ClusterServer, engine: RayUnderTest) -> None:
+        super().__init__("pool", server, CLUSTER_KINDS[RAY].capabilities)
+        self.engine = engine
 
     @classmethod
     @contextlib.contextmanager
-    def on_cluster(cls, home: Path) -> Iterator[Kubernetes]:
-        """On a cluster of the suite's own, with two nodes of two GPUs."""
-        with running_kubernetes(home / "kubernetes", "--nodes", "2", "--gpus", "4") as cluster:
-            client = KubernetesClient(cluster.kubeconfig)
-            work = home / "work"
-            server = KubernetesServer(home / "data", client, quiet_port(), work_dir=str(work), gpu_memory_mb=81_920)
-            server.environment |= SETTINGS
-            with contextlib.closing(client), _running(server):
-                yield cls("k8s", server, CLUSTER_KINDS[KUBERNETES].capabilities)
+    def on_cluster(cls, home: Path) -> Iterator[Ray]:
+        """On a cluster of the suite's own, with two nodes."""
+        with RayUnderTest.running() as engine:
+            server = ClusterServer(home / "data", quiet_port(), {"pool": engine}, **SETTINGS)
+            with _running(server):
+                yield cls(server, engine)
 
     def lose_node(self, job_id: str, node: int = 0) -> None:
-        self.server.kill_worker(job_id, node)
+        kill_claimant(self.server.run_directory(job_id).claimant(node))
 
     def wait_until_nothing_is_left(self, job_id: str) -> None:
-        wait_for(lambda: not self.server.objects(job_id), f"the end of {job_id} on the cluster")
+        wait_until_nothing_is_left(self.engine, job_id)
         wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
 
     def end_all_jobs(self) -> None:
         self.server.end_all_jobs()
 
     def caches(self) -> Path:
-        return self.server.directory.parent / "work"
+        return self.engine.cluster.directory / "work"
 
     def shown_by_the_engine(self, job_id: str) -> str:
-        api = self.server.api
-        shown = [each for kind in ("Job", "Pod", "Service") for each in api.list(kind)]
-        return json.dumps([each for each in shown if job_id in each["metadata"]["name"]])
+        kinds = ("actors", "placement_groups", "tasks", "workers", "runtime_envs")
+        shown = [self.engine.cluster.get(f"/api/v0/{kind}", detail=1, limit=1000) for kind in kinds]
+        shown += [self.engine.cluster.get("/api/jobs/"), self.engine.cluster.get("/logical/actors")]
+        assert job_id in json.dumps(shown)
+        return json.dumps(shown, ensure_ascii=False)
+
+
+class Kubernetes(BackendUnderTest):
+    """Pods of the test server for Kubernetes."""
+
+    server: ClusterServer
+
+    def __init__(self, server: ClusterServer, engine: KubernetesUnderTest) -> None:
+        super().__init__("k8s", server, CLUSTER_KINDS[KUBERNETES].capabilities)
+        self.engine = engine
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_cluster(cls, home: Path) -> Iterator[Kubernetes]:
+        """On a cluster of the suite's own, with two nodes."""
+        with KubernetesUnderTest.running() as engine:
+            server = ClusterServer(home / "data", quiet_port(), {"k8s": engine}, **SETTINGS)
+            with _running(server):
+                yield cls(server, engine)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        self.engine.kill_worker(job_id, node)
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_until_nothing_is_left(self.engine, job_id)
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def caches(self) -> Path:
+        return self.engine.work
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        return self.engine.shown(job_id)
 
 
 @contextlib.contextmanager
@@ -219,14 +258,19 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "local-http": lambda home: Local.over("http", home),
     "container": Containers.on_podman,
     "slurm": Slurm.on_cluster,
+    "ray": Ray.on_cluster,
     "kubernetes": Kubernetes.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
-MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm}
+MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm, "ray": no_ray}
 """Name -> why it cannot be run on this machine; None where it can."""
+LONG = frozenset({"ray"})
+"""A Ray cluster takes long to start, and much memory: only `make test-long` has one."""
+PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in BACKENDS_UNDER_TEST]
 
 
 def long_on(*names: str) -> pytest.MarkDecorator:
     """Mark a test that only `make test-long` runs over these backends: in CI the others prove as much."""
-    every = [pytest.param(name, marks=pytest.mark.long if name in names else ()) for name in BACKENDS_UNDER_TEST]
+    are_long = LONG.union(names)
+    every = [pytest.param(name, marks=pytest.mark.long if name in are_long else ()) for name in BACKENDS_UNDER_TEST]
     return pytest.mark.parametrize("backend", every, indirect=True, scope="module")

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from backends_under_test import BACKENDS_UNDER_TEST, MISSING, BackendUnderTest
+from backends_under_test import BACKENDS_UNDER_TEST, MISSING, PARAMS, BackendUnderTest
 
 from job_server import JobServer
 
@@ -25,7 +25,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield start
 
 
-@pytest.fixture(scope="module", params=BACKENDS_UNDER_TEST)
+@pytest.fixture(scope="module", params=PARAMS)
 def backend(request: pytest.FixtureRequest, started: Callable[[str], BackendUnderTest]) -> BackendUnderTest:
     """One backend after the other."""
     if (reason := MISSING.get(request.param, lambda: None)()) is not None:

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from kubernetes_client import KubernetesClient, Object, wait_for
-from kubernetes_launches import kubernetes_launch
-from kubernetes_servers import IMAGE
+from kubernetes_launches import IMAGE, kubernetes_launch
 from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, EngineRefusedError
 from trainmaster.backends.kubernetes import manifests
 from trainmaster.backends.kubernetes.client import KubernetesEngine

@@ -23,13 +23,13 @@ from trainmaster.backends.ray.options import RayOptions, Spread
 from trainmaster.protocol.reasons import Reason
 from trainmaster.worker import bootstrap
 
+pytestmark = pytest.mark.long  # a Ray cluster takes long to start, and much memory
 Make = Callable[..., RayEngine]
 ENDED, RUNNING, QUEUED = EnginePhase.ENDED, EnginePhase.RUNNING, EnginePhase.QUEUED
 
 WRITE = """
 import json, os, pathlib, signal, sys, time
 
-pytestmark = pytest.mark.long  # a Ray cluster takes long to start, and much memory
 directory = pathlib.Path(sys.argv[1])
 node = os.environ["TRAINMASTER_NODE"]
 def write(name, content):

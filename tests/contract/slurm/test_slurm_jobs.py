@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,54 @@ def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> No
     assert rendered.startswith("#!/bin/sh\n#SBATCH --job-name=tm-")
     assert "rm -rf" not in rendered
     assert server.jobs_on_cluster() == []
+
+
+@pytest.fixture(scope="module")
+def people(shared_server: SlurmServer) -> SlurmServer:
+    """The server, with a cluster whose users the accounts' jobs are submitted as."""
+    options = {**shared_server.slurm.options(), "account_users": True}
+    for directory in (options["work_dir"], options["output_dir"]):
+        Path(directory).mkdir(exist_ok=True)
+        Path(directory).chmod(0o1777)
+    shared_server.data("PUT", "/v1/backends/people", {"kind": "slurm", "options": options})
+    return shared_server
+
+
+class Tenant(SlurmServer):
+    """The server, as an account with this user sees it."""
+
+    key = ""
+
+    def __init__(self, server: SlurmServer, account: str, uid: int | None) -> None:
+        self.__dict__.update(server.__dict__)
+        server.data("POST", "/v1/accounts", {"account_id": account, "uid": uid})
+        body = {"account_id": account, "name": "test", "scopes": ["view", "manage"]}
+        self.key = server.data("POST", "/v1/keys", body)["key"]
+
+
+def test_jobs_of_an_account_with_a_uid_are_submitted_as_that_user(people: SlurmServer) -> None:
+    nobody = pwd.getpwnam("nobody")
+    tenant = Tenant(people, "vision", nobody.pw_uid)
+    job_id = tenant.submit("sh", "-c", "id -un; echo $HOME; sleep 600", backend="people")
+    tenant.wait_for_line(job_id, nobody.pw_dir)
+    assert tenant.lines(job_id) == ["nobody", nobody.pw_dir]
+    number = number_of(people, job_id)
+    assert people.cluster.run("squeue", "--noheader", f"--jobs={number}", "--format=%u").strip() == "nobody"
+    tenant.control(job_id, "cancel")
+    assert tenant.until(job_id)["status"] == "CANCELLED"
+    wait_for(lambda: not people.jobs_on_cluster(job_id), "the end of the job on the cluster")
+
+
+def test_an_account_whose_user_is_unknown_is_told_so(people: SlurmServer) -> None:
+    tenant = Tenant(people, "speech", 61007)
+    job = tenant.until(tenant.submit("true", backend="people"))
+    assert (job["status"], job["attempts"][-1]["reason"]) == ("FAILED", "LAUNCH_REFUSED")
+    assert "uid 61007, whom the server's machine does not know" in job["attempts"][-1]["message"]
+
+
+def test_an_account_without_a_uid_is_not_submitted_as_the_servers_user(people: SlurmServer) -> None:
+    tenant = Tenant(people, "text", None)
+    asked = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}, "backend": "people"}
+    answer = tenant.ask("POST", "/v1/jobs", asked)
+    assert answer.status_code == 400
+    assert "account text has no system user of its own" in answer.text

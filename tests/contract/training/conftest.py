@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from training_jobs import EXAMPLES
 
 from local_servers import LocalServer, serving
+from tiny_trainings import EXAMPLES
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import EXAMPLES, document, finish, submit
 
 from data_tokenizer import make_tokenizer
 from local_servers import LocalServer
 from patience import PATIENCE_S
+from tiny_trainings import EXAMPLES, document, finish, submit
 
 DATA = EXAMPLES / "data" / "questions.jsonl"
 LEAVES = """

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import EXAMPLES, finish, output, pickles, series, statuses, submit, weights_digest
 
 from local_servers import LocalServer
 from patience import PATIENCE_S
 from real_server import wait_for
+from tiny_trainings import EXAMPLES, finish, output, pickles, series, statuses, submit, weights_digest
 
 PRETRAINED_EPOCHS = 10
 COMMAND = Path(sys.executable).with_name("trainmaster")

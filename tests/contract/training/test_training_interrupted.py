@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import EXAMPLES, PATIENCE_S, document, finish, output, statuses, submit, weights_digest
 
 from local_servers import LocalServer
 from real_server import wait_for
+from tiny_trainings import EXAMPLES, PATIENCE_S, document, finish, output, statuses, submit, weights_digest
 
 DATA = EXAMPLES / "data" / "questions.jsonl"
 # The server's part is proven with scripts (contract/backends), the trainer's in tests/training, and that they work

@@ -9,7 +9,8 @@ import pytest
 from worker_attempts import Attempts, wait_for
 
 from trainmaster.protocol.launch import LaunchStep
-from trainmaster.protocol.reasons import EXIT_STOPPED, Reason, StopCause
+from trainmaster.protocol.reasons import EXIT_STOPPED, REASON_OF_STOP, Reason, StopCause
+from trainmaster.protocol.request import EngineNeeds
 
 REPORT = (
     "import json, os, signal, sys, time\n"
@@ -44,6 +45,21 @@ def test_worker_stop_ends_the_ranks_with_its_reason(attempts: Attempts, cause: S
     assert (ended["reason"], ended["stop_cause"], ended["signal"]) == (reason, cause, "SIGTERM")
     assert attempt.record("stopping")["cause"] == cause
     assert attempt.records("grace_missed") == []
+
+
+def test_rank_that_obeyed_its_engine_before_the_worker_heard_of_it_was_stopped(attempts: Attempts) -> None:
+    needs = EngineNeeds(account="a", job_name="n")
+    code = "import os, sys, time; sys.exit(85) if os.environ['RANK'] == '0' else time.sleep(600)"
+    by_engine = attempts.python(code, engine_needs=needs, ranks_per_node=2)
+    by_itself = attempts.python(code, ranks_per_node=2)
+    by_engine.start()
+    by_itself.start()
+    ended = by_engine.ended()
+    assert (ended["reason"], ended["stop_cause"]) == (REASON_OF_STOP[StopCause.ENGINE], StopCause.ENGINE)
+    assert by_engine.record("stopping")["cause"] == StopCause.ENGINE
+    # Without an engine, nobody can have asked it.
+    ended = by_itself.ended()
+    assert (ended["reason"], ended["stop_cause"], ended["exit_code"]) == (Reason.EXITED_NONZERO, None, EXIT_STOPPED)
 
 
 def test_worker_stop_lets_a_rank_end_in_its_own_way(attempts: Attempts) -> None:

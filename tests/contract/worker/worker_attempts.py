@@ -20,7 +20,7 @@ from trainmaster.protocol.documents import read_lines
 from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.processes import identity_of
 from trainmaster.protocol.reasons import StopCause
-from trainmaster.protocol.request import AttemptRequest, Control, NodeAssignment
+from trainmaster.protocol.request import AttemptRequest, Control, EngineNeeds, NodeAssignment
 from trainmaster.protocol.run_directory import RunDirectory, exit_document, log_stream, metrics_stream, worker_stream
 
 Found = TypeVar("Found")
@@ -180,6 +180,7 @@ class Attempts:
         hint_socket: Path | None = None,
         cache_dir: Path | None = None,
         environment: dict[str, str] | None = None,
+        engine_needs: EngineNeeds | None = None,
         **launch: Any,
     ) -> Attempt:
         # Jobs of tests that run at the same time must not have the same marks.
@@ -204,6 +205,7 @@ class Attempts:
             hint_socket=os.fspath(hint_socket) if hint_socket else None,
             cache_dir=os.fspath(cache_dir) if cache_dir else None,
             environment=environment or {},
+            engine_needs=engine_needs,
         )
         attempt = Attempt(self.fork_server, runs / job_id / "1", request)
         self.made.append(attempt)

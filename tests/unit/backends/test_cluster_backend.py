@@ -12,7 +12,7 @@ import pytest
 
 from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
-from trainmaster.backends.base import LaunchError, Loss, NotYetError
+from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import backend as module
 from trainmaster.backends.cluster.backend import ClusterBackend, ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
@@ -210,6 +210,7 @@ def test_an_attempt_that_ended_before_any_worker_claimed_it_is_refused(
 ) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=loss, message="it ended")
+    cluster.backend.poll()
     with pytest.raises(LaunchError) as refused:
         cluster.backend.submit(cluster.request, NO_SECRETS)
     assert (refused.value.reason, str(refused.value)) == (reason, loss.message if loss else "it ended")
@@ -233,6 +234,30 @@ def test_revoking_what_waits_cancels_it_even_if_the_engine_is_away_meanwhile(clu
     assert cluster.liveness() == [Liveness.REVOKED]
     assert cluster.engine.cancelled == []
     cluster.engine.error = None
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_what_was_withdrawn_by_a_server_that_died_does_not_stay_in_the_engines_queue(cluster: Cluster) -> None:
+    cluster.queued()
+    cluster.backend.poll()
+    claim_free_nodes(cluster.directory, cluster.request)  # and it dies before it tells the engine
+    next_leader = cluster.server()
+    assert next_leader.observe(cluster.request) == [Liveness.REVOKED]
+    next_leader.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_what_another_leader_withdrew_meanwhile_does_not_stay_in_the_engines_queue(cluster: Cluster) -> None:
+    leads = [True]
+    cluster.context = replace(cluster.context, leads=lambda: leads[0])
+    cluster.backend = cluster.server()
+    cluster.queued()
+    cluster.backend.poll()
+    leads[0] = False
+    cluster.backend.poll()
+    claim_free_nodes(cluster.directory, cluster.request)
+    leads[0] = True
     cluster.backend.poll()
     assert cluster.engine.cancelled == ["1"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends import capabilities_of
+from trainmaster.backends import CLUSTER_KINDS, capabilities_of
 from trainmaster.backends.base import Capabilities, PlacementBy
 from trainmaster.protocol.launch import Lifetime
 from trainmaster.server.coordinator.admission import Admission, importable
@@ -182,6 +182,25 @@ def test_job_without_an_image_is_told_of_the_setting_of_its_backend() -> None:
     with pytest.raises(RefusedError, match="or have the operator set boxes_image"):
         check_backend(request, "boxes", {"boxes": replace(boxes, image_setting="boxes_image")})
     check_backend(request, "boxes", {"boxes": replace(boxes, own_image="image")})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("slurm", "node_anti_affinity", ["old"]),
+        ("ray", "node_anti_affinity", ["old"]),
+        ("ray", "node_affinity", ["fast"]),
+        ("ray", "storage_min_mb", 100),
+    ],
+)
+def test_what_an_engine_cannot_choose_nodes_by_is_refused(kind: str, field: str, value: Any) -> None:
+    backends = {"pool": CLUSTER_KINDS[kind].capabilities, "local": capabilities_of("local")}
+    wanted = compile_job(parse_submit({**COMMAND, "resource_config": {field: value}}))
+    with pytest.raises(RefusedError, match="leave it out, or use one of: local") as refused:
+        check_backend(wanted, "pool", backends)
+    assert [problem.field for problem in refused.value.problems] == [f"resource_config.{field}"]
+    check_backend(wanted, "local", backends)
+    check_backend(compile_job(parse_submit(COMMAND)), "pool", backends)
 
 
 @pytest.mark.parametrize(

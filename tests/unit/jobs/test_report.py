@@ -262,6 +262,55 @@ assert seen == [1]
     assert rank.events_of("capable") == []
 
 
+STOPS_WHEN_ASKED = """
+import sys, time
+from trainmaster.jobs import report
+if "asks" in sys.argv[1:]:
+    assert report.stop_requested() is None
+print("up", flush=True)
+while "asks" not in sys.argv[1:] or not (stop := report.stop_requested()): time.sleep(0.01)
+print(stop.cause, stop.save, flush=True)
+report.exit_stopped()
+"""
+
+
+def test_sigterm_of_an_engine_is_a_request_to_stop_for_a_rank_that_asks_for_those(rank: Any) -> None:
+    rank.environ[environment.ENGINE_STOPS] = "1"
+    code = f"import sys; sys.argv.append('asks')\n{STOPS_WHEN_ASKED}"
+    with rank.start(code, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=PATIENCE_S)[0] == f"{StopCause.ENGINE} True\n"
+        assert process.returncode == EXIT_STOPPED
+
+
+@pytest.mark.parametrize("stopped_by_engine", [True, False])
+def test_sigterm_ends_a_rank_that_does_not_ask_for_stops_or_has_no_engine(rank: Any, stopped_by_engine: bool) -> None:
+    code = STOPS_WHEN_ASKED
+    if stopped_by_engine:
+        rank.environ[environment.ENGINE_STOPS] = "1"
+    else:
+        code = f"import sys; sys.argv.append('asks')\n{code}"
+    with rank.start(code, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_sigterm_handler_of_the_job_is_left_alone(rank: Any) -> None:
+    rank.environ[environment.ENGINE_STOPS] = "1"
+    code = """
+import os, signal
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+from trainmaster.jobs import report
+assert report.stop_requested() is None
+os.kill(os.getpid(), signal.SIGTERM)
+assert seen == [1] and report.stop_requested() is None
+"""
+    assert rank.start(code).wait(PATIENCE_S) == 0
+
+
 def test_exit_stopped_flushes_and_leaves_with_its_code(rank: Any) -> None:
     code = "from trainmaster.jobs import report; print('last words', end=''); report.exit_stopped()"
     with rank.start(code, stdout=subprocess.PIPE) as process:

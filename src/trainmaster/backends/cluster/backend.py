@@ -98,6 +98,8 @@ class ClusterBackend:
         self._waits: dict[str, Future[None]] = {}
         self._to_cancel: set[str] = set()
         """Names of attempts that were withdrawn while the engine was away."""
+        self._not_withdrawn: set[str] = set()
+        """Names whose claims were looked at since this server leads: what an earlier leader withdrew is known."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -132,7 +134,8 @@ class ClusterBackend:
         with self._lock:
             self._attempts[name] = request
         try:
-            job = self._present(name)
+            seen = self._seen
+            job = seen.jobs.get(name) if self._fresh(seen) else None
             if job is None or job.phase is EnginePhase.PREPARING:
                 handle = self._start(request, name)
                 raise self._wait(name, "handed to the engine", handle)
@@ -158,12 +161,6 @@ class ClusterBackend:
             self._started[name] = handle
         self._wake.set()
         return handle
-
-    def _present(self, name: str) -> EngineJob | None:
-        """The attempt on the engine; None only if the engine itself, asked now, has none."""
-        if (job := self._seen.jobs.get(name)) is not None and self._fresh(self._seen):
-            return job
-        return self._engine.find(name)
 
     def _wait(self, name: str, message: str, handle: str | None) -> NotYetError:
         with self._lock:
@@ -319,6 +316,7 @@ class ClusterBackend:
                 self._context.hint(request.attempt_id)
         if not self._context.leads():
             self._leads_from = None
+            self._not_withdrawn.clear()
             return
         if self._leads_from is None:
             self._leads_from = asked_at
@@ -333,14 +331,24 @@ class ClusterBackend:
             if job.phase is EnginePhase.ENDED:
                 if (everything and name not in known) or self._is_over(job):
                     self._engine.forget(job.handle)
-            elif name in withdrawn or (name not in known and self._is_over(job)):
+            elif name in withdrawn or self._was_withdrawn(name, job) or (name not in known and self._is_over(job)):
                 self._engine.cancel(job.handle)
+        self._not_withdrawn &= jobs.keys()
         with self._lock:
             self._to_cancel -= withdrawn
             ended = [name for name, request in self._attempts.items() if name not in jobs and self._has_ended(request)]
             for name in ended:
                 for node in range(len(self._attempts.pop(name).nodes)):
                     self._claimed_from.pop((name, node), None)
+
+    def _was_withdrawn(self, name: str, job: EngineJob) -> bool:
+        """Whether an earlier leader took all claims of an attempt that waits, and died before the engine was told."""
+        if job.phase is not EnginePhase.QUEUED or name in self._not_withdrawn:
+            return False
+        if self._is_over(job):
+            return True
+        self._not_withdrawn.add(name)
+        return False
 
     def _is_over(self, job: EngineJob) -> bool:
         """Whether no node of an attempt will run or report any more."""

@@ -102,6 +102,16 @@ class ClusterOptions(BaseModel):
     )
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
 
+    @property
+    def own_image(self) -> str:
+        """The image of jobs that name none, on clusters that run images."""
+        return ""
+
+    @property
+    def submits_as_users(self) -> bool:
+        """Whether jobs of an account that has a uid are submitted as that user."""
+        return False
+
 
 class ClusterEngine(Protocol):
     """A client of one engine. Every method may take long, is called from any thread, and raises EngineAwayError if the
@@ -118,7 +128,8 @@ class ClusterEngine(Protocol):
         """What `start` sends, as text that a person can read, without secrets. Pure: asks nobody."""
 
     def start(self, launch: EngineLaunch) -> str:
-        """Hand an attempt to the engine's queue; returns its handle. Raises EngineRefusedError."""
+        """Hand an attempt to the engine's queue, unless the engine, asked now, has it; returns its handle. Raises
+        EngineRefusedError."""
 
     def find(self, name: str) -> EngineJob | None:
         """The attempt of this name, asked now: also one that `jobs` does not list yet. None: the engine has none."""

@@ -59,8 +59,12 @@ def secret_names(kind: str) -> frozenset[str]:
 
 def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
     """What clusters of this kind can do, with these options."""
-    own_image = str(getattr(options, "image", ""))
-    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url, own_image=own_image)
+    return replace(
+        CLUSTER_KINDS[kind].capabilities,
+        server_url=options.server_url,
+        submits_as_users=options.submits_as_users,
+        own_image=options.own_image,
+    )
 
 
 def make_cluster(kind: str, options: ClusterOptions, context: ClusterContext) -> ClusterBackend:

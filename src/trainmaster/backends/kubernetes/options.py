@@ -137,6 +137,10 @@ class KubernetesOptions(ClusterOptions):
         "gpus and gpu_type, such as `count=4,cpu=64,memory=512Gi,gpus=8,gpu_type=H100-80GB`.",
     )
 
+    @property
+    def own_image(self) -> str:
+        return self.image
+
     @field_validator("pod_template")
     @classmethod
     def _check_overlay(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -158,6 +162,10 @@ class KubernetesOptions(ClusterOptions):
         if self.kubeconfig and self.kubeconfig_content.get_secret_value():
             raise ValueError("kubeconfig and kubeconfig_content exclude each other")
         return self
+
+    @property
+    def own_image(self) -> str:
+        return self.image
 
     def priority_class(self, priority: int) -> str:
         """That of the highest priority which does not exceed the job's."""

@@ -131,8 +131,8 @@ def document(launch: EngineLaunch, options: RayOptions) -> str:
 
 
 def bundle(needs: EngineNeeds, options: RayOptions) -> dict[str, float]:
-    """What each node of the attempt takes. Ray knows neither disks nor priorities, and no labels that it may ignore:
-    storage, priority, affinity and anti-affinity have no effect."""
+    """What each node of the attempt takes. Ray knows no priorities: those have an effect in Trainmaster's queues alone.
+    It cannot choose nodes by their disks, nor by labels that it may ignore: jobs that want that are refused."""
     wanted = {"CPU": 1.0, **options.resources}
     if needs.cpu_cores:
         wanted["CPU"] = float(needs.cpu_cores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pwd
 import re
 import threading
 import time
@@ -41,7 +42,7 @@ _NO_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 
 
 class SlurmEngine:
-    """Jobs belong to the user that the server runs as, and are told apart by names that begin with the instance."""
+    """Jobs belong to the server's user or to those of its accounts, and their names begin with the instance."""
 
     kind = "slurm"
     node_variable = "SLURM_NODEID"
@@ -82,6 +83,8 @@ class SlurmEngine:
             problem = f"there is no partition {partition}: change the option partition; there are: {names}"
         elif (state := partitions[partition].get("State", "UP")) != "UP":
             problem = f"the partition {partition} is {state}: jobs wait until it is UP"
+        elif self._options.account_users and os.geteuid() != 0:
+            problem = "the option account_users needs a server that runs as root: run it so, or leave the option out"
         return EngineFacts(
             name=f"Slurm {config.get('SLURM_VERSION', '')}".strip(),
             host=f"{config.get('ClusterName', '')}, partition {partition}".strip(", "),
@@ -100,10 +103,11 @@ class SlurmEngine:
         gpus = choose_gpus(launch.needs, self._members(), self._options)
         if gpus.problem:
             raise EngineRefusedError(gpus.problem)
-        environment = sbatch_environment(launch, self._commands.environment())
-        script = self._script(launch, gpus)
+        user = _user_of(launch)
+        environment = sbatch_environment(launch, self._commands.environment(), user)
+        script, arguments = self._script(launch, gpus), sbatch_arguments(launch)
         try:
-            printed = self._commands.run("sbatch", *sbatch_arguments(launch), script=script, environment=environment)
+            printed = self._commands.run("sbatch", *arguments, script=script, environment=environment, user=user)
         except SlurmRefusedError as error:
             raise EngineRefusedError(explained(str(error))) from error
         handle = printed.strip().splitlines()[-1].partition(";")[0]
@@ -180,9 +184,9 @@ class SlurmEngine:
     # -- asking --
 
     def _queried(self, *selection: str) -> list[SlurmJob]:
-        user = f"--user={os.geteuid()}"
+        whose = () if self._options.account_users else (f"--user={os.geteuid()}",)
         try:
-            text = self._commands.run("squeue", user, *SQUEUE_ARGUMENTS, *selection)
+            text = self._commands.run("squeue", *whose, *SQUEUE_ARGUMENTS, *selection)
         except SlurmRefusedError as error:
             raise EngineAwayError(f"Slurm does not list jobs: {error}") from error
         return list(jobs_of(text, self._instance))
@@ -192,10 +196,11 @@ class SlurmEngine:
         found: list[SlurmJob] = []
         if not values or not self._is_accounted():
             return found
+        whose = "--allusers" if self._options.account_users else f"--uid={os.geteuid()}"
         for start in range(0, len(values), _NAME_LIST):
             chosen = f"{selector}={','.join(values[start : start + _NAME_LIST])}"
             try:
-                text = self._commands.run("sacct", *SACCT_ARGUMENTS, f"--uid={os.geteuid()}", chosen)
+                text = self._commands.run("sacct", *SACCT_ARGUMENTS, whose, chosen)
             except (EngineAwayError, SlurmRefusedError) as error:
                 _log.warning("%s: Slurm's accounting does not answer: %s", self._name, error)
                 break
@@ -272,3 +277,17 @@ class SlurmEngine:
             loss = Loss(reason=Reason.WORKER_LOST, message=words)
             ended.setdefault(name, replace(job, phase=EnginePhase.ENDED, message=words, loss=loss))
         return ended
+
+
+def _user_of(launch: EngineLaunch) -> pwd.struct_passwd | None:
+    """Who submits an attempt; None: the server's user."""
+    uid = launch.needs.uid
+    if uid is None:
+        return None
+    try:
+        return pwd.getpwuid(uid)
+    except KeyError:
+        raise EngineRefusedError(
+            f"jobs of account {launch.needs.account} are submitted as uid {uid}, whom the server's machine does not "
+            "know; create that user on it and on the cluster, or give the account another uid"
+        ) from None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from typing import Any
 
 from trainmaster.backends.cluster.engine import EngineAwayError
 from trainmaster.backends.slurm.options import SlurmOptions
@@ -59,14 +61,21 @@ class SlurmCommands:
         self._options = options
         self._timeout_s = timeout_s
 
-    def run(self, program: str, *arguments: str, script: str = "", environment: Mapping[str, str] | None = None) -> str:
-        """What a program prints. Raises EngineAwayError and SlurmRefusedError."""
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        script: str = "",
+        environment: Mapping[str, str] | None = None,
+        user: pwd.struct_passwd | None = None,
+    ) -> str:
+        """What a program prints, run as a user, or as the server's. Raises EngineAwayError and SlurmRefusedError."""
         conf = self._options.conf or os.environ.get("SLURM_CONF", "")
         if conf and not os.path.exists(conf):
             # Slurm's programs would wait for it for a minute.
             raise EngineAwayError(f"{PROBLEMS[0][1]}. There is no {conf}")
         try:
-            process = subprocess.Popen(
+            process: subprocess.Popen[str] = subprocess.Popen(
                 [self.path_of(program), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -76,6 +85,7 @@ class SlurmCommands:
                 encoding="utf-8",
                 errors="replace",
                 start_new_session=True,
+                **_identity(user),
             )
         except OSError as error:
             raise EngineAwayError(f"{program} cannot be run: {error}") from error
@@ -118,6 +128,14 @@ class SlurmCommands:
             # The script calls srun, which is likely to be in the same place on the nodes.
             kept["PATH"] = f"{self._options.bin_dir}:{kept.get('PATH', os.defpath)}"
         return kept
+
+
+def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
+    if user is None:
+        return {}
+    groups = os.getgrouplist(user.pw_name, user.pw_gid)
+    # The server's working directory may be closed to that user.
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups, "cwd": "/"}
 
 
 def _error_of(words: str, code: int) -> Exception:

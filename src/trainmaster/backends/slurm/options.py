@@ -57,6 +57,11 @@ class SlurmOptions(ClusterOptions):
         "higher priority first. 0: Slurm is not told of priorities.",
     )
     exclusive: bool = Field(default=False, description="Whether jobs get whole nodes, shared with nobody.")
+    account_users: bool = Field(
+        default=False,
+        description="Whether the jobs of an account that has a uid are submitted as that user, whom the cluster must "
+        "know too. The server must run as root, and Slurm must let root see and cancel the jobs of all users.",
+    )
     gres: str = Field(default="gpu", pattern=r"^[A-Za-z0-9_-]+$", description="What Slurm calls GPUs in Gres.")
     gpu_memory_mb: int = Field(
         default=0,
@@ -81,6 +86,10 @@ class SlurmOptions(ClusterOptions):
         description="Further options of sbatch, each as --name or --name=value, separated by spaces, such as "
         "`--mail-type=END --licenses=solver:1`.",
     )
+
+    @property
+    def submits_as_users(self) -> bool:
+        return self.account_users
 
     @field_validator("extra_args")
     @classmethod

@@ -6,6 +6,7 @@ Users write names and labels as they like: of these, none gets into the script.
 from __future__ import annotations
 
 import math
+import pwd
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -150,7 +151,11 @@ def sbatch_arguments(launch: EngineLaunch) -> tuple[str, ...]:
     return ("--parsable", f"--comment={comment_of(launch)}")
 
 
-def sbatch_environment(launch: EngineLaunch, environment: Mapping[str, str]) -> dict[str, str]:
+def sbatch_environment(
+    launch: EngineLaunch, environment: Mapping[str, str], user: pwd.struct_passwd | None = None
+) -> dict[str, str]:
     """Everything that sbatch runs with, since it exports all of that: the script names the secrets, and has none."""
     kept = {name: environment[name] for name in (*INHERITED, *_OF_SLURM) if name in environment}
+    if user is not None:
+        kept |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     return {**kept, **{_variable(name): value for name, value in launch.secrets.items()}}

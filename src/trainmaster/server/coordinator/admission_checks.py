@@ -144,6 +144,12 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         elif not capable.runs_here:
             message += f", or have the operator set the option image of {name}"
         raise RefusedError.because([Problem(field="workload.image", message=message)])
+    resources = compiled.request.resource_config
+    for field in sorted(capable.cannot_choose_by):
+        if getattr(resources, field):
+            remedy = _remedy(other for other, each in backends.items() if field not in each.cannot_choose_by)
+            message = f"the engine of the backend {name} cannot choose nodes by it; leave it out, or {remedy}"
+            raise RefusedError.because([Problem(field=f"resource_config.{field}", message=message)])
     if launch.lifetime not in capable.lifetimes:
         remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
         message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"

@@ -103,12 +103,14 @@ class Launches:
                 resume = checkpoints.get(connection, scope, checkpoint_id) if checkpoint_id else None
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
-            uid, confined, elsewhere = None, False, self._is_elsewhere(capable)
+            uid, submitter, confined, elsewhere = None, None, False, self._is_elsewhere(capable)
             if capable.runs_here or elsewhere:
                 account = accounts.get(connection, scope, job.account_id)
                 confined = is_confined(account, self.settings)
                 if not elsewhere:
                     uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
+                elif capable.submits_as_users:
+                    submitter = runs_as(account, self.settings)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
@@ -121,6 +123,7 @@ class Launches:
             elsewhere=elsewhere,
             placement=capable.placement,
             uid=uid,
+            submitter=submitter,
             confined=confined,
             log_cap_bytes=self.settings.log_cap_mb << 20,
             cache=self.settings.cache,
@@ -186,6 +189,7 @@ def attempt_request(
     elsewhere: bool = False,
     placement: PlacementBy = PlacementBy.US,
     uid: int | None = None,
+    submitter: int | None = None,
     confined: bool = False,
     log_cap_bytes: int = 0,
     cache: Path | None = None,
@@ -193,9 +197,10 @@ def attempt_request(
 ) -> AttemptRequest:
     """The request for the workers of the current attempt. `resume` is the checkpoint to resume from, `hint_socket` is
     where workers send hints, `server_url` where they report over HTTP if they share no files with the server. `uid`
-    runs the ranks (None: the worker's own); `confined` jobs may run only in containers on this machine. `cache` holds a
-    directory for each account; `environment` is for every process. `elsewhere`: checkpoints go over HTTP, too, and
-    the courier of each node names local directories for results and caches."""
+    runs the ranks (None: the worker's own), and `submitter` submits to an engine (None: the server's user); `confined`
+    jobs may run only in containers on this machine. `cache` holds a directory for each account; `environment` is for
+    every process. `elsewhere`: checkpoints go over HTTP, too, and the courier of each node names local directories for
+    results and caches."""
     attempt = job.live
     shared = server_url is None
     # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
@@ -216,7 +221,7 @@ def attempt_request(
         rank_token=attempt.rank_token,
         launch=launch,
         nodes=tuple(_assignment(share, nodes.get(share.node_id), placement) for share in attempt.shares),
-        engine_needs=_engine_needs(job) if placement is PlacementBy.ENGINE else None,
+        engine_needs=_engine_needs(job, submitter) if placement is PlacementBy.ENGINE else None,
         checkpoint_dir=checkpoint_dir,
         output_dir="" if elsewhere else str(roots.path(ARTIFACTS, output_path(job.job_id))),
         owner_file="" if elsewhere else str(roots.path(RUNS, f"{job.job_id}/{OWNER if uid is None else RANKS_OWNER}")),
@@ -260,11 +265,12 @@ def _assignment(share: Share, node: Node | None, placement: PlacementBy) -> Node
     return replace(where, cpu_cores=share.cpu_cores, memory_mb=share.ram_mb)
 
 
-def _engine_needs(job: Job) -> EngineNeeds:
+def _engine_needs(job: Job, submitter: int | None) -> EngineNeeds:
     needs = job.needs
     return EngineNeeds(
         account=job.account_id,
         job_name=job.name,
+        uid=submitter,
         priority=job.priority,
         gpus=len(job.live.shares[0].gpus),
         gpu_type=needs.gpu_type,
@@ -332,7 +338,7 @@ class AccountIsolation:
 
     def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
         """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
-        if not capable.runs_here:
+        if not capable.runs_here and not capable.submits_as_users:
             if not capable.isolates_accounts and account_id != DEFAULT_ACCOUNT and not self.settings.shared_uid:
                 raise RefusedError(
                     f"all jobs on this cluster run as one user there, and account {account_id} could read the jobs of "
@@ -357,7 +363,7 @@ def runs_as(
         if isolated or not is_confined(account, settings):
             return None
         raise RefusedError(
-            f"account {name} has no user of its own on this machine, where its jobs could read those of other "
+            f"account {name} has no system user of its own, without which its jobs could read those of other "
             f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, use the backend container where "
             "there is one, or allow all accounts to share the server's user with the setting shared_uid"
         )

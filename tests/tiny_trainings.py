@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from local_servers import LocalServer
+from job_server import JobServer
 from patience import PATIENCE_S
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SUFFIXES_OF_PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle"}
 
 
@@ -40,19 +40,19 @@ def document(model: Path, data: Path, training_type: str = "LORA", **changes: An
     }
 
 
-def submit(server: LocalServer, job: dict[str, Any]) -> str:
+def submit(server: JobServer, job: dict[str, Any]) -> str:
     """Submit it; its id."""
     return str(server.data("POST", "/v1/jobs", job)["job_id"])
 
 
-def finish(server: LocalServer, job_id: str) -> dict[str, Any]:
+def finish(server: JobServer, job_id: str) -> dict[str, Any]:
     """Wait for its end, which must be a success."""
     job: dict[str, Any] = server.until(job_id, "COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", timeout_s=PATIENCE_S)
     assert job["status"] == "COMPLETED", (job["error_message"], server.lines(job_id)[-30:])
     return job
 
 
-def output(server: LocalServer, job_id: str) -> Path:
+def output(server: JobServer, job_id: str) -> Path:
     """Where its results lie."""
     return server.directory / "artifacts" / job_id / "output"
 
@@ -72,13 +72,13 @@ def pickles(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.suffix in SUFFIXES_OF_PICKLES]
 
 
-def series(server: LocalServer, job_id: str, name: str) -> list[tuple[int, float]]:
+def series(server: JobServer, job_id: str, name: str) -> list[tuple[int, float]]:
     """The points of a metric."""
     found = server.data("GET", f"/v1/jobs/{job_id}/metrics?names={name}")["series"]
     return [(int(step), float(value)) for one in found if one["name"] == name for step, _, value in one["points"]]
 
 
-def statuses(server: LocalServer, job_id: str) -> list[str]:
+def statuses(server: JobServer, job_id: str) -> list[str]:
     """What it went through."""
     return [event["to"] for event in server.events_of(job_id, "status")]
 

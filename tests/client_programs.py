@@ -15,8 +15,8 @@ from patience import PATIENCE_S
 from process_signals import kill_marked
 from real_server import RealServer, wait_for
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).parents[1]
+PROGRAMS = Path(__file__).parent / "clients" / "programs"
 
 Asked = Callable[[dict[str, Any]], Any]
 """Does what a program asks for, and returns what it is told then."""

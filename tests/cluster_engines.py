@@ -1,0 +1,170 @@
+"""The real engines of clusters that the same tests run over, and what administrators and accidents do to them.
+
+A new engine is a class here, and its name in `ENGINES`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ray_cluster
+import slurm_cluster
+from ray_cluster import RayCluster
+from real_server import wait_for
+from slurm_cluster import SlurmCluster
+
+
+class EngineUnderTest(abc.ABC):
+    """An engine with two nodes, and a cluster's options that lead to it."""
+
+    kind: str
+    gpus: int
+    """Of each node."""
+    lost_with_controller = False
+    """Whether jobs are lost when the controller is killed."""
+
+    @abc.abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What a server's settings say of the cluster, beside its kind."""
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the server needs."""
+        return {}
+
+    @abc.abstractmethod
+    def left(self, mark: str = "") -> list[str]:
+        """The names of all attempts with a text in their name of which anything waits or runs on the engine."""
+
+    @abc.abstractmethod
+    def remove(self, job_id: str) -> None:
+        """End a running job, as an administrator would who knows nothing of Trainmaster."""
+
+    @abc.abstractmethod
+    def kill_controller(self) -> None:
+        """kill -9 what the engine is asked through."""
+
+    @abc.abstractmethod
+    def start_controller(self) -> None:
+        """Start it again, at the same address."""
+
+    @abc.abstractmethod
+    def kill_node(self) -> None:
+        """kill -9 all that runs on the second node."""
+
+    @abc.abstractmethod
+    def start_node(self) -> None:
+        """Have the second node take jobs again."""
+
+
+class SlurmUnderTest(EngineUnderTest):
+    kind = "slurm"
+    gpus = 4
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.cluster = cluster
+        (cluster.directory / "work").mkdir(exist_ok=True)
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls) -> Iterator[SlurmUnderTest]:
+        with slurm_cluster.running_cluster() as cluster:
+            yield cls(cluster)
+
+    def options(self) -> dict[str, Any]:
+        place = self.cluster.directory
+        dirs = {"output_dir": f"{place}/out", "work_dir": f"{place}/work"}
+        return {"partition": "low", "conf": str(self.cluster.conf), "poll_s": 0.2, **dirs}
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": self.cluster.environment["PATH"]}
+
+    def left(self, mark: str = "") -> list[str]:
+        names = self.cluster.run("squeue", "--noheader", "--format=%j").split()
+        return [name for name in names if mark in name]
+
+    def remove(self, job_id: str) -> None:
+        (name,) = self.left(job_id)
+        self.cluster.run("scancel", f"--name={name}")
+
+    def kill_controller(self) -> None:
+        numbers = self.cluster.run("squeue", "--noheader", "--format=%A").split()
+        self.cluster.kill_controller(*numbers)
+
+    def start_controller(self) -> None:
+        self.cluster.start_controller()
+
+    def kill_node(self) -> None:
+        self.cluster.kill_node("n2")
+
+    def start_node(self) -> None:
+        self.cluster.start_node("n2")
+
+
+class RayUnderTest(EngineUnderTest):
+    kind = "ray"
+    gpus = ray_cluster.GPUS
+    lost_with_controller = True
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self.cluster = cluster
+        (cluster.directory / "work").mkdir(exist_ok=True)
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls) -> Iterator[RayUnderTest]:
+        with ray_cluster.running_ray() as cluster:
+            yield cls(cluster)
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "address": self.cluster.address,
+            "driver_python": self.cluster.python,
+            "work_dir": f"{self.cluster.directory}/work",
+            "poll_s": 0.5,
+        }
+
+    def left(self, mark: str = "") -> list[str]:
+        actors = self._states("actors", state="DEAD")
+        groups = self._states("placement_groups", state="REMOVED")
+        names = {each["name"].partition("/")[0] for each in [*actors, *groups]}
+        return sorted(name for name in names if name.startswith("tm-") and mark in name)
+
+    def remove(self, job_id: str) -> None:
+        """By its placement group: `ray list placement-groups` shows it."""
+        self.cluster.remove_group(*self.left(job_id))
+
+    def kill_controller(self) -> None:
+        self.cluster.kill(ray_cluster.HEAD)
+
+    def start_controller(self) -> None:
+        assert any(self.cluster.start_head() for _ in range(ray_cluster.TRIES)), self.cluster.log(ray_cluster.HEAD)
+
+    def kill_node(self) -> None:
+        self.cluster.kill(ray_cluster.SECOND)
+
+    def start_node(self) -> None:
+        if ray_cluster.SECOND in self.cluster.processes:
+            self.cluster.kill(ray_cluster.SECOND)  # it belonged to a head that is gone
+        assert self.cluster.start_second(), self.cluster.log(ray_cluster.SECOND)
+
+    def _states(self, kind: str, *, state: str) -> list[dict[str, Any]]:
+        """Those that are not in a state."""
+        only = {"filter_keys": "state", "filter_predicates": "!=", "filter_values": state}
+        found = self.cluster.get(f"/api/v0/{kind}", limit=10_000, **only)["data"]["result"]["result"]
+        return list(found)
+
+
+ENGINES: Mapping[str, Callable[[], contextlib.AbstractContextManager[EngineUnderTest]]] = {
+    "slurm": SlurmUnderTest.running,
+    "ray": RayUnderTest.running,
+}
+"""Kind -> a cluster, for the length of a block."""
+MISSING: Mapping[str, Callable[[], str | None]] = {"slurm": slurm_cluster.missing, "ray": ray_cluster.missing}
+"""Kind -> why there can be none on this machine; None where there can."""
+
+
+def wait_until_nothing_is_left(engine: EngineUnderTest, mark: str = "") -> None:
+    wait_for(lambda: not engine.left(mark), f"the end of {mark or 'all jobs'} on {engine.kind}")
