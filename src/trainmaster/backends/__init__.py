@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.backends.base import Backend, Capabilities, PlacementBy
+from trainmaster.backends.base import Backend, Capabilities, ImageFeature, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
 from trainmaster.protocol.launch import CONTAINER, KUBERNETES, LOCAL, RAY, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
@@ -47,6 +47,7 @@ BACKENDS: Mapping[str, Registration] = {
             isolates_accounts=True,
             nodes_of=LOCAL,  # a container takes the cores and GPUs of the same machine
             images=True,
+            image_features=frozenset(ImageFeature),
             image_setting="container_image",
         ),
         library="docker",
@@ -87,7 +88,12 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
     KUBERNETES: ClusterKind(
         engine="trainmaster.backends.kubernetes.client:KubernetesEngine",
         options="trainmaster.backends.kubernetes.options:KubernetesOptions",
-        capabilities=replace(_ON_A_CLUSTER, isolates_accounts=True, images=True),
+        capabilities=replace(
+            _ON_A_CLUSTER,
+            isolates_accounts=True,
+            images=True,
+            image_features=frozenset({ImageFeature.PULL_POLICY, ImageFeature.SHARED_MEMORY}),
+        ),
         library="kubernetes",
         extra="kubernetes",
     ),

@@ -25,6 +25,19 @@ class PlacementBy(StrEnum):
     ENGINE = "engine"
 
 
+class ImageFeature(StrEnum):
+    """What a job may ask for in addition to its image."""
+
+    PULL_POLICY = "a choice of when an image is pulled"
+    SHARED_MEMORY = "a size of /dev/shm"
+    VOLUMES = "volumes"
+    INITIALIZER_IMAGES = "initializers with images of their own"
+    OWN_COMMAND = "an image's own command"
+    KEPT_CONTAINERS = "containers that stay when they have ended"
+    PROCESS_LIMIT = "a limit of processes"
+    ENGINE_CHOICE = "the choice of a container engine"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend can do. Anything else is refused at submission, never at run time."""
@@ -46,6 +59,7 @@ class Capabilities:
     """The backend on whose nodes its jobs run; empty: its own nodes."""
     images: bool = False
     """It runs workloads in the container image that they name; their paths are the container's."""
+    image_features: frozenset[ImageFeature] = frozenset()
     image_optional: bool = False
     """With `images`: workloads that name none run on a node itself, unless there is an own one."""
     image_setting: str = ""

@@ -21,6 +21,7 @@ from cluster_servers import ClusterServer
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
 from job_server import JobServer, processes_marked
+from kubernetes_under_test import KubernetesUnderTest
 from local_servers import LocalServer, quiet_port
 from process_signals import kill_claimant
 from ray_cluster import missing as no_ray
@@ -30,7 +31,7 @@ from slurm_cluster import running_cluster
 from slurm_servers import SlurmServer
 from trainmaster.backends import CLUSTER_KINDS, capabilities_of
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import RAY, SLURM
+from trainmaster.protocol.launch import KUBERNETES, RAY, SLURM
 from trainmaster.server.failpoints import ELSEWHERE_VARIABLE
 from wheel_index import WheelIndex
 
@@ -209,6 +210,41 @@ class Ray(BackendUnderTest):
         return json.dumps(shown, ensure_ascii=False)
 
 
+class Kubernetes(BackendUnderTest):
+    """Pods of the test server for Kubernetes."""
+
+    server: ClusterServer
+
+    def __init__(self, server: ClusterServer, engine: KubernetesUnderTest) -> None:
+        super().__init__("k8s", server, CLUSTER_KINDS[KUBERNETES].capabilities)
+        self.engine = engine
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_cluster(cls, home: Path) -> Iterator[Kubernetes]:
+        """On a cluster of the suite's own, with two nodes."""
+        with KubernetesUnderTest.running() as engine:
+            server = ClusterServer(home / "data", quiet_port(), {"k8s": engine}, **SETTINGS)
+            with _running(server):
+                yield cls(server, engine)
+
+    def lose_node(self, job_id: str, node: int = 0) -> None:
+        self.engine.kill_worker(job_id, node)
+
+    def wait_until_nothing_is_left(self, job_id: str) -> None:
+        wait_until_nothing_is_left(self.engine, job_id)
+        wait_for(lambda: not self.processes(job_id), f"the end of the processes of {job_id}")
+
+    def end_all_jobs(self) -> None:
+        self.server.end_all_jobs()
+
+    def caches(self) -> Path:
+        return self.engine.work
+
+    def shown_by_the_engine(self, job_id: str) -> str:
+        return self.engine.shown(job_id)
+
+
 @contextlib.contextmanager
 def _running(server: JobServer) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -223,6 +259,7 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "container": Containers.on_podman,
     "slurm": Slurm.on_cluster,
     "ray": Ray.on_cluster,
+    "kubernetes": Kubernetes.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
 MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm, "ray": no_ray}

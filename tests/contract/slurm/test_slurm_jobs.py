@@ -196,3 +196,7 @@ def test_a_job_with_an_image_runs_in_it(shared_server: SlurmServer) -> None:
     refused = shared_server.ask("POST", "/v1/jobs", {**asked, "backend": "hpc"})
     assert refused.status_code == 400
     assert "the backend hpc runs no containers; use one of: images" in refused.text
+    asked["workload"]["container"] = {"shm_mb": 64}
+    refused = shared_server.ask("POST", "/v1/jobs", asked)
+    assert refused.status_code == 400
+    assert "the backend images does not support a size of /dev/shm; leave it out" in refused.text

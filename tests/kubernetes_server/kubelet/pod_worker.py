@@ -14,6 +14,7 @@ from kubernetes_server.deletion import DeleteOptions
 from kubernetes_server.kubelet.container_spec import container_spec, write_hosts
 from kubernetes_server.kubelet.containers import ContainerRun, last_lines
 from kubernetes_server.kubelet.environment import ContainerConfigError
+from kubernetes_server.kubelet.image_names import invalid_name
 from kubernetes_server.kubelet.probes import is_well, run_command
 from kubernetes_server.kubelet.status import phase_of, write_status
 from kubernetes_server.kubelet.volumes import PodVolumes, VolumeError
@@ -185,6 +186,13 @@ class PodWorker:
 
     async def _pull(self, run: ContainerRun) -> bool:
         image = run.spec["image"]
+        while error := invalid_name(image):
+            if self._stopping.is_set():
+                return False
+            self._event("InspectFailed", error, run, warning=True)
+            run.wait("InvalidImageName", error)
+            self._publish()
+            await self._pause(self._cluster.settings.timing.image_backoff_s)
         while not self._cluster.has_image(image):
             if self._stopping.is_set():
                 return False

@@ -287,6 +287,26 @@ def test_an_ended_job_stays_on_the_engine_until_its_end_was_reported(cluster: Cl
     assert cluster.engine.forgotten == ["1"]
 
 
+def test_an_ended_job_that_no_leader_asks_for_is_removed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
+    server = cluster.server()
+    server.poll()
+    assert cluster.engine.forgotten == []
+    monkeypatch.setattr(module, "UNKNOWN_AFTER_S", -1.0)
+    server.poll()
+    assert cluster.engine.forgotten == ["1"]
+
+
+def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
+    cluster.queued()
+    cluster.engine.becomes(NAME, phase=EnginePhase.PREPARING)
+    cluster.backend.poll()
+    cluster.queued()
+    assert len(cluster.engine.launches) == 2
+
+
 def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(cluster: Cluster) -> None:
     cluster.queued()
     gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")

@@ -41,6 +41,8 @@ IDLE_EVERY_S = 10.0
 """How often the engine is asked while the server has no attempt there."""
 QUEUED_AGAIN_S = 30.0
 """How often an attempt that waits in the engine's queue is looked at, unless the engine reports a change."""
+UNKNOWN_AFTER_S = 60.0
+"""A leader has asked for every attempt that is not over after so long."""
 _STOP_S = 2.0
 
 
@@ -102,7 +104,8 @@ class ClusterBackend:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._is_away = False
-        self._problem = ""
+        self._leads_from: float | None = None
+        """Since when this server leads."""
         self._thread = threading.Thread(target=self._follow, name=f"follow {self.name}", daemon=True)
 
     def open(self) -> None:
@@ -311,18 +314,22 @@ class ClusterBackend:
                 until.set_result(None)
             elif request is not None:
                 self._context.hint(request.attempt_id)
-        if self._context.leads():
-            self._tidy(jobs)
-        else:
+        if not self._context.leads():
+            self._leads_from = None
             self._not_withdrawn.clear()
+            return
+        if self._leads_from is None:
+            self._leads_from = asked_at
+        self._tidy(jobs, everything=asked_at - self._leads_from > UNKNOWN_AFTER_S)
 
-    def _tidy(self, jobs: Mapping[str, EngineJob]) -> None:
-        """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone."""
+    def _tidy(self, jobs: Mapping[str, EngineJob], *, everything: bool) -> None:
+        """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone. `everything`: what
+        nobody has asked for by now, nobody will."""
         with self._lock:
             withdrawn, known = set(self._to_cancel), set(self._attempts)
         for name, job in jobs.items():
             if job.phase is EnginePhase.ENDED:
-                if self._is_over(job):
+                if (everything and name not in known) or self._is_over(job):
                     self._engine.forget(job.handle)
             elif name in withdrawn or self._was_withdrawn(name, job) or (name not in known and self._is_over(job)):
                 self._engine.cancel(job.handle)

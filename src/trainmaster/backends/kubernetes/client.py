@@ -52,6 +52,7 @@ _PING_S = 5.0
 """After so long without a word the API server is asked whether it is there."""
 _PAUSE_S, _PAUSE_PER_JOB_S = 0.05, 0.0001
 """Changes within this time are taken in together: the more jobs there are, the longer it takes."""
+_STOP_S = 2.0
 _FORBIDDEN = 403
 
 
@@ -248,6 +249,9 @@ class KubernetesEngine:
     def close(self) -> None:
         for follower in self._followers:
             follower.close()
+        self._api.interrupt()
+        for follower in self._followers:
+            follower.join(_STOP_S)
         self._api.close()
         self._changed.set()
 

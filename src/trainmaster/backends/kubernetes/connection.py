@@ -60,6 +60,8 @@ class KubernetesConnection:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._session: _Session | None = None
+        self._last: _Session | None = None
+        """The one before, whose requests may not have been answered."""
         self._closed = threading.Event()
         self._watched: set[httpx.Response] = set()
         self.heard_at = float("-inf")
@@ -150,8 +152,8 @@ class KubernetesConnection:
             with self._lock:
                 self._watched.discard(response)
 
-    def close(self) -> None:
-        """Also end the watches that wait in other threads."""
+    def interrupt(self) -> None:
+        """End what waits in other threads: watches and pauses. Nothing is sent any more."""
         self._closed.set()
         with self._lock:
             for response in self._watched:
@@ -160,9 +162,14 @@ class KubernetesConnection:
                     with contextlib.suppress(OSError):
                         # The method of TLS would take away what the other thread reads from.
                         socket.socket.shutdown(own, socket.SHUT_RDWR)
-            if self._session is not None:
-                self._session.http.close()
-                self._session = None
+
+    def close(self) -> None:
+        self.interrupt()
+        with self._lock:
+            for session in (self._session, self._last):
+                if session is not None:
+                    session.http.close()
+            self._session = self._last = None
 
     # -- sending --
 
@@ -206,9 +213,9 @@ class KubernetesConnection:
 
     def _current(self) -> _Session:
         with self._lock:
+            if self._closed.is_set():
+                raise EngineAwayError("the connection is closed")
             if self._session is None:
-                if self._closed.is_set():
-                    raise EngineAwayError("the connection is closed")
                 self._session = _Session(self._options, self._timeout_s)
             return self._session
 
@@ -216,7 +223,9 @@ class KubernetesConnection:
         """Have the credentials read again."""
         with self._lock:
             if self._session is session:
-                self._session = None
+                if self._last is not None:
+                    self._last.http.close()
+                self._session, self._last = None, session
 
 
 class _Session:

@@ -71,7 +71,12 @@ class Follower(Generic[View]):
         return self._problem
 
     def close(self) -> None:
+        """To be called first for all that use the connection, which is then interrupted; `join` waits for the end."""
         self._closed.set()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def snapshot(self) -> list[View]:
         with self._lock:

@@ -163,6 +163,10 @@ class KubernetesOptions(ClusterOptions):
             raise ValueError("kubeconfig and kubeconfig_content exclude each other")
         return self
 
+    @property
+    def own_image(self) -> str:
+        return self.image
+
     def priority_class(self, priority: int) -> str:
         """That of the highest priority which does not exceed the job's."""
         reached = [least for least in self.priority_classes if least <= priority]

@@ -310,7 +310,7 @@ class AttemptActions:
         if memory.request is None:
             return
         job_id, _, number = attempt_id.rpartition(".")
-        if memory.request.confined:
+        if memory.request.confined or memory.request.engine_needs is not None:
             self._pools.tidy(run_directory(self._roots, job_id, int(number)).close)
         if not memory.request.launch.remove_working_directory:
             return

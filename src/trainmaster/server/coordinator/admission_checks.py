@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from trainmaster.backends.base import Capabilities
+from trainmaster.backends.base import Capabilities, ImageFeature
 from trainmaster.protocol.launch import ContainerRequest
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
@@ -129,6 +129,11 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
         message = f"the backend {name} runs no containers; {remedy}{without}"
         raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
+    if capable.images:
+        lacking = ((field, each) for field, each in _image_features(compiled) if each not in capable.image_features)
+        for field, feature in lacking:
+            message = f"the backend {name} does not support {feature}; {_WITHOUT[feature]}"
+            raise RefusedError.because([Problem(field=f"workload.{field}", message=message)])
     if capable.images and not (launch.image or capable.own_image or capable.image_optional):
         message = (
             f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "
@@ -136,6 +141,8 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         )
         if capable.image_setting:
             message += f", or have the operator set {capable.image_setting}"
+        elif not capable.runs_here:
+            message += f", or have the operator set the option image of {name}"
         raise RefusedError.because([Problem(field="workload.image", message=message)])
     resources = compiled.request.resource_config
     for field in sorted(capable.cannot_choose_by):
@@ -147,6 +154,42 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         remedy = _remedy(other for other, each in backends.items() if launch.lifetime in each.lifetimes)
         message = f"the backend {name} cannot run a {launch.lifetime} workload; {remedy}"
         raise RefusedError.because([Problem(field="backend", message=message)])
+
+
+def _image_features(compiled: CompiledJob) -> Iterator[tuple[str, ImageFeature]]:
+    """What a job asks of the containers that it runs in, by the field that says so."""
+    launch = compiled.launch
+    initializers = initializers_of(compiled.workload)
+    if launch.volumes:
+        yield "volumes", ImageFeature.VOLUMES
+    if launch.container.pull_policy is not None:
+        yield "container.pull_policy", ImageFeature.PULL_POLICY
+    if launch.container.shm_mb is not None:
+        yield "container.shm_mb", ImageFeature.SHARED_MEMORY
+    for part, spec in initializers.named() if initializers else ():
+        if spec.image is not None:
+            yield f"initializers.{part}.image", ImageFeature.INITIALIZER_IMAGES
+    if not launch.steps[-1].argv:
+        yield "argv", ImageFeature.OWN_COMMAND
+    if not launch.container.auto_remove:
+        yield "container.auto_remove", ImageFeature.KEPT_CONTAINERS
+    if launch.container.pids is not None:
+        yield "container.pids", ImageFeature.PROCESS_LIMIT
+    if launch.container.runtime is not None:
+        yield "container.runtime", ImageFeature.ENGINE_CHOICE
+
+
+_WITHOUT: Mapping[ImageFeature, str] = {
+    ImageFeature.PULL_POLICY: "leave it out",
+    ImageFeature.SHARED_MEMORY: "leave it out",
+    ImageFeature.VOLUMES: "have the operator mount them into every job of it",
+    ImageFeature.INITIALIZER_IMAGES: "leave the image out, and the initializer runs in the job's own",
+    ImageFeature.OWN_COMMAND: "say in argv what to run",
+    ImageFeature.KEPT_CONTAINERS: "leave it out: logs and results are kept in any case",
+    ImageFeature.PROCESS_LIMIT: "leave it out",
+    ImageFeature.ENGINE_CHOICE: "leave it out",
+}
+"""What to do on a backend that lacks a feature."""
 
 
 def _remedy(able: Iterable[str]) -> str:
