@@ -33,6 +33,15 @@ PATIENCE_S = 10.0
 AWAY_S = 3.0
 """For so long nothing is asked of a store that has just failed: those who wait for it would fill all threads."""
 PIECE = 8 << 20
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+)
 _VERSION = 1
 _TAIL = ".tail"
 _MOST_INDEXES = 256
@@ -90,6 +99,10 @@ class Archive:
 
     def uri(self, path: str) -> str:
         return self.place.locate(self.place.below(path))
+
+    def credentials(self) -> dict[str, str]:
+        """The variables of this process that make others reach the store as it does."""
+        return {name: os.environ[name] for name in _CREDENTIALS if os.environ.get(name)}
 
     def check(self) -> None:
         """Raise unless objects can be written and read."""

@@ -57,9 +57,8 @@ class Roots:
 
     def locate(self, absolute: str | Path) -> Location:
         """The location of a local path, or of one on our object store; OutsideRootError when no root holds it."""
-        stored = f"{self.archive.uri(ARTIFACTS)}/" if self.archive is not None else None
-        if stored is not None and str(absolute).startswith(stored):
-            path = str(absolute).removeprefix(stored)
+        if self.archive is not None and self.stores(str(absolute)):
+            path = str(absolute).removeprefix(f"{self.archive.uri(ARTIFACTS)}/")
             self.path(ARTIFACTS, path)
             return Location(root=ARTIFACTS, path=path)
         plain = os.path.normpath(absolute)
@@ -67,6 +66,16 @@ class Roots:
             if plain.startswith(f"{directory}{os.sep}"):
                 return Location(root=root, path=plain[len(str(directory)) + 1 :])
         raise OutsideRootError(f"{absolute} lies in none of the configured roots")
+
+    def stores(self, uri: str) -> bool:
+        """Whether this is the URI of an artifact on our object store."""
+        return self.archive is not None and uri.startswith(f"{self.archive.uri(ARTIFACTS)}/")
+
+    def stored_uri(self, location: Location) -> str | None:
+        """Where something lies that is only on the object store; None if it is here, or there is no such store."""
+        if self.archive is None or self.exists(location):
+            return None
+        return self.archive.uri(f"{location.root}/{location.path}")
 
     def remove(self, location: Location) -> None:
         """Remove a file or a whole directory, if it exists; what was moved to the object store stays."""

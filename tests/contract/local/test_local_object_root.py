@@ -176,17 +176,39 @@ def test_damage_on_the_store_is_found(stored: Stored) -> None:
     assert "weights.bin" in found[0]
 
 
-def test_a_resumed_job_has_its_files_back_and_moves_again(stored: Stored) -> None:
+def test_a_retry_resumes_from_the_moved_checkpoint_of_the_failed_job(stored: Stored) -> None:
     job_id = stored.ended("fail")
     assert stored.server.job(job_id)["status"] == "FAILED"
-    stored.server.control(job_id, "resume")
-    stored.server.until(job_id, "COMPLETED")
-    stored.until_moved(job_id)
-    lines = ["begins at 0 beside []", *(f"line {step}" for step in (1, 2, 3))]
-    again = ["begins at 3 beside ['deep']", *(f"line {step}" for step in (4, 5, 6))]
-    assert log_of(stored.server, job_id) == lines + again
-    listed = stored.server.data("GET", f"/v1/jobs/{job_id}/artifacts?kind=output")["artifacts"]
-    assert [each["path"] for each in listed] == ["output/deep/result-3.bin", "output/deep/result-6.bin"]
+    again = stored.server.control(job_id, "retry")["job_id"]
+    stored.server.until(again, "COMPLETED")
+    assert log_of(stored.server, again) == ["begins at 3 beside []", "line 4", "line 5", "line 6"]
+
+
+SERVICE = """
+import http.server, os
+from trainmaster.jobs import report
+
+(report.output_dir() / "note.txt").write_text("of the service")
+print("serves", flush=True)
+place = (os.environ["TRAINMASTER_SERVICE_HOST"], int(os.environ["PORT"]))
+http.server.HTTPServer(place, http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def test_logs_of_a_cancelled_service_move_and_it_is_resumed(stored: Stored) -> None:
+    server = stored.server
+    files = [{"path": "main.py", "sha256": server.upload_files(SERVICE.encode())}]
+    job_id = server.submit_workload("service", {"argv": ["main.py"], "python": True, "files": files})
+    server.until(job_id, "TRAINING")
+    server.control(job_id, "cancel")
+    server.until(job_id, "CANCELLED")
+    wait_for(lambda: not (server.directory / "runs" / job_id).exists(), "the logs to move")
+    server.control(job_id, "resume")
+    server.until(job_id, "TRAINING")
+    lines = server.data("GET", f"/v1/jobs/{job_id}/logs?attempt=all&stream=stdout")["lines"]
+    assert [(line["attempt"], line["message"]) for line in lines] == [(1, "serves"), (2, "serves")]
+    assert server.artifact(job_id, "output/note.txt") == b"of the service"
+    server.control(job_id, "cancel")
 
 
 def test_another_job_resumes_from_a_moved_checkpoint(stored: Stored) -> None:

@@ -58,7 +58,7 @@ def secret_names(kind: str) -> frozenset[str]:
 
 
 def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
-    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url)
+    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url, files=options.files)
 
 
 def make_cluster(kind: str, options: ClusterOptions, context: ClusterContext) -> ClusterBackend:

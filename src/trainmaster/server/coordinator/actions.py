@@ -242,7 +242,7 @@ class AttemptActions:
         memory.launched_at = now
 
         def submit(request: AttemptRequest) -> str | None:
-            self._restores.require(job)
+            self._restores.require(job, request)
             return backend.submit(request, self._launches.secrets(job))
 
         return PooledAction(lambda: self._launch(submit, job, view, memory), launches=True)

@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
-from trainmaster.backends.base import Capabilities
+from trainmaster.backends.base import Capabilities, FilesBy
 from trainmaster.protocol.launch import LOCAL, Launch
 from trainmaster.server.archive import Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
@@ -134,6 +134,11 @@ class Admission:
         compiled = compile_job(self._models.named(request, account_id))
         backend = request.backend or self.default_backend
         check_backend(compiled, backend, self.backends)
+        if self.backends[backend].files is FilesBy.OBJECT_ROOT and self._archive is None:
+            raise RefusedError(
+                f"jobs of the backend {backend} save to the server's object store, and the server has none: have its "
+                "operator set object_root, or the option `files` of the backend to `server`"
+            )
         if self.backends[backend].uses_server_python:
             absent = next(self._not_installed(compiled.request, compiled.launch), None)
             if absent is not None:

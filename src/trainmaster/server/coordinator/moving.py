@@ -28,7 +28,6 @@ from trainmaster.server.attempt_store import MANIFEST
 from trainmaster.server.coordinator.restoring import BLOB_HERE_S, is_kept_here
 from trainmaster.server.core import retention
 from trainmaster.server.core.job import CheckpointRecord, Job
-from trainmaster.server.core.workloads.trainer_service import KIND as TRAINER_SERVICE
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path, run_directory
 from trainmaster.server.store import checkpoints, job_inputs, jobs
 from trainmaster.server.store.database import Database
@@ -167,8 +166,8 @@ class Mover:
             self.archive.remove(path)  # a purge may have been there before
 
     def _moves_artifacts(self, connection: Connection, job: Job) -> bool:
-        # Trainers load each other's checkpoints by their place on this machine.
-        if job.workload_kind == TRAINER_SERVICE or not self.roots.exists(Location(root=ARTIFACTS, path=job.job_id)):
+        # A service may be resumed, and trainers load each other's checkpoints by their place on this machine.
+        if job.is_service or not self.roots.exists(Location(root=ARTIFACTS, path=job.job_id)):
             return False
         if is_kept_here(self.roots, job.job_id, self.clock()):
             return False

@@ -1,5 +1,6 @@
-"""Brings files back from the object store that a launch needs as files: what the job left itself, the checkpoint that
-it resumes from, results of other jobs that it names, and uploaded files."""
+"""Brings files back from the object store that a launch needs as files: the checkpoint that a job resumes from, results
+of other jobs that it names, and uploaded files. A job that ended never runs again, so its own files stay where they
+are; services may, and theirs are not moved."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from trainmaster.backends.base import NotYetError
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import User, closing, open_below
+from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.server.archive import Archive, StoredFile
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
@@ -24,7 +26,7 @@ from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.training.sources import LeftByJob, ModelSource, left_by_job
 from trainmaster.server.core.workloads.trainer import configs_of, is_training, models_from
-from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path
+from trainmaster.server.storage import ARTIFACTS, BLOBS, Location, Roots, blob_path
 from trainmaster.server.store import accounts, checkpoints
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
@@ -47,13 +49,12 @@ def is_kept_here(roots: Roots, job_id: str, now: float) -> bool:
 class _Needed:
     """What a launch lacks here."""
 
-    own: bool = False
     checkpoint: CheckpointRecord | None = None
     results: tuple[LeftByJob, ...] = ()
     blobs: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.own or self.checkpoint or self.results or self.blobs)
+        return bool(self.checkpoint or self.results or self.blobs)
 
 
 @dataclass(eq=False)
@@ -67,7 +68,7 @@ class Restores:
     _done: set[str] = field(default_factory=set, init=False)
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def require(self, job: Job) -> None:
+    def require(self, job: Job, request: AttemptRequest) -> None:
         """Raise NotYetError while something is on its way that the current attempt of a job needs."""
         archive, attempt_id = self.roots.archive, f"{job.job_id}.{job.live.number}"
         if archive is None or attempt_id in self._done:
@@ -84,7 +85,7 @@ class Restores:
             if not isinstance(error, StoreUnavailableError | OSError):
                 raise error
             raise NotYetError(f"its files cannot be brought back yet: {error}", Future(), again_in_s=AGAIN_S)
-        if needed := self._needed(job):
+        if needed := self._needed(job, request):
             running = self._running[attempt_id] = self._pool.submit(self._bring, archive, job, needed)
             raise NotYetError("its files are brought back from the object store", running, again_in_s=AGAIN_S)
         self._done.add(attempt_id)
@@ -98,16 +99,14 @@ class Restores:
         self._done.discard(attempt_id)
         self._running.pop(attempt_id, None)
 
-    def _needed(self, job: Job) -> _Needed:
+    def _needed(self, job: Job, request: AttemptRequest) -> _Needed:
         """Looks into the server's own directories only: a job that was never moved starts without the store."""
-        attempts = set(account_files.directories_in(self.roots.path(RUNS, ""), job.job_id)) - {str(job.live.number)}
         resume: CheckpointRecord | None = None
-        if (resume_id := job.live.resume_checkpoint_id) is not None:
+        resume_id = job.live.resume_checkpoint_id
+        if resume_id is not None and not self.roots.stores(request.resume_from or ""):
             with self.database.read() as connection, contextlib.suppress(NotFoundError):
                 resume = checkpoints.get(connection, Scope(job.account_id), resume_id)
         return _Needed(
-            # All attempts of a job are moved together.
-            own=job.live.number > 1 and not attempts,
             checkpoint=resume if resume is not None and self._lacks(resume) else None,
             results=tuple(each for each in _named_results(job) if not self._is_here(f"{each.job_id}/{each.path}")),
             blobs=tuple(sha256 for sha256 in _named_blobs(job) if not self._has_blob(job.account_id, sha256)),
@@ -130,7 +129,6 @@ class Restores:
     def _bring(self, archive: Archive, job: Job, needed: _Needed) -> None:
         with self.database.read() as connection:
             account = accounts.get(connection, Scope.everything(), job.account_id)
-            own = checkpoints.of_job(connection, Scope(job.account_id), job.job_id) if needed.own else []
         uid = account.uid if os.geteuid() == 0 else None
         back = _WayBack(self.roots, archive, None if uid in (None, os.geteuid()) else User.of(uid), self._stopping)
         for sha256 in needed.blobs:
@@ -139,14 +137,8 @@ class Restores:
             back.keep_here(result.job_id)
             back.bring_rest(result.job_id)
         if (checkpoint := needed.checkpoint) is not None:
-            if checkpoint.job_id != job.job_id:
-                back.keep_here(checkpoint.job_id)
+            back.keep_here(checkpoint.job_id)
             back.bring_checkpoint(checkpoint.path)
-        if needed.own:
-            for each in own:
-                if self._lacks(each):
-                    back.bring_checkpoint(each.path)
-            back.bring_rest(job.job_id)
 
 
 def bring_blob(roots: Roots, account_id: str, sha256: str) -> bool:
