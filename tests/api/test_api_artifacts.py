@@ -13,7 +13,7 @@ import pytest
 from api_world import Api
 
 from trainmaster.server.core.accounts import KeyScope
-from trainmaster.server.http.routes.artifacts import Artifact, ArtifactPlace, Position, files
+from trainmaster.server.http.artifact_files import Artifact, ArtifactPlace, Position, files
 from trainmaster.server.storage import ARTIFACTS
 
 
@@ -137,7 +137,7 @@ def test_list_ends_after_very_many_entries_that_are_no_files(
     api: Api, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job could leave a million pipes, each of which is looked at."""
-    monkeypatch.setattr("trainmaster.server.http.routes.artifacts.MAX_MISSED", 5)
+    monkeypatch.setattr("trainmaster.server.http.artifact_files.MAX_MISSED", 5)
     for number in range(4):
         os.mkfifo(directory(api, job) / f"a{number}")
     assert "output/notes ü.txt" in {each["path"] for each in listed(api, job)}

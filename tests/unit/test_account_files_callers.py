@@ -14,10 +14,12 @@ SERVER = ("backends", "protocol", "server")
 MODULE = "protocol/account_files"
 
 CALLERS = {
-    "server/http/routes/artifacts.py",
+    "server/http/artifact_files.py",
     "server/coordinator/base_models.py",
     "server/coordinator/data_checks.py",
+    "server/coordinator/moving.py",
     "server/coordinator/promotion.py",
+    "server/coordinator/restoring.py",
     "server/coordinator/retention.py",
     "protocol/documents.py",
     "protocol/run_directory.py",
@@ -32,7 +34,7 @@ _OWN = "a directory of the server's own, which no account can write to"
 _OPERATOR = "files of the operator's, whose directories no account can write to"
 _JOB = "runs in a job, with the rights of the job"
 ALLOWED: Mapping[str, tuple[str, set[str]]] = {
-    "server/http/routes/blobs.py": (_OWN, {"os.replace", ".unlink", ".mkdir"}),
+    "server/http/routes/blobs.py": (_OWN, {"open", "os.replace", ".unlink", ".mkdir"}),
     "backends/container/__init__.py": (
         "sources of mounts; the directory above each is the server's own",
         {".mkdir"},
@@ -62,10 +64,15 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         {".iterdir", ".mkdir", ".chmod"},
     ),
     "server/coordinator/base_models.py": ("reads what account_files has opened", {"open"}),
-    "server/http/routes/artifacts.py": ("reads what account_files has opened", {"open"}),
+    "server/http/artifact_files.py": ("reads what account_files has opened", {"open"}),
     "server/coordinator/data_checks.py": (
         "beside the check's directory, where only the server can write",
         {"open", "os.open"},
+    ),
+    "server/coordinator/moving.py": ("the lock, in a directory of the server's own", {"os.open"}),
+    "server/coordinator/restoring.py": (
+        "uploaded files, in a directory of the server's own, and files that account_files has opened",
+        {"open", "os.replace", "os.utime", ".mkdir", ".unlink"},
     ),
     "server/coordinator/operator_files.py": (_OPERATOR, {".iterdir", ".read_text"}),
     "protocol/documents.py": (

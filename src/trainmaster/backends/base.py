@@ -38,6 +38,14 @@ class ImageFeature(StrEnum):
     ENGINE_CHOICE = "the choice of a container engine"
 
 
+class FilesBy(StrEnum):
+    """The way of checkpoints and results from machines other than the server's."""
+
+    SERVER = "server"  # over HTTP
+    SHARED = "shared"  # the nodes have the server's directories, at the same paths
+    OBJECT_ROOT = "object_root"  # checkpoints go straight to the server's object store, results over HTTP
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend can do. Anything else is refused at submission, never at run time."""
@@ -46,11 +54,13 @@ class Capabilities:
     lifetimes: frozenset[Lifetime]
     runs_here: bool = False
     """Its jobs run on the server's machine: each account needs a system user that the server can start jobs as.
-    Otherwise its workers report over HTTP, and send checkpoints and results."""
+    Otherwise its workers report over HTTP, and `files` says how checkpoints and results arrive."""
     server_url: str = ""
     """Where workers on other machines reach the server; empty: where the server says that it is reached."""
     submits_as_users: bool = False
     """With `runs_here` false: jobs of an account that has a uid are submitted to the engine as that user."""
+    files: FilesBy = FilesBy.SERVER
+    """Of its jobs, if they do not run here."""
     isolates_accounts: bool = False
     """It separates the jobs of accounts that have no system user of their own."""
     uses_server_python: bool = False

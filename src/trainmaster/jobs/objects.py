@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
@@ -29,6 +29,7 @@ _PIECES_AT_ONCE = 4
 _TIMEOUT = "180s"
 """Of one request: a piece takes longer only if nothing moves."""
 _CONNECT_TIMEOUT = "20s"
+_IMPATIENT_RETRIES = 3
 _STORE_ERROR = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]+)</Message>")
 
 _REFUSALS = {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
@@ -165,13 +166,28 @@ class ObjectPlace:
     def send_all(self, files: Mapping[Path, str]) -> None:
         send_all(self, files)
 
+    def read(self, key: str, begin: int, end: int) -> bytes:
+        """A part of an object, which is not empty; raises FileNotFoundError if there is none."""
+        with _translated(self, key):
+            return bytes(self.store.get(key, options={"range": (begin, end)}).bytes())
+
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
+        """Write an object of a known size, replacing any other; it is there when all pieces are."""
+        with _translated(self, key):
+            if size <= _PIECE:
+                self.store.put(key, b"".join(pieces))
+            else:
+                chunk = max(_PIECE, size // _MAX_PIECES + 1)
+                self.store.put(key, pieces, chunk_size=chunk, max_concurrency=_PIECES_AT_ONCE)
+
 
 Credentials = Callable[[], Mapping[str, Any]]
 """Called when there are no keys yet, and when those that it returned have expired."""
 
 
-def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
-    """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet."""
+def open_place(uri: str, credentials: Credentials | None = None, *, patience_s: float | None = None) -> ObjectPlace:
+    """The store of a URI, configured by the environment; `credentials` replaces its keys. No request is sent yet.
+    `patience_s`: how long a request is repeated that failed, if not for minutes."""
     bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
     if not uri.startswith(S3_SCHEME) or not bucket:
         raise ValueError(f"{uri}: the URI of an object is s3://bucket/key")
@@ -189,6 +205,9 @@ def open_place(uri: str, credentials: Credentials | None = None) -> ObjectPlace:
     options = {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _TIMEOUT, "allow_http": endpoint.startswith("http:")}
     if credentials is not None:
         settings["credential_provider"] = credentials
+    if patience_s is not None:
+        settings["retry_config"] = {"max_retries": _IMPATIENT_RETRIES, "retry_timeout": timedelta(seconds=patience_s)}
+        options["connect_timeout"] = f"{patience_s:g}s"
     store = S3Store(bucket, client_options=options, **settings)  # type: ignore[arg-type]
     return ObjectPlace(store=store, bucket=bucket, key="/".join(part for part in key.split("/") if part))
 

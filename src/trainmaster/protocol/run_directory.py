@@ -132,6 +132,10 @@ def exit_document(node: int) -> str:
     return f"nodes/{node}/exit.json"
 
 
+def is_stream(name: str) -> bool:
+    return _STREAM.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap(JsonRecord):
     """The bytes from `start` up to `end` are gone."""

@@ -17,6 +17,7 @@ from trainmaster.protocol.processes import AT_REST
 from trainmaster.protocol.run_directory import OWNER
 from trainmaster.protocol.sockets import send_hint
 from trainmaster.server.app import DOORS, create_app
+from trainmaster.server.archive import Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.admission_checks import Capacity
 from trainmaster.server.coordinator.assembly import CoordinatorRole
@@ -26,6 +27,7 @@ from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.coordinator.launch import AccountIsolation, JobSecrets, check_uid
+from trainmaster.server.coordinator.moving import Mover
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings
 from trainmaster.server.coordinator.upload_collection import collect_uploads
@@ -68,7 +70,8 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
         clusters = Clusters(database, sealer)
         declared_cluster = DeclaredCluster(database, declared, subscriptions, clusters)
         declared_cluster.apply()
-        roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs})
+        archive = open_archive(settings)
+        roots = Roots({RUNS: settings.runs, ARTIFACTS: settings.artifacts, BLOBS: settings.blobs}, archive)
         collector = Collector(
             database,
             roots,
@@ -89,6 +92,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             allow_trust_remote_code=settings.allow_trust_remote_code,
             data_roots=settings.readable_roots,
             artifacts=settings.artifacts,
+            archive=archive,
             services=[name for name in SERVICES if getattr(settings, f"{name}_url")],
             models=models,
             server_url=settings.advertise_url.rstrip("/") or url,
@@ -113,6 +117,10 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
             )
             role.start()
             stack.callback(role.stop)
+        if archive is not None:
+            mover = Mover(database, roots, archive)
+            mover.start()
+            stack.callback(mover.stop)
         hint: Callable[[str], None] = role.hint if role else functools.partial(send_hint, str(hint_socket))
         commands = Commands(database, admission=admission, vault=vault, hint=hint)
         yield create_app(
@@ -144,6 +152,21 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 runtimes=functools.partial(load_runtimes, settings.runtimes),
             )
         )
+
+
+def open_archive(settings: Settings) -> Archive | None:
+    """The object store of a server; a server starts without reaching it."""
+    if not settings.object_root:
+        return None
+    try:
+        archive = Archive.open(settings.object_root)
+    except ImportError as error:
+        raise RefusedError(f"object_root: {error}") from None
+    try:
+        archive.check()
+    except ObjectStoreAwayError as error:
+        _log.warning("object_root: %s", error.message)
+    return archive
 
 
 def _mark_at_rest(settings: Settings, database: Database) -> None:

@@ -363,7 +363,7 @@ class ClusterBackend:
 
     def _has_ended(self, request: AttemptRequest) -> bool:
         directory = self._run_directory(request)
-        if directory.is_closed:
+        if directory.is_closed or not directory.path.exists():
             return True
         for node in range(len(request.nodes)):
             if directory.status(exit_document(node)) is None and not (directory.claimant(node) or {}).get("revoked"):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainmaster.backends.base import Loss
+from trainmaster.backends.base import FilesBy, Loss
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Node
@@ -99,6 +99,13 @@ class ClusterOptions(BaseModel):
         default="",
         pattern=r"^(https?://[^\s/]+(/\S*)?)?$",
         description="Where workers on the cluster reach this server. Empty: the setting advertise_url.",
+    )
+    files: FilesBy = Field(
+        default=FilesBy.SERVER,
+        description="How checkpoints and results of jobs on the cluster are stored: `server`, over HTTP; `shared`, if "
+        "the nodes have the server's directories at the same paths, and its user may write there; or `object_root`, "
+        "checkpoints straight to the object store of the setting `object_root`, and results over HTTP. The job's "
+        "Python then needs `trainmaster[s3]`, and every job sees the server's `AWS_*` variables.",
     )
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
 

@@ -65,6 +65,7 @@ def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
         images=declared.images or options.runs_images,
         image_optional=not declared.images,
         server_url=options.server_url,
+        files=options.files,
         submits_as_users=options.submits_as_users,
         own_image=options.own_image,
     )

@@ -137,10 +137,6 @@ class KubernetesOptions(ClusterOptions):
         "gpus and gpu_type, such as `count=4,cpu=64,memory=512Gi,gpus=8,gpu_type=H100-80GB`.",
     )
 
-    @property
-    def own_image(self) -> str:
-        return self.image
-
     @field_validator("pod_template")
     @classmethod
     def _check_overlay(cls, given: dict[str, Any]) -> dict[str, Any]:

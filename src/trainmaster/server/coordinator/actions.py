@@ -17,6 +17,7 @@ from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server import failpoints
 from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.observation import last_beat, observe_attempt
+from trainmaster.server.coordinator.restoring import Restores
 from trainmaster.server.coordinator.threads import ActionPools, PooledAction
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import record_engine_handle, record_launch_wait, refuse_launch, unclaimed_launches
@@ -92,6 +93,7 @@ class AttemptActions:
         self._backends = backends
         self._roots = roots
         self._launches = launches
+        self._restores = Restores(launches.database, roots)
         self._hint = hint
         self._memory: dict[str, _Memory] = {}
         self._refusals: dict[str, int] = {}
@@ -106,6 +108,7 @@ class AttemptActions:
     def close(self) -> None:
         """Finish actions under way; the next leader does those that have not begun or that an engine holds up."""
         self._pools.close()
+        self._restores.close()
 
     def act(self, view: ClusterView, now: float) -> None:
         live: set[str] = set()
@@ -239,6 +242,7 @@ class AttemptActions:
         memory.launched_at = now
 
         def submit(request: AttemptRequest) -> str | None:
+            self._restores.require(job, request)
             return backend.submit(request, self._launches.secrets(job))
 
         return PooledAction(lambda: self._launch(submit, job, view, memory), launches=True)
@@ -307,6 +311,7 @@ class AttemptActions:
 
     def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
         """Remove the working directory of an attempt, where its worker should have and died first or never started."""
+        self._restores.forget(attempt_id)
         if memory.request is None:
             return
         job_id, _, number = attempt_id.rpartition(".")

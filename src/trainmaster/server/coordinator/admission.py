@@ -24,8 +24,9 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
-from trainmaster.backends.base import Capabilities
+from trainmaster.backends.base import Capabilities, FilesBy
 from trainmaster.protocol.launch import LOCAL, Launch
+from trainmaster.server.archive import Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.coordinator.launch import AccountIsolation
@@ -44,12 +45,13 @@ from trainmaster.server.core.retention import best_checkpoint
 from trainmaster.server.core.spec.documents import load_stored
 from trainmaster.server.core.spec.submit import CompiledJob, SubmitJobRequest, compile_job
 from trainmaster.server.core.training import sources as places
-from trainmaster.server.core.training.sources import ModelSource, left_by_job
+from trainmaster.server.core.training.sources import LeftByJob, ModelSource, left_by_job
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
 from trainmaster.server.core.workloads.programs import ScriptSpec
 from trainmaster.server.core.workloads.trainer import TRAINING_FILE, configs_of, is_training, local_paths, models_from
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
+from trainmaster.server.storage import ARTIFACTS
 from trainmaster.server.store import checkpoints, jobs, queues
 from trainmaster.server.store.scope import Scope
 
@@ -86,13 +88,14 @@ class Admission:
         allow_trust_remote_code: bool = False,
         data_roots: Sequence[Path] = (),
         artifacts: Path = Path(),
+        archive: Archive | None = None,
         services: Collection[str] = (),
         server_url: str = "",
         installed: Callable[[str], bool] = importable,
     ) -> None:
-        """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results,
-        `services` are those whose addresses are set, `server_url` is where workers on clusters reach the server, and
-        `installed` knows the packages of the workers' Python."""
+        """`data_roots` are the directories that jobs may name, `artifacts` is where they leave their results, and
+        `archive` where these move; `services` are those whose addresses are set, `server_url` is where workers on
+        clusters reach the server, and `installed` knows the packages of the workers' Python."""
         self.backends = backends
         self.default_backend = default_backend
         self._tenants = tenants
@@ -101,6 +104,7 @@ class Admission:
         self._sources = sources or SourceChecks()
         self._allow_trust_remote_code = allow_trust_remote_code
         self._artifacts = artifacts.resolve()
+        self._archive = archive
         self._data_roots = tuple(root.resolve() for root in data_roots or (Path.home(),))
         self._services = frozenset(services)
         self._server_url = server_url
@@ -130,6 +134,11 @@ class Admission:
         compiled = compile_job(self._models.named(request, account_id))
         backend = request.backend or self.default_backend
         check_backend(compiled, backend, self.backends)
+        if self.backends[backend].files is FilesBy.OBJECT_ROOT and self._archive is None:
+            raise RefusedError(
+                f"jobs of the backend {backend} save to the server's object store, and the server has none: have its "
+                "operator set object_root, or the option `files` of the backend to `server`"
+            )
         if self.backends[backend].uses_server_python:
             absent = next(self._not_installed(compiled.request, compiled.launch), None)
             if absent is not None:
@@ -279,11 +288,20 @@ class Admission:
         wanted = left_by_job(name)
         own = self._artifacts / wanted.job_id
         found = (own / wanted.path).resolve()
-        if not found.is_relative_to(own) or not found.is_dir():
+        if not found.is_relative_to(own) or not (found.is_dir() or self._is_stored(wanted)):
             yield (
                 f"{field}: job {wanted.job_id} has left no directory {wanted.path}; what a training leaves is there "
                 f"when it has COMPLETED, and `trainmaster show {wanted.job_id}` names it"
             )
+
+    def _is_stored(self, wanted: LeftByJob) -> bool:
+        if self._archive is None:
+            return False
+        try:
+            unit = self._archive.unit(f"{ARTIFACTS}/{wanted.job_id}")
+        except ObjectStoreAwayError:
+            return True  # the launch waits for the store, and looks again
+        return unit is not None and any(name.startswith(f"{wanted.path}/") for name in unit.files)
 
     def _outside(self, path: str, what: str) -> Iterator[str]:
         resolved = Path(path).resolve()

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from sqlalchemy import Connection
 
 from trainmaster import __version__
-from trainmaster.backends.base import Capabilities, LaunchError, PlacementBy
+from trainmaster.backends.base import Capabilities, FilesBy, LaunchError, PlacementBy
 from trainmaster.protocol import environment as variables
 from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea
 from trainmaster.protocol.launch import Launch
@@ -35,6 +35,7 @@ from trainmaster.server.storage import (
     BLOBS,
     RUNS,
     URI,
+    Location,
     Roots,
     checkpoints_path,
     class_checkpoints_path,
@@ -104,13 +105,13 @@ class Launches:
             except NotFoundError as error:
                 raise LaunchError(f"checkpoint {checkpoint_id} is gone", Reason.LAUNCH_REFUSED) from error
             uid, submitter, confined, elsewhere = None, None, False, self._is_elsewhere(capable)
-            if capable.runs_here or elsewhere:
+            if capable.runs_here or elsewhere or capable.submits_as_users:
                 account = accounts.get(connection, scope, job.account_id)
                 confined = is_confined(account, self.settings)
-                if not elsewhere:
-                    uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
-                elif capable.submits_as_users:
+                if capable.submits_as_users:
                     submitter = runs_as(account, self.settings)
+                elif not elsewhere:
+                    uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
             launch = stored_launch(connection, job)
         return attempt_request(
             job,
@@ -121,6 +122,7 @@ class Launches:
             hint_socket=self.hint_socket,
             server_url=self._url_of(capable),
             elsewhere=elsewhere,
+            saves_directly=self._saves_directly(job, capable),
             placement=capable.placement,
             uid=uid,
             submitter=submitter,
@@ -146,6 +148,7 @@ class Launches:
             hint_socket=None,
             server_url=self._url_of(capable),
             elsewhere=self._is_elsewhere(capable),
+            saves_directly=self._saves_directly(job, capable),
             placement=capable.placement,
             cache=self.settings.cache,
             environment=fetching_environment(self.settings),
@@ -156,7 +159,12 @@ class Launches:
 
     def _is_elsewhere(self, capable: Capabilities) -> bool:
         """Whether checkpoints and results go over HTTP, too."""
-        return bool(self._url_of(capable)) and (self.here_as_elsewhere or not capable.runs_here)
+        apart = not (capable.runs_here or capable.files is FilesBy.SHARED)
+        return (apart or self.here_as_elsewhere) and bool(self._url_of(capable))
+
+    def _saves_directly(self, job: Job, capable: Capabilities) -> bool:
+        # Other jobs look for checkpoints of services and of job classes in the server's directory.
+        return capable.files is FilesBy.OBJECT_ROOT and not job.is_service and job.workload_kind != JOB_CLASS
 
     def secrets(self, job: Job) -> Secrets:
         with self.database.read() as connection:
@@ -187,6 +195,7 @@ def attempt_request(
     hint_socket: str | None,
     server_url: str | None,
     elsewhere: bool = False,
+    saves_directly: bool = False,
     placement: PlacementBy = PlacementBy.US,
     uid: int | None = None,
     submitter: int | None = None,
@@ -199,8 +208,8 @@ def attempt_request(
     where workers send hints, `server_url` where they report over HTTP if they share no files with the server. `uid`
     runs the ranks (None: the worker's own), and `submitter` submits to an engine (None: the server's user); `confined`
     jobs may run only in containers on this machine. `cache` holds a directory for each account; `environment` is for
-    every process. `elsewhere`: checkpoints go over HTTP, too, and the courier of each node names local directories for
-    results and caches."""
+    every process. `elsewhere`: checkpoints go over HTTP, too, or to the object store (`saves_directly`), and each
+    node's courier names local directories for results and caches."""
     attempt = job.live
     shared = server_url is None
     # Users of the machine pass through `cache` to their own directory. Root in a container could open its account's
@@ -214,6 +223,10 @@ def attempt_request(
     if elsewhere:
         checkpoint_dir = file_url(server_url, job, FileArea.CHECKPOINTS)
         resume_from = _resume_url(server_url, job, resume, home) if resume is not None else None
+    if saves_directly and roots.archive is not None:
+        checkpoint_dir = roots.archive.uri(f"{ARTIFACTS}/{home}")
+        if resume is not None and resume.root != URI:
+            resume_from = roots.stored_uri(Location(root=resume.root, path=resume.path)) or resume_from
     return AttemptRequest(
         job_id=job.job_id,
         attempt=attempt.number,

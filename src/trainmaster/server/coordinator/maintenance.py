@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from trainmaster.server.archive import ObjectStoreAwayError
 from trainmaster.server.coordinator.retention import FAILED, Collector
 from trainmaster.server.storage import ARTIFACTS, RUNS, Location, Roots
 from trainmaster.server.store import accounts, jobs
@@ -97,8 +98,8 @@ class Maintenance:
         try:
             self.collector.purge_checkpoints(job_id)
             for root in (ARTIFACTS, RUNS):
-                self.roots.remove(Location(root=root, path=job_id))
-        except OSError as error:
+                self.roots.purge(Location(root=root, path=job_id))
+        except (OSError, ObjectStoreAwayError) as error:
             _log.warning("the files of job %s cannot be removed; this is tried again: %s", job_id, error)
             return False
         return True

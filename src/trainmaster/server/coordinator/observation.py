@@ -208,9 +208,9 @@ def _located(record: dict[str, Any], rank: int, roots: Roots, job: Job) -> dict[
 def _own_checkpoint(path: str, job: Job, roots: Roots) -> Location:
     """Where a checkpoint lies: in its job's directory for them, or on an object store, which is never accessed. It is
     shown, fetched and removed with the server's rights: it must not be another job's, nor lie behind a link."""
-    if path.startswith("s3://"):
+    if path.startswith("s3://") and not roots.stores(path):
         return Location(root=URI, path=path)
-    location = _sent(path, job, roots) if is_url(path) else roots.locate(path)
+    location = _sent(path, job, roots) if is_url(path) and not roots.stores(path) else roots.locate(path)
     home = next((home for home in checkpoints_homes(job) if location.path.startswith(f"{home}/")), None)
     names = location.path.removeprefix(f"{home}/").split("/") if home else []
     own = len(names) == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from trainmaster.protocol import account_files
+from trainmaster.server.archive import ObjectStoreAwayError
 from trainmaster.server.coordinator.checkpoints import left_beside
 from trainmaster.server.coordinator.launch import checkpoints_homes
 from trainmaster.server.core import commands, retention
@@ -172,7 +173,7 @@ class Collector:
             try:
                 self._remove_files(checkpoint)
                 self._database.write_now(functools.partial(checkpoints.drop, scope=_EVERYTHING, checkpoint=checkpoint))
-            except OSError as error:
+            except (OSError, ObjectStoreAwayError) as error:
                 _log.warning("checkpoint %s cannot be removed: %s", checkpoint.checkpoint_id, error)
 
     def _remove(self, location: Location) -> None:
@@ -205,12 +206,15 @@ class Collector:
             aside = f"{_GOING}{secrets.token_hex(8)}"
             if self._roots.move(Location(root=ARTIFACTS, path=checkpoint.path), aside):
                 self._roots.remove(Location(root=ARTIFACTS, path=aside))
+            self._roots.forget(Location(root=ARTIFACTS, path=checkpoint.path))
 
     def _directories(self) -> Iterator[tuple[str, Job | None]]:
-        """The directories of jobs by name, with the jobs that are known."""
+        """The directories of jobs by name, here and on the object store, with the jobs that are known."""
         present = {
             name for root in (RUNS, ARTIFACTS) for name in account_files.directories_in(self._roots.path(root, ""))
         }
+        if self._roots.archive is not None:
+            present |= {name for root in (RUNS, ARTIFACTS) for name in self._roots.archive.directories(root)}
         for batch in portions(sorted(filter(_JOB_DIRECTORY.fullmatch, present))):
             with self._database.read() as connection:
                 known = {job.job_id: job for job in jobs.load(connection, _EVERYTHING, batch)}
@@ -218,10 +222,12 @@ class Collector:
 
     def _runs(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
         location = Location(root=RUNS, path=job.job_id)
-        there = account_files.exists(self._roots.path(RUNS, ""), job.job_id)
-        if not retention.runs_expired(job, self._keep, now=now) or not there:
+        if not retention.runs_expired(job, self._keep, now=now):
             return
-        size = self._roots.size_of(location)
+        stored = self._roots.stored_size_of(location)
+        if not stored and not account_files.exists(self._roots.path(RUNS, ""), job.job_id):
+            return
+        size = self._roots.size_of(location) + stored
 
         def work(connection: Connection) -> bool:
             fresh = jobs.get(connection, _EVERYTHING, job.job_id, deleted=True)
@@ -229,9 +235,12 @@ class Collector:
             if not retention.runs_expired(fresh, self._keep, now=now):
                 return False
             change = retention.expire_runs(fresh, now=now)
-            return change is not None and jobs.apply(connection, _EVERYTHING, change) and self._take(location)
+            applied = change is not None and jobs.apply(connection, _EVERYTHING, change)
+            return applied and (self._take(location) or bool(stored))
 
         if dry_run or self._database.write_now(work):
+            if stored and not dry_run:
+                self._roots.forget(location)
             yield Collected(what="run directory", name=job.job_id, size_bytes=size)
 
     def _checkpoints(self, job: Job, now: float, *, dry_run: bool) -> Iterator[Collected]:
@@ -256,7 +265,8 @@ class Collector:
             names = [c.checkpoint_id for c in checkpoints.of_job(connection, _EVERYTHING, job.job_id)]
             if checkpoints.users(connection, Scope(job.account_id), names):
                 return
-        size = sum(self._roots.size_of(Location(root=root, path=job.job_id)) for root in (RUNS, ARTIFACTS))
+        places = [Location(root=root, path=job.job_id) for root in (RUNS, ARTIFACTS)]
+        size = sum(self._roots.size_of(each) + self._roots.stored_size_of(each) for each in places)
 
         def work(connection: Connection) -> bool:
             change = commands.delete(jobs.get(connection, _EVERYTHING, job.job_id, deleted=True), now=now, purge=True)
@@ -274,6 +284,12 @@ class Collector:
             size = self._roots.size_of(location)
             if dry_run or self._take(location):
                 yield Collected(what="orphan", name=f"{root}:{name}", size_bytes=size)
+        for location in (Location(root=root, path=name) for root in (RUNS, ARTIFACTS)):
+            size = self._roots.stored_size_of(location)
+            if size and self._roots.stored_since(location) <= now - ORPHAN_AGE_S:
+                if not dry_run:
+                    self._roots.forget(location)
+                yield Collected(what="orphan", name=f"{location.uri} on the object store", size_bytes=size)
 
     def _caches(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
         """The spool directories of couriers whose attempt has ended."""
@@ -301,15 +317,20 @@ class Collector:
         with self._database.read() as connection:
             unused = job_inputs.unused_blobs(connection, _EVERYTHING, before)
         for blob in unused:
+            location = Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256))
 
-            def work(connection: Connection, blob: Blob = blob) -> bool:
+            def work(connection: Connection, blob: Blob = blob, location: Location = location) -> bool:
                 # Inside the transaction: nobody can upload the same content between the two.
                 if not job_inputs.delete_blob(connection, _EVERYTHING, blob, before):
                     return False
-                self._roots.remove(Location(root=BLOBS, path=blob_path(blob.account_id, blob.sha256)))
+                self._roots.remove(location)
                 return True
 
+            # Asked first: while the store is away, nothing would remember what is still to be removed there.
+            self._roots.stored_size_of(location)
             if dry_run or self._database.write_now(work):
+                if not dry_run:
+                    self._roots.forget(location)
                 yield Collected(what="blob", name=blob.sha256, size_bytes=blob.size_bytes)
 
     def _take(self, location: Location) -> bool:
@@ -363,8 +384,9 @@ def tombstones(
 
 
 def _size_left(database: Database, roots: Roots, job: Job) -> int | None:
-    present = [root for root in (RUNS, ARTIFACTS) if account_files.exists(roots.path(root, ""), job.job_id)]
-    sizes = [roots.size_of(Location(root=root, path=job.job_id)) for root in present]
+    places = [Location(root=root, path=job.job_id) for root in (RUNS, ARTIFACTS)]
+    sizes = [roots.size_of(each) for each in places if account_files.exists(roots.path(each.root, ""), each.path)]
+    sizes += [size for size in map(roots.stored_size_of, places) if size]
     if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
         with database.read() as connection:
             outside = checkpoints.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)

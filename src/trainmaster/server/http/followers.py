@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
+from trainmaster.server.archive import ObjectStoreAwayError
 from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
 from trainmaster.server.http.errors import InternalError
 from trainmaster.server.store import events
@@ -280,6 +281,8 @@ def _take_snapshot(source: Watched, connection: Connection, before: Any, *, chan
     """What a source shows, or its exception: a broken source must not stop the snapshots of the others."""
     try:
         return source.take_snapshot(connection, None if isinstance(before, Exception) else before, changed=changed)
+    except ObjectStoreAwayError as error:
+        return error
     except StoreUnavailableError:
         raise
     except Exception as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainmaster.protocol.run_directory import RunDirectory
+from trainmaster.server.storage import Streams
 
 BLOCK = 1 << 16
 MAX_LINE_BYTES = 1 << 16
@@ -83,7 +83,7 @@ class LogFile:
         return STREAMS[self.channel]
 
 
-def log_files(directory: RunDirectory) -> Iterator[LogFile]:
+def log_files(directory: Streams) -> Iterator[LogFile]:
     """The log files of an attempt, in a fixed order."""
     for name, size in directory.streams():
         if match := _NAME.fullmatch(name):
@@ -95,7 +95,7 @@ def is_log_file(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
+def runs(directory: Streams, file: LogFile, start: int, *, ended: bool) -> Iterator[Run]:
     """The lines of a file from `start`, a line's, to its known size; text without a line end only once `ended`."""
     if start >= file.size:
         return
@@ -113,7 +113,7 @@ def runs(directory: RunDirectory, file: LogFile, start: int, *, ended: bool) -> 
             done = cut + 1
 
 
-def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: bool) -> int:
+def start_of_last(directory: Streams, file: LogFile, count: int, *, ended: bool) -> int:
     """Where the last `count` lines of a file begin; they never reach back over a gap."""
     if count == 0:
         return file.size if ended else _line_start(directory, file, file.size)
@@ -144,7 +144,7 @@ def start_of_last(directory: RunDirectory, file: LogFile, count: int, *, ended: 
     return _line_start(directory, file, position)
 
 
-def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: bool) -> int:
+def start_since(directory: Streams, file: LogFile, since: float, *, ended: bool) -> int:
     before, _ = _bisect(directory, f"{file.name}.times", lambda entry: entry.at < since)
     if before is None:
         return 0
@@ -152,7 +152,7 @@ def start_since(directory: RunDirectory, file: LogFile, since: float, *, ended: 
     return file.size if covered >= file.size and ended else _line_start(directory, file, min(covered, file.size))
 
 
-def _split(directory: RunDirectory, file: LogFile, start: int, ended: bool) -> Iterator[tuple[int, int, bytes]]:
+def _split(directory: Streams, file: LogFile, start: int, ended: bool) -> Iterator[tuple[int, int, bytes]]:
     """Blocks of whole lines with their offsets; a piece of a long line or the note on a gap is a block by itself."""
     position, rest = start, b""
     while (begin := position + len(rest)) < file.size:
@@ -194,7 +194,7 @@ def _piece(line: bytes) -> bytes:
     return line[: line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES]
 
 
-def _line_start(directory: RunDirectory, file: LogFile, position: int) -> int:
+def _line_start(directory: Streams, file: LogFile, position: int) -> int:
     gap = directory.gap(file.name)
     first = gap.end if gap and gap.end < position else 0
     if gap and gap.start < position <= gap.end:
@@ -214,7 +214,7 @@ class _Grown(NamedTuple):
 class _Times:
     """Times of lines, which must be asked for in order."""
 
-    def __init__(self, directory: RunDirectory, name: str, start: int) -> None:
+    def __init__(self, directory: Streams, name: str, start: int) -> None:
         _, self._entries = _bisect(directory, f"{name}.times", lambda entry: entry.size <= start)
         self._at = 0.0
         self._size: float = -1
@@ -233,9 +233,7 @@ class _Times:
         return self._at, self._size
 
 
-def _bisect(
-    directory: RunDirectory, name: str, before: Callable[[_Grown], bool]
-) -> tuple[_Grown | None, Iterator[_Grown]]:
+def _bisect(directory: Streams, name: str, before: Callable[[_Grown], bool]) -> tuple[_Grown | None, Iterator[_Grown]]:
     """The last entry of an index for which `before` holds, and an iterator over those after it."""
     if (status := directory.status(name)) is None:
         return None, iter(())
@@ -257,7 +255,7 @@ def _bisect(
     return last, iter(())
 
 
-def _entries(directory: RunDirectory, name: str, position: int) -> Iterator[_Grown]:
+def _entries(directory: Streams, name: str, position: int) -> Iterator[_Grown]:
     rest = b""
     while block := directory.read(name, position, BLOCK):
         position += len(block)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.states import TERMINAL, JobStatus
 from trainmaster.server.http import log_files
 from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.log_files import LogFile, Run
-from trainmaster.server.storage import RUNS, Roots, run_directory
+from trainmaster.server.storage import RUNS, Roots, Streams, streams_of
 from trainmaster.server.store.page_tokens import decode_position, encode_position
 
 MAX_PAGE_BYTES = 16 << 20
@@ -114,18 +113,20 @@ class LogReader:
 
     def take_snapshot(self, job: Job) -> LogSnapshot:
         """What can be read now. `job` was read before this look, so that the files of ended attempts are complete."""
-        attempt = max(1, job.attempt_count)
+        attempt, ended = max(1, job.attempt_count), has_ended(job)
         return LogSnapshot(
             attempt=attempt,
-            ended=has_ended(job),
+            ended=ended,
             status=job.status,
-            files=tuple(self._files(attempt)),
+            files=tuple(self._files(attempt, ended=ended)),
             notice=removal_notice(self._roots, job),
         )
 
     def look_again(self, snapshot: LogSnapshot) -> LogSnapshot:
         """What can be read now of an unchanged job whose files may have grown."""
-        return snapshot if snapshot.ended else replace(snapshot, files=tuple(self._files(snapshot.attempt)))
+        return (
+            snapshot if snapshot.ended else replace(snapshot, files=tuple(self._files(snapshot.attempt, ended=False)))
+        )
 
     def start(self, snapshot: LogSnapshot, *, tail: int | None, since: float | None, whole: bool) -> Cursor:
         """The cursor of the last `tail` lines, of those `since` a time, or of the latest or (`whole`) first attempt."""
@@ -166,7 +167,7 @@ class LogReader:
         """The newest state of each line that is being overwritten."""
         if _ended(snapshot, cursor.attempt):
             return
-        directory = self._directory(cursor.attempt)
+        directory = self._streams(cursor.attempt, ended=False)
         for file in self._seen(snapshot, cursor.attempt):
             start = cursor.offsets.get(file.name, 0)
             if start >= file.size:
@@ -183,7 +184,8 @@ class LogReader:
 
     def _start_since(self, snapshot: LogSnapshot, first: int, since: float) -> Cursor:
         for attempt in range(first, snapshot.attempt + 1):
-            directory, ended = self._directory(attempt), _ended(snapshot, attempt)
+            ended = _ended(snapshot, attempt)
+            directory = self._streams(attempt, ended=ended)
             files = list(self._seen(snapshot, attempt))
             offsets = {file.name: log_files.start_since(directory, file, since, ended=ended) for file in files}
             if self._filter.attempt or any(offsets[file.name] < file.size for file in files):
@@ -201,7 +203,8 @@ class LogReader:
 
     def _last_lines(self, snapshot: LogSnapshot, attempt: int, count: int) -> tuple[dict[str, int], int]:
         """Where the last lines of one attempt begin in each file, and how many there are."""
-        directory, ended = self._directory(attempt), _ended(snapshot, attempt)
+        ended = _ended(snapshot, attempt)
+        directory = self._streams(attempt, ended=ended)
         files = list(self._seen(snapshot, attempt))
         starts = {file.name: log_files.start_of_last(directory, file, count, ended=ended) for file in files}
         kept: deque[tuple[LogFile, Run]] = deque()
@@ -222,7 +225,8 @@ class LogReader:
 
     def _merged(self, snapshot: LogSnapshot, cursor: Cursor) -> Iterator[tuple[LogFile, Run]]:
         """The lines of an attempt after a cursor, by time; within a file they stay in order."""
-        directory, ended = self._directory(cursor.attempt), _ended(snapshot, cursor.attempt)
+        ended = _ended(snapshot, cursor.attempt)
+        directory = self._streams(cursor.attempt, ended=ended)
         files = list(self._seen(snapshot, cursor.attempt))
         sources = [
             map(partial(_tagged, place), log_files.runs(directory, file, cursor.offsets.get(file.name, 0), ended=ended))
@@ -236,13 +240,14 @@ class LogReader:
         if attempt == snapshot.attempt:
             yield from snapshot.files
         else:
-            yield from self._files(attempt)  # Ended long ago: nothing changes there any more.
+            # Ended long ago: nothing changes there any more.
+            yield from self._files(attempt, ended=True)
 
-    def _files(self, attempt: int) -> Iterator[LogFile]:
-        return filter(self._filter.admits, log_files.log_files(self._directory(attempt)))
+    def _files(self, attempt: int, *, ended: bool) -> Iterator[LogFile]:
+        return filter(self._filter.admits, log_files.log_files(self._streams(attempt, ended=ended)))
 
-    def _directory(self, attempt: int) -> RunDirectory:
-        return run_directory(self._roots, self.job_id, attempt)
+    def _streams(self, attempt: int, *, ended: bool) -> Streams:
+        return streams_of(self._roots, self.job_id, attempt, ended=ended)
 
 
 def has_ended(job: Job) -> bool:
@@ -252,6 +257,13 @@ def has_ended(job: Job) -> bool:
 def removal_notice(roots: Roots, job: Job) -> str | None:
     if not has_ended(job) or not job.attempt_count or roots.path(RUNS, job.job_id).exists():
         return None
+    if roots.archive is not None:
+        if roots.archive.unit(f"{RUNS}/{job.job_id}/{job.attempt_count}") is not None:
+            return None
+        return (
+            "the logs and metrics of this job are not here: the server that ran it has not moved them to the object "
+            "store yet, or they were removed, as they are kept for a limited time after a job's end"
+        )
     return "the logs and metrics of this job were removed: the server keeps them for a limited time after a job's end"
 
 

@@ -134,6 +134,10 @@ class Settings:
     artifacts_root: Path | None = field(default=None, metadata={"flag": "--artifacts-root"})
     """The directory of checkpoints and results and, if set, also of uploaded files. Not set: `artifacts` in the data
     directory."""
+    object_root: str = field(default="", metadata={"pattern": r"(s3://[^/\s]+(/\S*)?)?"})
+    """The object store, `s3://bucket/prefix`, to which the files of jobs move when these have ended (logs, metrics,
+    checkpoints and results), and uploaded files at once. Credentials come from the `AWS_*` variables of the server's
+    environment. Empty: all files stay in the directories above."""
     cache_root: Path | None = field(default=None, metadata={"flag": "--cache-root"})
     """The cache of models and data that jobs name, after download and preparation. Not set: `cache` in the data
     directory."""

@@ -165,6 +165,9 @@ def _plain(kind: Any, text: str) -> object:
 
 def _bounded(field: dataclasses.Field[Any], value: Any) -> Any:
     least, most = field.metadata.get("minimum"), field.metadata.get("maximum")
+    pattern = field.metadata.get("pattern")
+    if pattern is not None and re.fullmatch(pattern, value) is None:
+        raise ValueError(f"'{value[:LONGEST_ECHO]}' is not s3://bucket/prefix")
     if isinstance(value, tuple | frozenset) and field.default and not value:
         raise ValueError("must not be empty")
     if least is not None and value is not None and value < least:

@@ -8,7 +8,6 @@ server's secret key, so every server of a cluster checks what another one signed
 from __future__ import annotations
 
 import itertools
-import os
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from trainmaster.server.doors.tinker.door import TinkerDoor, path_of
 from trainmaster.server.doors.tinker.router import answer
 from trainmaster.server.doors.tinker.runs import CHECKPOINT, weights_of
 from trainmaster.server.doors.tinker.wire import instant
+from trainmaster.server.http import artifact_files
 from trainmaster.server.http.auth import SIGNED_PATHS, Principal, guard
 from trainmaster.server.http.context import ApiContext, context_of
 from trainmaster.server.http.routes import artifacts
@@ -100,7 +100,7 @@ async def external_weights_urls(request: Request, door: TinkerDoor, principal: P
         return {
             name: url_of(request, sealer, account_id, checkpoint, f"{FILES}/{name}", expires)
             for name in names
-            if name != artifacts.MANIFEST
+            if name != artifact_files.MANIFEST
         }
 
     return ok({"urls": await run_in_threadpool(sign), "expires": instant(expires)})
@@ -139,7 +139,7 @@ async def _readable(request: Request, door: TinkerDoor, principal: Principal) ->
     return checkpoint, found.run.account_id
 
 
-async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> artifacts.ArtifactPlace:
+async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: str) -> artifact_files.ArtifactPlace:
     """Where the files of a checkpoint lie; it may have been deleted since its address was signed."""
 
     def find(connection: Connection) -> list[CheckpointRecord]:
@@ -148,12 +148,12 @@ async def _place(context: ApiContext, scope: Scope, job_id: str, checkpoint_id: 
 
     for found in await context.read(find):
         if found.root == ARTIFACTS:
-            return artifacts.checkpoint_place(context.roots, found.checkpoint_id, found.path)
+            return artifact_files.checkpoint_place(context.roots, found.checkpoint_id, found.path)
     raise NotFoundError(f"job {job_id} has no checkpoint {checkpoint_id} any more")
 
 
-def _all_files(place: artifacts.ArtifactPlace) -> list[artifacts.Artifact]:
-    found = list(itertools.islice(artifacts.files(place), MAX_FILES + 1))
+def _all_files(place: artifact_files.ArtifactPlace) -> list[artifact_files.Artifact]:
+    found = list(itertools.islice(artifact_files.files(place), MAX_FILES + 1))
     if len(found) > MAX_FILES:
         raise RefusedError(
             f"the checkpoint has more than {MAX_FILES} files: list its job's artifacts, and fetch those you need"
@@ -161,25 +161,27 @@ def _all_files(place: artifacts.ArtifactPlace) -> list[artifacts.Artifact]:
     return found
 
 
-def _archive_size(found: Sequence[artifacts.Artifact]) -> int:
+def _archive_size(found: Sequence[artifact_files.Artifact]) -> int:
     size = sum(len(_header(_name(each), each.size)) + _padded(each.size) for each in found)
     return size + len(_header(_COMPLETE, 0)) + len(_END)
 
 
-async def _archived(place: artifacts.ArtifactPlace, found: Sequence[artifacts.Artifact]) -> AsyncIterator[bytes]:
+async def _archived(
+    place: artifact_files.ArtifactPlace, found: Sequence[artifact_files.Artifact]
+) -> AsyncIterator[bytes]:
     for artifact in found:
         yield _header(_name(artifact), artifact.size)
-        opened = await run_in_threadpool(artifacts.open_file, [place], artifact.path)
+        opened = await run_in_threadpool(artifact_files.open_file, [place], artifact.path)
         try:
             async for data in artifacts.read_part(opened, 0, artifact.size):
                 yield data
         finally:
-            os.close(opened.descriptor)
+            opened.close()
         yield bytes(_padded(artifact.size) - artifact.size)
     yield _header(_COMPLETE, 0) + _END
 
 
-def _name(artifact: artifacts.Artifact) -> str:
+def _name(artifact: artifact_files.Artifact) -> str:
     return artifact.path.removeprefix(artifact.place.prefix)
 
 

@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from trainmaster.schema.reports import BlobResource
+from trainmaster.server.coordinator.restoring import bring_blob
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.core.errors import NotFoundError, StoreUnavailableError
 from trainmaster.server.http.auth import Manager, Principal, credential_of, guard, require
@@ -50,6 +51,7 @@ async def put_blob(request: Request, principal: Manager, context: Context, sha25
     temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
     try:
         size = await _take(request, temporary, sha256, context.settings.max_blob_bytes)
+        await run_in_threadpool(_store, context, principal.account_id, sha256, temporary)
         await run_in_threadpool(os.replace, temporary, target)
     finally:
         await run_in_threadpool(temporary.unlink, missing_ok=True)
@@ -92,10 +94,9 @@ async def _file(request: Request, context: ApiContext, sha256: str) -> Response:
         return job_inputs.get_blob(connection, scope, sha256)
 
     blob = await context.read(find)
-    path = blob_file(context, blob.account_id, sha256) if blob else None
-    if path is None or not await run_in_threadpool(path.exists):
+    if blob is None or not await run_in_threadpool(bring_blob, context.roots, blob.account_id, sha256):
         raise NotFoundError("there is no such blob")
-    return FileResponse(path, media_type=BINARY, headers={"ETag": f'"{sha256}"'})
+    return FileResponse(blob_file(context, blob.account_id, sha256), media_type=BINARY, headers={"ETag": f'"{sha256}"'})
 
 
 def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
@@ -108,6 +109,13 @@ def _scope_of_token(connection: Connection, token: str, sha256: str) -> Scope:
     if all(file.get("sha256") != sha256 for file in files):
         raise NotFoundError("the job names no such blob")
     return Scope(job.account_id)
+
+
+def _store(context: ApiContext, account_id: str, sha256: str, path: Path) -> None:
+    """Put a file on the object store, if there is one: other servers find it there."""
+    if (archive := context.roots.archive) is not None:
+        with open(path, "rb") as file:
+            archive.send(f"{BLOBS}/{blob_path(account_id, sha256)}", file.fileno())
 
 
 async def _take(request: Request, path: Path, sha256: str, limit: int) -> int:

@@ -24,6 +24,7 @@ from trainmaster.server.core.spec.configs import Priority
 from trainmaster.server.core.spec.submit import MAX_LABELS, Labels
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.core.workloads import kinds
+from trainmaster.server.http.artifact_files import has_output
 from trainmaster.server.http.auth import Manager, Principal, Viewer, require
 from trainmaster.server.http.context import ApiContext, Context, context_of
 from trainmaster.server.http.envelope import encoded, ok_json
@@ -31,7 +32,6 @@ from trainmaster.server.http.errors import wrong
 from trainmaster.server.http.job_json import JobView, Summary, job_json, summary_of
 from trainmaster.server.http.requests import PREFIX, REPLAYED, idempotency_of, read_command
 from trainmaster.server.http.router import MAX_JOB_ID, JobId, PageToken, PlainText, StrictRoute, answers
-from trainmaster.server.http.routes.artifacts import has_output
 from trainmaster.server.store import attempts, checkpoints, job_list, jobs
 from trainmaster.server.store.job_list import JobQuery
 from trainmaster.server.store.scope import Scope

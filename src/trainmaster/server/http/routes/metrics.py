@@ -25,7 +25,7 @@ from trainmaster.server.http.job_json import checkpoint_resource
 from trainmaster.server.http.log_reader import has_ended, removal_notice
 from trainmaster.server.http.requests import PREFIX
 from trainmaster.server.http.router import MAX_OFFSET, STREAM_TOO, JobId, PlainText, StrictRoute, answers
-from trainmaster.server.storage import Roots, run_directory
+from trainmaster.server.storage import Roots, Streams, streams_of
 from trainmaster.server.store import checkpoints, jobs
 from trainmaster.server.store.scope import Scope
 
@@ -150,20 +150,22 @@ class MetricsSource:
         self, connection: Connection, before: _MetricsSnapshot | None, *, changed: bool
     ) -> _MetricsSnapshot:
         if before is not None and not changed:
-            return before if before.ended else replace(before, size=_size(self.roots, self.job_id, before.attempt))
+            return before if before.ended else replace(before, size=_size(self._streams(before.attempt, ended=False)))
         job = jobs.get(connection, Scope.everything(), self.job_id, deleted=True)
-        attempt = max(1, job.attempt_count)
-        size = _size(self.roots, self.job_id, attempt)
-        return _MetricsSnapshot(attempt=attempt, ended=has_ended(job), status=job.status, size=size)
+        attempt, ended = max(1, job.attempt_count), has_ended(job)
+        size = _size(self._streams(attempt, ended=ended))
+        return _MetricsSnapshot(attempt=attempt, ended=ended, status=job.status, size=size)
 
     def read(self, snapshot: _MetricsSnapshot, cursor: str) -> StreamPiece:
         attempt, offset = decode_cursor(cursor)
         events: list[bytes] = []
         while attempt <= snapshot.attempt:
-            size = snapshot.size if attempt == snapshot.attempt else _size(self.roots, self.job_id, attempt)
+            is_latest = attempt == snapshot.attempt
+            streams = self._streams(attempt, ended=snapshot.ended or not is_latest)
+            size = snapshot.size if is_latest else _size(streams)
             before = -1
             while before < offset < size and not events:
-                before, offset = offset, self._take(attempt, offset, size, events)
+                before, offset = offset, self._take(streams, attempt, offset, size, events)
             if events or attempt == snapshot.attempt:
                 break
             attempt, offset = attempt + 1, 0
@@ -172,9 +174,12 @@ class MetricsSource:
             events.append(sse_end(snapshot.status))
         return StreamPiece(data=b"".join(events), cursor=f"{attempt}:{offset}", end=complete)
 
-    def _take(self, attempt: int, offset: int, size: int, events: list[bytes]) -> int:
+    def _streams(self, attempt: int, *, ended: bool) -> Streams:
+        return streams_of(self.roots, self.job_id, attempt, ended=ended)
+
+    def _take(self, streams: Streams, attempt: int, offset: int, size: int, events: list[bytes]) -> int:
         """Add the reports of the next piece of a stream; returns the offset after it."""
-        data = run_directory(self.roots, self.job_id, attempt).read(_STREAM, offset, min(PIECE_BYTES, size - offset))
+        data = streams.read(_STREAM, offset, min(PIECE_BYTES, size - offset))
         length = data.rfind(b"\n") + 1
         if not length and len(data) == PIECE_BYTES:
             return offset + len(data)  # no report is that long: skip it
@@ -211,8 +216,8 @@ def decode_cursor(text: str) -> tuple[int, int]:
 def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
     left = MAX_HISTORY_BYTES
     for attempt in range(job.attempt_count, 0, -1):
-        directory = run_directory(roots, job.job_id, attempt)
-        position = _size(roots, job.job_id, attempt)
+        directory = streams_of(roots, job.job_id, attempt, ended=attempt < job.attempt_count or has_ended(job))
+        position = _size(directory)
         rest = b""
         while position > 0 and left > 0:
             length = min(PIECE_BYTES, position)
@@ -226,8 +231,8 @@ def _newest_first(roots: Roots, job: Job) -> Iterator[Mapping[str, Any]]:
             yield from reversed(records)
 
 
-def _size(roots: Roots, job_id: str, attempt: int) -> int:
-    status = run_directory(roots, job_id, attempt).status(_STREAM)
+def _size(streams: Streams) -> int:
+    status = streams.status(_STREAM)
     return status.st_size if status is not None else 0
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -45,7 +45,7 @@ from trainmaster.server.http.router import (
     StrictRoute,
     answers,
 )
-from trainmaster.server.storage import run_directory
+from trainmaster.server.storage import ARTIFACTS, run_directory
 from trainmaster.server.store import attempts, jobs
 from trainmaster.server.store.scope import Scope
 
@@ -243,7 +243,11 @@ async def get_secrets(worker: Worker, context: Context) -> Response:
         job = jobs.get(connection, Scope.everything(), worker.job_id, deleted=True)
         return context.vault.secrets_for(connection, job)
 
-    return ok((await context.read(find)).to_json(), headers=NOT_TO_BE_KEPT)
+    secrets = await context.read(find)
+    saves_at = (await run_in_threadpool(worker.directory.request)).checkpoint_dir
+    if (archive := context.roots.archive) is not None and saves_at.startswith(f"{archive.uri(ARTIFACTS)}/"):
+        secrets = replace(secrets, environment={**archive.credentials(), **secrets.environment})
+    return ok(secrets.to_json(), headers=NOT_TO_BE_KEPT)
 
 
 @router.post("/claims/{node}", **answers(Granted, 404, 409, 410, body=Claimant, required=True, security=BY_TOKEN))

@@ -23,6 +23,7 @@ from trainmaster.protocol.attempt_files import DRAFT, MOST_LISTED, MOST_OBJECT_B
 from trainmaster.schema import Doc
 from trainmaster.server import failpoints
 from trainmaster.server.attempt_store import MANIFEST, FileStatus
+from trainmaster.server.http.artifact_files import Artifact, ArtifactPlace, opened_here
 from trainmaster.server.http.attempt_files import AttemptFiles, Files, answered, owning
 from trainmaster.server.http.envelope import Nothing, ok
 from trainmaster.server.http.errors import ForeignVersionError, wrong
@@ -36,7 +37,7 @@ from trainmaster.server.http.router import (
     StrictRoute,
     answers,
 )
-from trainmaster.server.http.routes.artifacts import Artifact, ArtifactPlace, FileStream, OpenArtifact, part_of
+from trainmaster.server.http.routes.artifacts import FileStream, part_of
 from trainmaster.server.store import jobs
 from trainmaster.server.store.scope import Scope
 
@@ -133,7 +134,7 @@ async def get_file(request: Request, files: Files, path: RelativePath) -> Respon
         held = {"owner": owner, "expires_at": files.context.clock() + _HELD_S}
         return Response(json.dumps(held), headers={"ETag": '"held"'}, media_type=BINARY)
     descriptor, status = await files.do(lambda: files.store.open(files.area, path))
-    opened = OpenArtifact(descriptor, _artifact(status))
+    opened = opened_here(descriptor, _artifact(status))
     try:
         begin, end = part_of(request, opened.artifact)
     except BaseException:
