@@ -81,6 +81,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "trainmaster.config" -}}
 {{- $own := dict
   "host" "0.0.0.0" "port" 7070 "runs_root" "/srv/trainmaster/runs" "artifacts_root" "/srv/trainmaster/artifacts"
+  "data_roots" (list "/srv/trainmaster/data")
   "advertise_url" (.Values.advertiseUrl | default (include "trainmaster.url" .)) "log_format" "json"
   "backends" (keys .Values.clusters | sortAlpha) "open_metrics" .Values.metrics.open -}}
 {{- if .Values.tls.secret -}}
