@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,10 @@ def of_kind(documents: list[Object], kind: str) -> list[Object]:
 def only(documents: list[Object], kind: str) -> Object:
     (document,) = of_kind(documents, kind)
     return document
+
+
+def permissions_of(role: Object) -> Iterator[tuple[str, str, str]]:
+    """Group, resource and verb."""
+    for rule in role["rules"]:
+        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+        yield from itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])

@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 import trainmaster
-from helm_chart import CHART, IMAGE, ChartError, Object, of_kind, only, render
+from helm_chart import CHART, IMAGE, ChartError, Object, of_kind, only, permissions_of, render
 from tls_files import self_signed
+from trainmaster.backends.cluster.kinds import parse_options
+from trainmaster.backends.kubernetes import access
 from trainmaster.server.http.routes.monitoring import METRICS_PATH, health_router
 from trainmaster.server.process import problems
 from trainmaster.server.settings.resolution import Resolved, resolve
@@ -157,6 +159,8 @@ def test_settings_are_accepted_by_the_server(documents: list[Object], tmp_path: 
     resolved = resolved_of(documents, tmp_path)
     assert problems(resolved.settings, resolved.declared) == []
     assert resolved.settings.backends[0] in resolved.declared.clusters
+    for cluster in resolved.declared.clusters.values():
+        parse_options(cluster.kind, cluster.options)
     assert not resolved.settings.database_file
     # The volume that all replicas share has all that must outlive a pod.
     for root in (resolved.settings.runs, resolved.settings.artifacts, resolved.settings.blobs):
@@ -195,8 +199,18 @@ def test_roles_are_in_the_namespaces_of_jobs_and_nowhere_else() -> None:
             assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
+def test_server_may_do_what_its_backend_does_and_nothing_more() -> None:
+    """`access` is what the server itself checks when somebody looks at the cluster."""
+    documents = render()
+    granted = set(permissions_of(only(documents, "Role")))
+    needed = {(each.group, each.resource, verb) for each in (*access.NEEDED, *access.USEFUL) for verb in each.verbs}
+    assert granted == needed | {("batch", "jobs/finalizers", "update")}
+    seen = {(each.group, each.resource, verb) for each in access.OF_CLUSTER for verb in each.verbs}
+    assert set(permissions_of(only(documents, "ClusterRole"))) == seen | {("", "pods", "list"), ("", "pods", "watch")}
+
+
 def test_nodes_are_shown_to_the_server_only_if_the_values_allow_it() -> None:
-    assert [each["rules"][0]["verbs"] for each in of_kind(render(), "ClusterRole")] == [["get", "list", "watch"]]
+    assert len(of_kind(render(), "ClusterRole")) == len(of_kind(render(), "ClusterRoleBinding")) == 1
     assert of_kind(render({"rbac": {"nodes": False}}), "ClusterRole") == []
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from helm_chart import Object, of_kind, only, render
-from kubernetes_client import KubernetesClient, condition_of, wait_for
+from helm_chart import Object, of_kind, only, permissions_of, render
+from kubernetes_client import ApiError, KubernetesClient, condition_of, wait_for
 from kubernetes_server.process import KubernetesServer, running
 from patience import PATIENCE_S
 from postgres_server import running_postgres
@@ -22,6 +22,18 @@ from postgres_server import running_postgres
 ROOT = Path(__file__).parents[3]
 API_KEY = "tm-the-first-key-of-this-server"
 NAMESPACE, SERVER = "team", "tm-trainmaster"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED")
+OPEN_TO_ALL = {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
+"""What every account may do without a role."""
+RARE = {
+    # What an earlier server has left, that was killed while it started an attempt.
+    ("", "secrets", "patch"),
+    ("", "services", "patch"),
+    # Pods of a Job that somebody deleted without them.
+    ("", "pods", "delete"),
+    # Where the API server checks who may block the deletion of an owner, which the test server does not.
+    ("batch", "jobs/finalizers", "update"),
+}
 PREPARED = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
@@ -122,6 +134,55 @@ def test_every_replica_becomes_ready_and_knows_the_first_key(release: Release) -
     assert [key["name"] for key in replicas[0].ask("/v1/keys").json()["data"]["keys"]] == ["first"]
 
 
+def test_jobs_run_in_pods_beside_the_server(release: Release) -> None:
+    replicas = [release.ready(0), release.ready(1)]
+    gang = submit(replicas[0], "sh", "-c", "echo I am rank $RANK", resource_config={"gpu_count": 0, "node_count": 2})
+    endless = submit(replicas[1], "sleep", "1000")
+    # Whoever leads: the other replica shows the same, from the volume that both have.
+    for replica in replicas:
+        wait_for(lambda: job(replica, gang)["status"] in ENDED, "the gang to end")  # noqa: B023
+        assert job(replica, gang)["status"] == "COMPLETED", job(replica, gang)["error"]
+        for node in (0, 1):
+            assert f"I am rank {node}" in replica.ask(f"/v1/jobs/{gang}/logs?node={node}").text
+    wait_for(lambda: job(replicas[0], endless)["status"] == "TRAINING", "the endless job to run")
+    assert replicas[0].ask(f"/v1/jobs/{endless}/cancel", "POST").is_success
+    wait_for(lambda: job(replicas[1], endless)["status"] == "CANCELLED", "the endless job to end")
+    wait_for(lambda: not release.api.list("Job"), "the jobs to be removed from the cluster")
+
+
+def test_server_tries_only_what_it_may_and_needs_what_it_may(release: Release) -> None:
+    """After what the test before did."""
+    wait_for(lambda: not release.api.list("Job"), "the jobs to be removed from the cluster")
+    account = f"system:serviceaccount:{NAMESPACE}:{SERVER}"
+    asked = {tuple(each) for each in release.cluster.faults.asked(user=account)}
+    roles = (*of_kind(release.documents, "Role"), *of_kind(release.documents, "ClusterRole"))
+    granted = {each for role in roles for each in permissions_of(role)}
+    assert asked - OPEN_TO_ALL <= granted
+    assert granted - asked <= RARE
+
+
+def test_server_may_do_nothing_else(release: Release) -> None:
+    token = release.api.ask("POST", f"{release.api.path('ServiceAccount', SERVER)}/token", {"spec": {}})
+    server = release.api.within(NAMESPACE, token=token["status"]["token"])
+    elsewhere = release.api.within("default", token=token["status"]["token"])
+    for kind in ("Job", "Pod", "Event", "Node"):
+        server.list(kind)
+    for refused in (
+        lambda: server.list("Secret"),
+        lambda: server.get("Secret", "trainmaster"),
+        lambda: server.delete("Secret", "trainmaster"),
+        lambda: server.list("ConfigMap"),
+        lambda: server.create({"kind": "Pod", "metadata": {"name": "own"}, "spec": {"containers": []}}),
+        lambda: elsewhere.list("Job"),
+        lambda: server.patch("Node", "node-0", {"spec": {"unschedulable": True}}),
+    ):
+        with pytest.raises(ApiError) as caught:
+            refused()
+        assert caught.value.code == 403
+    server.close()
+    elsewhere.close()
+
+
 def test_another_replica_leads_when_the_leader_is_killed(release: Release) -> None:
     replicas = [release.ready(0), release.ready(1)]
     leader = wait_for(lambda: next((each for each in replicas if each.leads), None), "a leader")
@@ -135,3 +196,19 @@ def test_another_replica_leads_when_the_leader_is_killed(release: Release) -> No
 
 def addresses(endpoints: Object) -> list[str]:
     return [address["ip"] for subset in endpoints.get("subsets") or () for address in subset.get("addresses") or ()]
+
+
+def submit(replica: Replica, *argv: str, **document: Any) -> str:
+    body = {
+        "name": "test",
+        "workload": {"kind": "command", "argv": list(argv)},
+        "resource_config": {"gpu_count": 0},
+        **document,
+    }
+    answer = replica.ask("/v1/jobs", "POST", body)
+    assert answer.is_success, answer.text
+    return str(answer.json()["data"]["job_id"])
+
+
+def job(replica: Replica, job_id: str) -> Any:
+    return replica.ask(f"/v1/jobs/{job_id}").json()["data"]
