@@ -1,7 +1,7 @@
 """Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, `backends.md`, and
-the settings in `operations.md`.
+the settings in `operations.md`; and what of deploy/ is made from the code and the Helm chart.
 
-`--check` writes nothing and fails when a page is not up to date.
+`--check` writes nothing and fails when a file is not up to date.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from backends import backends_page
+from chart import manifests, values_schema
 from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
@@ -29,7 +30,8 @@ from trainmaster.server.core.states import (
 from trainmaster.server.settings.resolution import settings
 from trainmaster.server.settings.values import toml_of
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 
 
 def states_page() -> str:
@@ -112,24 +114,26 @@ def operations_page() -> str:
     return page[:begin] + "\n".join(lines) + "\n" + page[page.index("<!-- end -->") :]
 
 
-PAGES = {
-    "reference/states.md": states_page,
-    "reference/job-fields.md": job_fields_page,
-    "reference/hyperparameters.md": hyperparameters_page,
-    "reference/backends.md": backends_page,
-    "guides/operations.md": operations_page,
+FILES = {
+    "docs/reference/states.md": states_page,
+    "docs/reference/job-fields.md": job_fields_page,
+    "docs/reference/hyperparameters.md": hyperparameters_page,
+    "docs/reference/backends.md": backends_page,
+    "docs/guides/operations.md": operations_page,
+    "deploy/helm/trainmaster/values.schema.json": values_schema,
+    "deploy/kubernetes/trainmaster.yaml": manifests,
 }
 
 
 def main() -> int:
-    """Write the pages, or check them."""
+    """Write the files, or check them."""
     if "--check" not in sys.argv[1:]:
-        for name, page in PAGES.items():
-            (DOCS / name).write_text(page())
+        for name, text in FILES.items():
+            (ROOT / name).write_text(text())
         return 0
-    stale = [name for name, page in PAGES.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != page()]
+    stale = [name for name, text in FILES.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text()]
     for name in stale:
-        sys.stderr.write(f"docs/{name} is out of date: run `make docs`\n")
+        sys.stderr.write(f"{name} is out of date: run `make docs`\n")
     return 1 if stale else 0
 
 

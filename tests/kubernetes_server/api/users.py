@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kubernetes_server.objects import Object
@@ -56,6 +56,8 @@ class Denial:
 class Users:
     store: Store
     denials: list[Denial] = field(default_factory=list)
+    asked: dict[str, set[Access]] = field(default_factory=dict)
+    """By the name of the user: what each has tried, without the names of objects."""
     _tokens: dict[str, User] = field(default_factory=dict)
 
     def add(self, user: User) -> str:
@@ -78,6 +80,7 @@ class Users:
         Raises:
             StatusError: 403.
         """
+        self.asked.setdefault(user.name, set()).add(replace(access, name=""))
         if not self.allows(user, access):
             raise self.refusal(user, access, resource)
 

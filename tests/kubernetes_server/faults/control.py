@@ -100,6 +100,10 @@ class FaultControl:
     async def token_revoke(self, token: str) -> None:
         self._cluster.users.revoke(token)
 
+    async def asked(self, user: str) -> list[tuple[str, str, str]]:
+        """What a user has tried so far, allowed or not: group, resource and verb of each kind of request."""
+        return sorted({(each.group, each.resource, each.verb) for each in self._cluster.users.asked.get(user, ())})
+
     async def deny(self, user: str = "", verb: str = "", resource: str = "", namespace: str = "") -> None:
         """Refuse with 403 what this covers, until `clear`; an empty argument is anything."""
         self._cluster.users.denials.append(Denial(user=user, verb=verb, resource=resource, namespace=namespace))

@@ -42,6 +42,7 @@ def container_spec(
         "memory": int(quantity(limit)) if limit else 0,
         "uid": security.get("runAsUser"),
         "gid": security.get("runAsGroup", security.get("runAsUser")),
+        "groups": [*([security["fsGroup"]] if "fsGroup" in security else []), *security.get("supplementalGroups", ())],
     }
 
 

@@ -43,6 +43,7 @@ class PodVolumes:
                 continue
             try:
                 self._paths[name] = self._make(volume)
+                self._give_to_group(volume)
             except ContainerConfigError as error:
                 raise VolumeError(f'MountVolume.SetUp failed for volume "{name}" : {error}') from error
 
@@ -56,10 +57,8 @@ class PodVolumes:
                 if not source.exists():
                     source.mkdir(parents=True)
             volume = next(each for each in self._pod["spec"]["volumes"] if each["name"] == mount["name"])
-            fixed = any(kind in volume for kind in ("configMap", "secret", "projected", "downwardAPI"))
-            mounts.append(
-                {"source": str(source), "target": mount["mountPath"], "readonly": mount.get("readOnly", False) or fixed}
-            )
+            readonly = mount.get("readOnly", False) or _is_fixed(volume)
+            mounts.append({"source": str(source), "target": mount["mountPath"], "readonly": readonly})
         # What is mounted below another mount comes after it.
         return sorted(mounts, key=lambda mount: mount["target"].count("/"))
 
@@ -85,6 +84,17 @@ class PodVolumes:
                 _write(folder, files)
                 return folder
         raise VolumeError(f'volume "{name}" has a type that the test server does not have')
+
+    def _give_to_group(self, volume: Object) -> None:
+        """Let the fsGroup of the pod have a volume, unless it is a folder of the node."""
+        group = (self._pod["spec"].get("securityContext") or {}).get("fsGroup")
+        if group is None or "hostPath" in volume:
+            return
+        folder = self._paths[volume["name"]]
+        more = 0o440 if _is_fixed(volume) else 0o660
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, -1, group)
+            path.chmod(path.stat().st_mode | (0o2770 if path.is_dir() else more))
 
     def _host_path(self, name: str, host: Object) -> Path:
         path = Path(host["path"])
@@ -137,6 +147,10 @@ class PodVolumes:
             container = next(each for each in containers if wanted in (None, each["name"]))
             return resource_of(container, reference).encode()
         return field_of(self._pod, item["fieldRef"]["fieldPath"]).encode()
+
+
+def _is_fixed(volume: Object) -> bool:
+    return any(kind in volume for kind in ("configMap", "secret", "projected", "downwardAPI"))
 
 
 def _write(folder: Path, files: dict[str, tuple[bytes, int]]) -> None:

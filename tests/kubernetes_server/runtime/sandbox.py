@@ -67,7 +67,7 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, tell: int) -> None:
             _reset(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         if spec.get("gid") is not None:
-            os.setgroups([])
+            os.setgroups(spec["groups"])
             os.setgid(spec["gid"])
         if spec.get("uid") is not None:
             os.setuid(spec["uid"])
