@@ -169,6 +169,9 @@ def prune(resource: Resource, obj: Object) -> list[str]:
 
 def _prune_custom(value: Any, schema: Object, at: str, unknown: list[str]) -> None:
     properties = schema.get("properties")
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _prune_custom(item, schema.get("items") or {}, f"{at}[{i}]", unknown)
     if properties is None or schema.get("x-kubernetes-preserve-unknown-fields") or not isinstance(value, dict):
         return
     for name in list(value):

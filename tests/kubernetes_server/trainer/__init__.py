@@ -1,4 +1,4 @@
-"""Kubeflow Trainer and JobSet: `--trainer 2.0` or `--trainer 2.3`, whose TrainJobs have other fields.
+"""Kubeflow Trainer and JobSet: `--trainer 2.0`, `2.1` or `2.3`, whose TrainJobs have other fields.
 
 | module | what is in it |
 |---|---|

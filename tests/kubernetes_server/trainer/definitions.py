@@ -9,16 +9,43 @@ from kubernetes_server.resources import Resource, resources_of_definition
 
 TRAINER = "trainer.kubeflow.org"
 JOBSET = "jobset.x-k8s.io"
-VERSIONS = ("2.0", "2.3")
-"""Of Trainer."""
+VERSIONS = ("2.0", "2.1", "2.3")
+"""Of Trainer: its TrainJobs differ in how they change the pods of their runtime."""
 _ANY = {"x-kubernetes-preserve-unknown-fields": True}
-_SPEC = (
-    "runtimeRef", "initializer", "trainer", "labels", "annotations", "suspend", "managedBy",
+_SPEC = ("runtimeRef", "initializer", "trainer", "suspend", "managedBy")
+_POD = (
+    "serviceAccountName", "nodeSelector", "affinity", "tolerations", "volumes", "initContainers", "containers",
+    "schedulingGates", "imagePullSecrets", "securityContext",
 )  # fmt: skip
-_SPEC_SINCE = {
-    "2.0": ("podSpecOverrides",),
-    "2.3": ("podTemplateOverrides", "runtimePatches", "activeDeadlineSeconds"),
-}
+
+
+def _object(*names: str, **fields: Object) -> Object:
+    return {"type": "object", "properties": {**dict.fromkeys(names, _ANY), **fields}}
+
+
+def _list(items: Object) -> Object:
+    return {"type": "array", "items": items}
+
+
+def _template(spec: Object) -> Object:
+    return _object("metadata", spec=spec)
+
+
+def _since(version: str) -> Object:
+    """The fields of a TrainJob that are not in every version."""
+    if version == "2.0":
+        override = _object(
+            "targetJobs", *(name for name in _POD if name not in ("imagePullSecrets", "securityContext"))
+        )
+        return {"labels": _ANY, "annotations": _ANY, "podSpecOverrides": _list(override)}
+    if version == "2.1":
+        override = _object("targetJobs", "metadata", spec=_object(*_POD))
+        return {"labels": _ANY, "annotations": _ANY, "podTemplateOverrides": _list(override)}
+    pods = _template(_object(*_POD, "terminationGracePeriodSeconds"))
+    job = _object("name", template=_template(_object(template=pods)))
+    runtime = _object(template=_template(_object(replicatedJobs=_list(job))))
+    patch = _object("manager", "time", trainingRuntimeSpec=runtime)
+    return {"runtimePatches": _list(patch), "activeDeadlineSeconds": _ANY}
 
 
 def _definition(
@@ -40,10 +67,9 @@ def _definition(
 
 
 def definitions(trainer_version: str) -> list[Object]:
-    fields = dict.fromkeys((*_SPEC, *_SPEC_SINCE[trainer_version]), _ANY)
     return [
         _definition(JOBSET, "v1alpha2", "JobSet", _ANY),
-        _definition(TRAINER, "v1alpha1", "TrainJob", {"type": "object", "properties": fields}),
+        _definition(TRAINER, "v1alpha1", "TrainJob", _object(*_SPEC, **_since(trainer_version))),
         _definition(TRAINER, "v1alpha1", "TrainingRuntime", _ANY, status=False),
         _definition(TRAINER, "v1alpha1", "ClusterTrainingRuntime", _ANY, scope="Cluster", status=False),
     ]
