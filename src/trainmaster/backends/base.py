@@ -46,6 +46,8 @@ class Capabilities:
     """It runs workloads in the container image that they name; their paths are the container's."""
     image_setting: str = ""
     """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
+    fields: frozenset[str] = frozenset()
+    """Fields of a workload that only backends of its kind take."""
     own_image: str = ""
     """The value of that setting on this server; empty: workloads that name no image are refused."""
 

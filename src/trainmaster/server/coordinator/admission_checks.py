@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection
 
 from trainmaster.backends.base import Capabilities
-from trainmaster.protocol.launch import ContainerRequest
+from trainmaster.protocol.launch import KUBERNETES, ContainerRequest, KubernetesRequest
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Node
@@ -129,6 +129,10 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         without = "" if isinstance(compiled.workload, ContainerSpec) else f", or leave {first} out"
         message = f"the backend {name} runs no containers; {remedy}{without}"
         raise RefusedError.because([Problem(field=f"workload.{first}", message=message)])
+    if launch.kubernetes != KubernetesRequest() and KUBERNETES not in capable.fields:
+        remedy = _remedy(other for other, each in backends.items() if KUBERNETES in each.fields)
+        message = f"the backend {name} is no Kubernetes cluster; {remedy}, or leave {KUBERNETES} out"
+        raise RefusedError.because([Problem(field=f"workload.{KUBERNETES}", message=message)])
     if capable.images and launch.image is None and not capable.own_image:
         message = (
             f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "

@@ -50,6 +50,7 @@ from trainmaster.server.core.workloads.initializers import (
     initializing_steps,
     prepared_paths,
 )
+from trainmaster.server.core.workloads.kubernetes import KubernetesOptions
 
 # The container of a workload.
 
@@ -196,6 +197,7 @@ class WorkloadSpec(RuledModel):
         default=(), description="Further mounts of the container; needs a backend that runs images."
     )
     container: ContainerOptions | None = optional("Options of the container, on a backend that runs images.")
+    kubernetes: KubernetesOptions | None = optional("Options of the job, on a cluster of kind kubernetes.")
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
@@ -271,6 +273,7 @@ class WorkloadSpec(RuledModel):
             image=self.image,
             volumes=tuple(VolumeMount(**dict(volume)) for volume in self.volumes),
             container=ContainerRequest(**dict(self.container or ())),
+            kubernetes=(self.kubernetes or KubernetesOptions()).request(),
             secrets={name: reference_to(variable_secret(name)) for name in variables},
             inputs=dict(inputs),
             prepared=prepared_paths(initializers) if initializers is not None else {},
