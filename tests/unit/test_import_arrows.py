@@ -32,7 +32,7 @@ OURS: dict[str, set[str]] = {
     "server.attempt_store": {"protocol"},
     "server.settings": {"server.core", "server.failpoints", "protocol"},
     "server.store": {"server.core", "server.settings", "server.failpoints", "protocol"},
-    "backends": {"server.core", "protocol"},
+    "backends": {"server.core", "protocol", "plain_yaml"},
     "server.coordinator": {
         "server.scheduling",
         "server.store",
@@ -139,7 +139,7 @@ THEIRS: dict[str, set[str]] = {
     "server.storage": set(),
     "server.settings": {"cryptography", "uvicorn"},
     "server.store": {"sqlalchemy", "alembic", "psycopg"},
-    "backends": {*PYDANTIC, "docker", "httpx", "pynvml", "requests"},
+    "backends": {*PYDANTIC, "docker", "httpx", "kubernetes", "pynvml", "requests", "yaml"},
     "server.coordinator": {"sqlalchemy", "httpx"},
     "server.http": {
         "fastapi",

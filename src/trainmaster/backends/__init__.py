@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.backends.base import Backend, Capabilities, PlacementBy
 from trainmaster.backends.stand_ins import DeferredBackend, UnavailableBackend
-from trainmaster.protocol.launch import CONTAINER, LOCAL, RAY, SLURM, Lifetime
+from trainmaster.protocol.launch import CONTAINER, KUBERNETES, LOCAL, RAY, SLURM, Lifetime
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.server.core.resources import share_nodes
@@ -81,6 +81,13 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
         engine="trainmaster.backends.ray.client:RayEngine",
         options="trainmaster.backends.ray.options:RayOptions",
         capabilities=_ON_A_CLUSTER,
+    ),
+    KUBERNETES: ClusterKind(
+        engine="trainmaster.backends.kubernetes.client:KubernetesEngine",
+        options="trainmaster.backends.kubernetes.options:KubernetesOptions",
+        capabilities=replace(_ON_A_CLUSTER, isolates_accounts=True, images=True),
+        library="kubernetes",
+        extra="kubernetes",
     ),
 }
 for _name, _registered in BACKENDS.items():

@@ -137,7 +137,7 @@ class ClusterBackend:
             self._attempts[name] = request
         try:
             job = self._present(name)
-            if job is None:
+            if job is None or job.phase is EnginePhase.PREPARING:
                 handle = self._start(request, name)
                 raise self._wait(name, "handed to the engine", handle)
             if job.phase is EnginePhase.QUEUED:

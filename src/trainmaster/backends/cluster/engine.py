@@ -29,6 +29,7 @@ class EngineRefusedError(Exception):
 class EnginePhase(StrEnum):
     """Where an attempt stands on its engine."""
 
+    PREPARING = "preparing"  # half handed over by a server that did not finish; `start` does
     QUEUED = "queued"  # accepted, not started
     RUNNING = "running"  # started on every node
     ENDED = "ended"

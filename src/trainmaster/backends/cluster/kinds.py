@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,13 +24,12 @@ def options_model(kind: str) -> type[ClusterOptions]:
     """Raises WrongOptionsError if there is no such kind, or its library is not installed."""
     if kind not in CLUSTER_KINDS:
         raise WrongOptionsError(f"there is no kind {kind!r} of cluster; there are: {', '.join(CLUSTER_KINDS)}")
-    try:
-        model: type[ClusterOptions] = _named(CLUSTER_KINDS[kind].options)
-    except ImportError as error:
-        extra = CLUSTER_KINDS[kind].extra
+    library, extra = CLUSTER_KINDS[kind].library, CLUSTER_KINDS[kind].extra
+    if library and importlib.util.find_spec(library) is None:
         raise WrongOptionsError(
-            f"clusters of kind {kind} need {error.name}: run `pip install 'trainmaster[{extra}]'` where the server runs"
-        ) from None
+            f"clusters of kind {kind} need {library}: run `pip install 'trainmaster[{extra}]'` where the server runs"
+        )
+    model: type[ClusterOptions] = _named(CLUSTER_KINDS[kind].options)
     return model
 
 
@@ -58,7 +58,9 @@ def secret_names(kind: str) -> frozenset[str]:
 
 
 def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
-    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url)
+    """What clusters of this kind can do, with these options."""
+    own_image = str(getattr(options, "image", ""))
+    return replace(CLUSTER_KINDS[kind].capabilities, server_url=options.server_url, own_image=own_image)
 
 
 def make_cluster(kind: str, options: ClusterOptions, context: ClusterContext) -> ClusterBackend:
