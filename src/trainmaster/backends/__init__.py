@@ -85,7 +85,7 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
     KUBERNETES: ClusterKind(
         engine="trainmaster.backends.kubernetes.client:KubernetesEngine",
         options="trainmaster.backends.kubernetes.options:KubernetesOptions",
-        capabilities=replace(_ON_A_CLUSTER, isolates_accounts=True, images=True),
+        capabilities=replace(_ON_A_CLUSTER, isolates_accounts=True, images=True, fields=frozenset({KUBERNETES})),
         library="kubernetes",
         extra="kubernetes",
     ),

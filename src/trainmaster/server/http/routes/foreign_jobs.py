@@ -1,4 +1,4 @@
-"""What the engine of a cluster has that is not ours: jobs that others made there, for reading, and training runtimes."""
+"""What the engine of a cluster has that is not ours: jobs that others made there, to read, and training runtimes."""
 
 from __future__ import annotations
 
