@@ -27,6 +27,7 @@ _CLUSTER_SCOPED = (
     "CustomResourceDefinition",
     "ClusterRole",
     "ClusterRoleBinding",
+    "ClusterTrainingRuntime",
 )
 _GROUPS = {
     "Job": "batch/v1",
@@ -35,6 +36,10 @@ _GROUPS = {
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "TrainJob": "trainer.kubeflow.org/v1alpha1",
+    "TrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+    "ClusterTrainingRuntime": "trainer.kubeflow.org/v1alpha1",
 }
 
 

@@ -14,6 +14,7 @@
 | `controllers` | jobs, endpoints, namespaces, lost nodes, garbage |
 | `scheduling` | the scheduler, with preemption |
 | `kubelet`, `runtime` | pods on a node; the process that starts containers |
+| `trainer` | Kubeflow Trainer and JobSet, with `--trainer VERSION` |
 | `faults` | what tests do to it |
 
 What differs from a real cluster:
@@ -29,6 +30,7 @@ What differs from a real cluster:
   `kubectl create -f`, work. There is no `exec`, `attach`, `port-forward` or `kubectl explain`.
 - Of Jobs, `backoffLimitPerIndex`, `maxFailedIndexes` and `successPolicy` are ignored. Of pods, liveness and startup
   probes, sidecars, preferred affinities, pod affinities, topology spread and /dev/termination-log are. There are no
-  quotas, limit ranges, disruption budgets, admission webhooks or pod security, and custom resources are not validated.
+  quotas, limit ranges, disruption budgets, webhooks of others or pod security. Of custom resources, only the names of
+  fields are checked, where a CustomResourceDefinition has them.
 - Components do not suffer from faults of the API, as they do not use HTTP.
 """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kubernetes_server.server import serve
 from kubernetes_server.settings import ClusterSettings, Timing
+from kubernetes_server.trainer.definitions import VERSIONS
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
     add("--fake", action="store_true", help="only pretend to run pods")
     add("--image", action="append", default=[], help="an image that can be pulled (default: every image)")
     add("--hidden", action="append", default=[], help="a folder of this machine that is empty in pods")
+    add("--trainer", choices=VERSIONS, default="", help="install Kubeflow Trainer, with JobSet")
     add("--real-timing", action="store_true", help="wait as long as the real components do")
     add("--set", action="append", default=[], metavar="NAME=SECONDS", help="a field of settings.Timing")
     add("--with-parent", action="store_true", help="end when stdin does")
@@ -47,6 +49,7 @@ def main() -> None:
             fake=given.fake,
             images=tuple(given.image),
             hidden=tuple(given.hidden),
+            trainer=given.trainer,
             timing=timing,
         )
         asyncio.run(serve(settings, given.kubeconfig, port=given.port, with_parent=given.with_parent))

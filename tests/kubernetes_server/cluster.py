@@ -17,6 +17,7 @@ from kubernetes_server.api.watches import Watches
 from kubernetes_server.controllers.endpoints import EndpointsController, host_lines
 from kubernetes_server.controllers.garbage import GarbageCollector
 from kubernetes_server.controllers.jobs import JobController
+from kubernetes_server.controllers.loop import Controller
 from kubernetes_server.controllers.namespaces import NamespaceController
 from kubernetes_server.controllers.nodes import LEASE_NAMESPACE, NodeController
 from kubernetes_server.events import EventRecorder
@@ -31,6 +32,7 @@ from kubernetes_server.scheduling.scheduler import Scheduler
 from kubernetes_server.settings import ClusterSettings
 from kubernetes_server.statuses import StatusError
 from kubernetes_server.store import Store
+from kubernetes_server.trainer.install import install
 
 
 class Cluster:
@@ -51,7 +53,7 @@ class Cluster:
         self.faults = ApiFaults()
         self.runtime = RuntimeClient(self.memory_folder)
         self.scheduler = Scheduler(self)
-        self.controllers = [
+        self.controllers: list[Controller] = [
             NamespaceController(self),
             JobController(self),
             GarbageCollector(self),
@@ -75,6 +77,8 @@ class Cluster:
             self.operations.create(PRIORITY_CLASSES, "", {"metadata": {"name": name}, "value": value})
         for kubelet in self.kubelets.values():
             kubelet.register()
+        if self.settings.trainer:
+            self.controllers += install(self, self.settings.trainer)
         # A version from before can't be watched, as on a server that has run for a while.
         self.store.compact()
         runners: list[Any] = [*self.controllers, self.nodes, self.scheduler, *self.kubelets.values()]

@@ -28,6 +28,10 @@ _SERVER_FIELDS = (
 )  # fmt: skip
 
 
+Webhook = Callable[[Resource, Object, Object | None], None]
+"""Called with a new object, or with a changed one and what it was: completes it, or raises StatusError."""
+
+
 @dataclass(kw_only=True)
 class Options:
     """The query of a request that changes something."""
@@ -47,6 +51,7 @@ class Operations:
         self.store = store
         self.resources = resources
         self.deletion = deletion.Deletion(self)
+        self.webhooks: list[Webhook] = []
 
     def get(self, resource: Resource, key: Key) -> Object:
         obj = self.store.get(resource.store_key, key)
@@ -75,6 +80,8 @@ class Operations:
         name = metadata.get("name") or ""
         if causes := metadata_causes(resource, obj) + strategy.validate(obj):
             raise invalid(resource, name, causes)
+        for webhook in self.webhooks:
+            webhook(resource, obj, None)
         strategy.with_identity(obj)
         if self.store.get(resource.store_key, key_of(obj)) is not None:
             raise statuses.already_exists(resource, name)
@@ -175,6 +182,8 @@ class Operations:
             causes = metadata_causes(resource, new) + strategy.validate(new)
             if causes := causes + strategy.validate_update(new, old):
                 raise invalid(resource, name, causes)
+            for webhook in self.webhooks:
+                webhook(resource, new, old)
             self._guard_finalizers(resource, new, old)
         if resource.has_generation and _specification(new) != _specification(old):
             new["metadata"]["generation"] = before.get("generation", 0) + 1

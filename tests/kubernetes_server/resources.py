@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kubernetes_server.objects import Object
@@ -31,6 +31,8 @@ class Resource:
     columns: tuple[tuple[str, str, str], ...] = ()
     """Name, type and JSON path of each column that a CustomResourceDefinition prints."""
     defaults_to_background: bool = True
+    schema: Object = field(default_factory=dict, compare=False)
+    """Of a custom resource, as its CustomResourceDefinition has it."""
 
     @property
     def store_key(self) -> StoreKey:
@@ -180,6 +182,7 @@ def resources_of_definition(definition: Object) -> list[Resource]:
                 for column in version.get("additionalPrinterColumns", ())
                 if not column.get("priority")
             ),
+            schema=(version.get("schema") or {}).get("openAPIV3Schema") or {},
         )
         for version in spec["versions"]
         if version.get("served")

@@ -159,10 +159,27 @@ def prune(resource: Resource, obj: Object) -> list[str]:
     """
     unknown: list[str] = []
     if resource.custom:
+        spec = (resource.schema.get("properties") or {}).get("spec") or {}
+        _prune_custom(obj.get("spec"), spec, "spec", unknown)
         return unknown
     schema = SCHEMAS.get(resource.qualified, {**_TOP, "*": ANY})
     _prune(obj, schema, "", unknown, resource)
     return unknown
+
+
+def _prune_custom(value: Any, schema: Object, at: str, unknown: list[str]) -> None:
+    properties = schema.get("properties")
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _prune_custom(item, schema.get("items") or {}, f"{at}[{i}]", unknown)
+    if properties is None or schema.get("x-kubernetes-preserve-unknown-fields") or not isinstance(value, dict):
+        return
+    for name in list(value):
+        if name in properties:
+            _prune_custom(value[name], properties[name], f"{at}.{name}", unknown)
+        else:
+            unknown.append(f"{at}.{name}")
+            del value[name]
 
 
 def _prune(value: Any, schema: Any, at: str, unknown: list[str], resource: Resource) -> None:

@@ -56,4 +56,6 @@ class ClusterSettings:
     """The images that can be pulled; empty for all."""
     hidden: tuple[str, ...] = ()
     """Folders of this machine that are empty in pods, whose root is otherwise this machine's."""
+    trainer: str = ""
+    """The version of Kubeflow Trainer that is installed, with JobSet; empty for none."""
     timing: Timing = field(default_factory=Timing)

@@ -93,6 +93,7 @@ CLUSTER_KINDS: Mapping[str, ClusterKind] = {
             isolates_accounts=True,
             images=True,
             image_features=frozenset({ImageFeature.PULL_POLICY, ImageFeature.SHARED_MEMORY}),
+            fields=frozenset({KUBERNETES}),
         ),
         library="kubernetes",
         extra="kubernetes",

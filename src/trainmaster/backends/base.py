@@ -74,6 +74,8 @@ class Capabilities:
     """With `images`: workloads that name none run on a node itself, unless there is an own one."""
     image_setting: str = ""
     """The name of the setting with the image of workloads that name none; empty: there is no such setting."""
+    fields: frozenset[str] = frozenset()
+    """Fields of a workload that only backends of its kind take."""
     own_image: str = ""
     """The value of that setting on this server; empty: workloads that name no image are refused."""
     cannot_choose_by: frozenset[str] = frozenset()

@@ -45,6 +45,24 @@ class ClusterRoutes(RouteGroup):
         """Remove a cluster on which no job waits or runs."""
         self._call("DELETE", route("backends", name))
 
+    def runtimes(self, name: str) -> types.RuntimeList:
+        """The training runtimes of a cluster with Kubeflow Trainer, asked now."""
+        return cast(types.RuntimeList, self._call("GET", route("backends", name, "runtimes")))
+
+    def foreign_jobs(self, name: str) -> Sequence[types.ForeignJob]:
+        """The jobs that others made on a cluster, the newest first."""
+        return cast(Sequence[types.ForeignJob], self._call("GET", route("backends", name, "foreign-jobs"))["jobs"])
+
+    def foreign_job(self, name: str, job: str) -> types.ForeignJob:
+        """One of them, by the name that it has there."""
+        return cast(types.ForeignJob, self._call("GET", route("backends", name, "foreign-jobs", job)))
+
+    def foreign_log(self, name: str, job: str, step: str, *, cursor: str = "") -> types.ForeignLog:
+        """What a step of one of them has written since a cursor. Needs a key with the scope `cluster_admin`."""
+        parameters = {"step": step, "cursor": cursor}
+        found = self._call("GET", route("backends", name, "foreign-jobs", job, "logs"), params=parameters)
+        return cast(types.ForeignLog, found)
+
     def nodes(self) -> Sequence[types.Node]:
         """Every node, and what is free on it."""
         return cast(Sequence[types.Node], self._call("GET", "/v1/nodes")["nodes"])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 LOCAL = "local"
 """Jobs are processes on the server's machine."""
@@ -134,6 +135,19 @@ class ContainerRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesRequest:
+    """What a job requests of a Kubernetes cluster."""
+
+    runtime: str | None = None
+    """The training runtime of Kubeflow's with which the job is a TrainJob; None: it is none."""
+    runtime_kind: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_patches: tuple[Mapping[str, Any], ...] = ()
+    """Strategic merge patches of the template of its pods, whose container is called `node`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
     """A service is ready when `GET path` on its port answers with a status below 400."""
 
@@ -154,6 +168,7 @@ class Launch:
     """The image that the ranks run in; None: the backend's default. Only for backends that run images."""
     volumes: tuple[VolumeMount, ...] = ()
     container: ContainerRequest = field(default_factory=ContainerRequest)
+    kubernetes: KubernetesRequest = field(default_factory=KubernetesRequest)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set by the workload kind. The user's own are secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)

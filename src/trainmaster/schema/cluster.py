@@ -185,6 +185,43 @@ class BackendResource(BackendSummary):
     ]
 
 
+class ForeignStep(TypedDict):
+    """A part of a job of others that has a log of its own."""
+
+    name: str
+    status: Annotated[str, Doc("As of the job.")]
+    pod: str
+    device: Annotated[str, Doc("What it computes with, such as `gpu`; empty: unknown.")]
+    device_count: str
+
+
+class ForeignJobResource(TypedDict):
+    """A job that somebody else made on a cluster."""
+
+    name: str
+    status: Annotated[str, Doc("QUEUED, TRAINING, PAUSED, COMPLETED or FAILED.")]
+    created_at: str
+    node_count: int
+    runtime: Annotated[str, Doc("The name of its training runtime.")]
+    message: Annotated[str, Doc("How it failed, in the engine's words.")]
+    labels: dict[str, str]
+    steps: list[ForeignStep]
+
+
+class ForeignJobList(TypedDict):
+    """All jobs of others, the newest first."""
+
+    jobs: list[ForeignJobResource]
+
+
+class ForeignLog(TypedDict):
+    """Lines of a step."""
+
+    lines: list[str]
+    next_cursor: str
+    complete: Annotated[bool, Doc("Whether the step has ended; it may still have further lines.")]
+
+
 class RuntimeResource(TypedDict):
     """A training runtime, and the file that defines it."""
 

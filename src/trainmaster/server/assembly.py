@@ -144,6 +144,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 },
                 leads=role.leads if role else lambda: False,
                 engine=role.engine if role else lambda _: None,
+                foreign_jobs=role.foreign_jobs if role else lambda _: None,
                 render=role.render if role else lambda _job, _launch: None,
                 token_exchange=token_exchange,
                 data_checks=DataChecks(settings),

@@ -44,6 +44,7 @@ from trainmaster.protocol.run_directory import (
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.worker.cgroups import remove_groups
+from trainmaster.worker.echo import Echo
 from trainmaster.worker.mirror import Mirror
 from trainmaster.worker.processes import become_subreaper, descendants, die_with_parent, signal_all, sweep
 from trainmaster.worker.records import exit_of_lost_worker
@@ -74,12 +75,14 @@ def run_courier(
     own: ContainerOverrides = _AS_REQUESTED,
     grace_s: float | None = None,
     caches: Path | None = None,
+    echoes: bool = False,
 ) -> None:
     """Run one node for a server reached by HTTP, until all is delivered; `delivers_only`: what a dead courier left.
 
     `own` says what differs from the request on this node. With `grace_s`, a cluster's engine runs this process: SIGTERM
     from the engine stops the attempt, which has this long to save. `caches` has one directory for each account whose
-    jobs do not share the server's files; by default it is beside the courier's directory.
+    jobs do not share the server's files; by default it is beside the courier's directory. `echoes`: what the node's
+    first rank writes is printed, too.
     """
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +92,7 @@ def run_courier(
     except BlockingIOError:
         return  # Another courier is at it.
     courier = _Courier(server_url, token, attempt_id, node, home, lock, delivers_only=delivers_only, own=own)
+    courier.echoes = echoes
     courier.caches = caches or home.parent / "caches"
     if grace_s is not None:
         courier.stop_on_sigterm(grace_s)
@@ -136,6 +140,7 @@ class _Courier:
         self._terminated = False
         self._grace_s = 0.0
         self.caches = home.parent / "caches"
+        self.echoes = False
         self._results: Results | None = None
 
     def stop_on_sigterm(self, grace_s: float) -> None:
@@ -158,7 +163,7 @@ class _Courier:
                 message = f"the node could not prepare for the job: {error}"
                 self._mirrored.put(exit_document(self._node), exit_record(reason, message))
                 return
-            with self._following_control(), self._hints() as hints:
+            with self._following_control(), self._echoing(request), self._hints() as hints:
                 self._mirror(hints)
         except AttemptRefusedError:
             self._abandon()
@@ -293,6 +298,11 @@ class _Courier:
             return
         with contextlib.closing(listener):
             yield listener
+
+    def _echoing(self, request: AttemptRequest) -> contextlib.AbstractContextManager[None]:
+        if not self.echoes:
+            return contextlib.nullcontext()
+        return Echo(self._run, self._node, first_rank=self._node * request.launch.ranks_per_node).printing()
 
     def _mirror(self, hints: HintListener | None) -> None:
         while True:

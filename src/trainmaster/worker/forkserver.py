@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 import trainmaster
 from trainmaster.protocol.documents import field_types
-from trainmaster.protocol.launch import ContainerRequest, Launch, LaunchStep
+from trainmaster.protocol.launch import ContainerRequest, KubernetesRequest, Launch, LaunchStep
 from trainmaster.protocol.processes import boot_id, identity_of
 from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, NodeAssignment
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
@@ -120,7 +120,15 @@ class _ForkServer:
         # Looked up once, and not in every worker.
         find_groups()
         boot_id()
-        for kind in (AttemptRequest, NodeAssignment, Launch, LaunchStep, ContainerRequest, ContainerOverrides):
+        for kind in (
+            AttemptRequest,
+            NodeAssignment,
+            Launch,
+            LaunchStep,
+            ContainerRequest,
+            KubernetesRequest,
+            ContainerOverrides,
+        ):
             field_types(kind)
         gc.collect()
         # Keep permanent objects out of garbage collections, which would copy their pages in every child.

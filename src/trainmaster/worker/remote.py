@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from trainmaster.protocol.environment import ECHO
 from trainmaster.protocol.request import ContainerOverrides
 from trainmaster.worker.courier import run_courier
 from trainmaster.worker.processes import set_undumpable
@@ -34,6 +35,7 @@ def run_remote(given: bytes) -> int:
         # Without the variable, the node shows the attempt only its own GPUs.
         gpus=tuple(filter(None, gpus.split(","))) if gpus is not None else None,
     )
+    echoes = os.environ.pop(ECHO, "") == "1"
     directory = Path(spec["work_dir"]) / "attempts" / f"{spec['attempt_id']}.{node}"
     try:
         run_courier(
@@ -45,6 +47,7 @@ def run_remote(given: bytes) -> int:
             own=own,
             grace_s=spec["grace_s"],
             caches=Path(spec["work_dir"]) / "caches",
+            echoes=echoes,
         )
     except AttemptRefusedError as error:
         sys.stderr.write(f"trainmaster: the server refused this attempt: {error}\n")

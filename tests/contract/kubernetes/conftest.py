@@ -15,7 +15,7 @@ from kubernetes_server.process import KubernetesServer, running
 
 @pytest.fixture(scope="session")
 def test_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesServer]:
-    with running(tmp_path_factory.mktemp("kubernetes"), "--nodes", "2") as server:
+    with running(tmp_path_factory.mktemp("kubernetes"), "--nodes", "2", "--trainer", "2.3") as server:
         yield server
 
 

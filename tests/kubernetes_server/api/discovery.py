@@ -45,15 +45,19 @@ def openapi_index(resources: Resources) -> dict[str, Any]:
 
 
 def openapi(resources: Resources, api_group: str, version: str) -> dict[str, Any]:
-    """No schemas: just enough for kubectl to see that the server validates fields itself."""
+    """Schemas of custom resources only; else just enough for kubectl to see that the server validates fields itself."""
     parameters = [
         {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
         for name in ("dryRun", "fieldManager", "fieldValidation", "force")
     ]
     paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     for resource in resources:
         if (resource.group, resource.version) != (api_group, version):
             continue
+        if resource.schema:
+            reverse = ".".join(reversed(resource.group.split(".")))
+            schemas[f"{reverse}.{resource.version}.{resource.kind}"] = resource.schema
         kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         prefix = f"/apis/{resource.api_version}" if resource.group else "/api/v1"
         namespaced = "/namespaces/{namespace}" if resource.namespaced else ""
@@ -65,7 +69,7 @@ def openapi(resources: Resources, api_group: str, version: str) -> dict[str, Any
         }
         paths[path.removesuffix("/{name}")] = {"post": {**operation, "x-kubernetes-action": "post"}}
     info = {"title": "Kubernetes", "version": VERSION["gitVersion"]}
-    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}
+    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 
 def _entries(resource: Resource) -> list[dict[str, Any]]:

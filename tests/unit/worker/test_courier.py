@@ -29,7 +29,7 @@ from trainmaster.worker import mirror
 from trainmaster.worker.courier import run_courier
 mirror.MOST_REPORT_BYTES = 1 << 20  # not to send a gigabyte
 url, token, attempt_id, node, directory, *how = sys.argv[1:]
-run_courier(url, token, attempt_id, int(node), directory, delivers_only=bool(how))
+run_courier(url, token, attempt_id, int(node), directory, delivers_only="delivers" in how, echoes="echoes" in how)
 """
 OUT = "nodes/0/logs/main.0.out"
 TOKEN = "attempt-token"
@@ -73,10 +73,14 @@ class Site:
     def home(self, node: int = 0) -> Path:
         return self.root / "couriers" / str(node)
 
-    def courier(self, node: int = 0, token: str = TOKEN, *, delivers_only: bool = False) -> subprocess.Popen[bytes]:
+    def courier(
+        self, node: int = 0, token: str = TOKEN, *, delivers_only: bool = False, echoes: bool = False
+    ) -> subprocess.Popen[bytes]:
         arguments = [self.server.url, token, self.server.request.attempt_id, str(node), str(self.home(node))]
-        arguments += ["delivers only"] if delivers_only else []
-        courier = subprocess.Popen([sys.executable, "-c", COURIER, *arguments])
+        arguments += ["delivers"] if delivers_only else []
+        arguments += ["echoes"] if echoes else []
+        pipe = subprocess.PIPE if echoes else None
+        courier = subprocess.Popen([sys.executable, "-c", COURIER, *arguments], stdout=pipe, stderr=pipe)
         self._couriers.append(courier)
         return courier
 
@@ -510,3 +514,15 @@ def test_courier_that_died_while_it_fetched_files_is_followed_by_an_end_and_no_s
     assert end["reason"] == Reason.WORKER_LOST
     assert "never started" in end["message"]
     assert not (site.left_by_ranks / "ran").exists()
+
+
+def test_courier_that_echoes_prints_what_the_first_rank_of_its_node_writes(site: Site) -> None:
+    program = (
+        "import os, sys; print('rank', os.environ['RANK'], flush=True); "
+        "print('careful', file=sys.stderr); print('no end of line', end='')"
+    )
+    site.serve(sys.executable, "-c", program, ranks_per_node=2)
+    courier = site.courier(echoes=True)
+    out, err = courier.communicate(timeout=PATIENCE_S)
+    assert courier.returncode == 0
+    assert (out, err) == (b"rank 0\nno end of line", b"careful\n")

@@ -21,6 +21,7 @@ from trainmaster.backends.cluster.engine import (
     EngineLaunch,
     EnginePhase,
     EngineRefusedError,
+    ShowsForeignJobs,
     engine_name,
 )
 from trainmaster.backends.worker_package import package_digest, packed_worker
@@ -28,6 +29,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.protocol.secrets import Secrets
+from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import CONSEQUENCES, AttemptOutcome
@@ -124,6 +126,11 @@ class ClusterBackend:
 
     def engine(self) -> EngineFacts | None:
         return self._engine.facts()
+
+    @property
+    def foreign(self) -> ForeignJobs | None:
+        """The jobs of others; None: such an engine shows none."""
+        return self._engine.foreign if isinstance(self._engine, ShowsForeignJobs) else None
 
     def render(self, request: AttemptRequest) -> str:
         return self._engine.document(self._launch(request, digest="0" * 16))

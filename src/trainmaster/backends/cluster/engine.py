@@ -6,17 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmaster.backends.base import FilesBy, Loss
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds
+from trainmaster.server.core.errors import EngineUnavailableError
+from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Node
 
 
-class EngineAwayError(Exception):
+class EngineAwayError(EngineUnavailableError):
     """The engine did not answer: nothing is known of what it runs, and what was asked may have happened."""
 
 
@@ -165,6 +167,13 @@ class ClusterEngine(Protocol):
         """The nodes that jobs of this backend may run on, with what is held on each."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ShowsForeignJobs(Protocol):
+    """An engine that can show what others run there."""
+
+    foreign: ForeignJobs
 
 
 _UNFIT = re.compile(r"[^a-z0-9-]+")

@@ -30,6 +30,15 @@ NEEDED = (
     Rule(group="", resource="services", verbs=("create", "patch")),
 )
 """In the namespace of the jobs. Without one of these, nothing works."""
+OF_TRAINER = (
+    Rule(
+        group="trainer.kubeflow.org",
+        resource="trainjobs",
+        verbs=("create", "get", "list", "watch", "patch", "delete"),
+    ),
+    Rule(group="trainer.kubeflow.org", resource="trainingruntimes", verbs=("list",)),
+)
+"""In the namespace, where Kubeflow Trainer is installed: without these, jobs are Indexed Jobs."""
 USEFUL = (Rule(group="", resource="events", verbs=("list", "watch")),)
 """In the namespace, too: without it, some reasons for waiting are not known."""
 OF_CLUSTER = (Rule(group="", resource="nodes", verbs=("list", "watch")),)

@@ -10,6 +10,9 @@ from trainmaster.backends.cluster.engine import EngineJob
 from trainmaster.backends.kubernetes.states import Attempt, engine_job
 from trainmaster.backends.kubernetes.views import EventView, JobView, PodView
 
+OF_TRAIN_JOB = "-node-0"
+"""What the Job of a TrainJob is called, after its name."""
+
 
 class Attempts:
     """What an attempt amounts to is worked out anew only when something of it has changed."""
@@ -19,8 +22,8 @@ class Attempts:
         self._known: dict[str, Attempt] = {}
         self._worked_out: dict[str, EngineJob] = {}
         self._dirty: set[str] = set()
-        self._begun: dict[str, tuple[str, int]] = {}
-        """Jobs that this process made and that no watch has shown: uid, and how many lists there were."""
+        self._begun: dict[str, tuple[JobView, int]] = {}
+        """Jobs that this process made and that no watch has shown, and how many lists there were of their kind."""
         self._cancelled: set[str] = set()
         self._silent: frozenset[str] | None = None
 
@@ -34,7 +37,7 @@ class Attempts:
         with self._lock:
             attempt = self._of(view.name, view.attempt_id)
             if attempt.job is None or attempt.job.uid != view.uid:
-                self._begun[view.name] = (view.uid, lists)
+                self._begun[view.name] = (view, lists)
             elif attempt.job.is_started:
                 return
             attempt.job, attempt.is_gone, attempt.is_forgotten = view, False, False
@@ -70,7 +73,7 @@ class Attempts:
 
     def event(self, event: EventView) -> None:
         with self._lock:
-            attempt = self._known.get(event.subject)
+            attempt = self._known.get(event.subject.removesuffix(OF_TRAIN_JOB))
             if attempt is not None:
                 if attempt.event is None or attempt.event.at <= event.at:
                     attempt.event = event
@@ -117,13 +120,18 @@ class Attempts:
                 return []
             return [pod.name for pod in attempt.running if not pod.is_deleting]
 
-    def jobs(self, silent: frozenset[str] | None, *, lists: int) -> Mapping[str, EngineJob]:
+    def broken(self) -> list[str]:
+        """The names of TrainJobs that are to be ended: they would go on without one of their nodes."""
         with self._lock:
-            for name, (uid, before) in list(self._begun.items()):
-                if lists > before + 1:
+            return [attempt.name for attempt in self._known.values() if attempt.is_broken]
+
+    def jobs(self, silent: frozenset[str] | None, *, lists: int, train_job_lists: int = 0) -> Mapping[str, EngineJob]:
+        with self._lock:
+            for name, (view, before) in list(self._begun.items()):
+                if (train_job_lists if view.is_train_job else lists) > before + 1:
                     # It was made before the last list began, which does not have it.
                     attempt = self._known.get(name)
-                    if attempt is not None and attempt.job is not None and attempt.job.uid == uid:
+                    if attempt is not None and attempt.job is not None and attempt.job.uid == view.uid:
                         attempt.is_gone = True
                         self._dirty.add(name)
                     del self._begun[name]
@@ -153,13 +161,13 @@ class Attempts:
 
     def _of(self, name: str, attempt_id: str) -> Attempt:
         self._dirty.add(name)
-        if name not in self._known:
-            self._known[name] = Attempt(name=name, attempt_id=attempt_id)
-        return self._known[name]
+        attempt = self._known.setdefault(name, Attempt(name=name, attempt_id=attempt_id))
+        attempt.attempt_id = attempt.attempt_id or attempt_id  # not every pod tells
+        return attempt
 
     def _with_pod(self, pod: str) -> list[Attempt]:
         """A pod's name is that of its Job, its index and a random word."""
-        name = pod.rpartition("-")[0].rpartition("-")[0]
+        name = pod.rpartition("-")[0].rpartition("-")[0].removesuffix(OF_TRAIN_JOB)
         attempt = self._known.get(name)
         return [attempt] if attempt is not None else []
 

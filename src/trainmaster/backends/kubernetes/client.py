@@ -17,7 +17,7 @@ from trainmaster.backends.cluster.engine import (
     EnginePhase,
     EngineRefusedError,
 )
-from trainmaster.backends.kubernetes import access, manifests
+from trainmaster.backends.kubernetes import access, manifests, train_jobs
 from trainmaster.backends.kubernetes.attempts import Attempts
 from trainmaster.backends.kubernetes.connection import (
     TIMEOUT_S,
@@ -29,6 +29,9 @@ from trainmaster.backends.kubernetes.following import Follower
 from trainmaster.backends.kubernetes.gpus import GpuChoice, choose_gpus, kind_of
 from trainmaster.backends.kubernetes.inventory import assumed_nodes, nodes_from
 from trainmaster.backends.kubernetes.options import KubernetesOptions
+from trainmaster.backends.kubernetes.states import TRAIN_JOB
+from trainmaster.backends.kubernetes.train_jobs import REPLICATED_JOB, SET_NAME
+from trainmaster.backends.kubernetes.trainer import TRAIN_JOBS, Trainer
 from trainmaster.backends.kubernetes.views import (
     Amounts,
     EventView,
@@ -41,6 +44,7 @@ from trainmaster.backends.kubernetes.views import (
     job_view,
     node_view,
     pod_view,
+    train_job_view,
 )
 from trainmaster.protocol.launch import KUBERNETES
 from trainmaster.server.core.reports import EngineFacts
@@ -58,7 +62,11 @@ _FORBIDDEN = 403
 
 class KubernetesEngine:
     """An attempt is a Job of its name. It is made suspended, then what it owns, and only then is it marked and let go:
-    at every point, what is there tells what is left to do."""
+    at every point, what is there tells what is left to do.
+
+    An attempt that asks for a training runtime is a TrainJob instead, where Kubeflow Trainer is installed and can make
+    what is asked for.
+    """
 
     kind = KUBERNETES
     node_variable = manifests.NODE_VARIABLE
@@ -69,12 +77,20 @@ class KubernetesEngine:
         self._options = options
         self._api = KubernetesConnection(options, timeout_s=timeout_s)
         self._attempts = Attempts()
+        self.foreign = self._trainer = Trainer(self._api, instance)
         self._changed = threading.Event()
         self._sees_all_pods = True
         """Whether it may list the pods of the whole cluster; else only those of its namespace."""
         selector = {"labelSelector": f"{manifests.INSTANCE}={instance}"}
         self._jobs = Follower[JobView](
             self._api, f"jobs of {name}", lambda: (self._path("jobs"), selector), job_view, self._job_changed
+        )
+        self._train_jobs = Follower[JobView](
+            self._api,
+            f"TrainJobs of {name}",
+            lambda: (self._trainer.path(), selector),
+            train_job_view,
+            self._job_changed,
         )
         self._pods = Follower[PodView | HeldView](
             self._api, f"pods of {name}", self._where_pods, self._view_of_pod, self._pod_changed
@@ -87,6 +103,7 @@ class KubernetesEngine:
             self._api, f"nodes of {name}", lambda: ("/api/v1/nodes", {}), self._view_of_node, self._node_changed
         )
         self._followers: tuple[Follower[Any], ...] = (self._jobs, self._pods, self._events, self._nodes)
+        """Beside that of TrainJobs."""
 
     def facts(self) -> EngineFacts:
         try:
@@ -95,6 +112,7 @@ class KubernetesEngine:
             lacking = list(access.missing(self._api, access.NEEDED, namespace))
             useful = list(access.missing(self._api, access.USEFUL, namespace))
             nodes = list(access.missing(self._api, access.OF_CLUSTER, ""))
+            self._trainer.look(now=True)
         except (EngineAwayError, KubernetesRefusedError) as error:
             return EngineFacts(problem=str(error))
         where = f"{address}, namespace {namespace}"
@@ -102,6 +120,8 @@ class KubernetesEngine:
             where += f"; nodes are assumed as the option assumed_node says, since {access.in_words(nodes, '')}"
         if useful:
             where += f"; reasons for waiting are incomplete, since {access.in_words(useful, namespace)}"
+        if self._trainer.lacking:
+            where += f"; there are no TrainJobs, since {access.in_words(self._trainer.lacking, namespace)}"
         return EngineFacts(
             name=f"Kubernetes {version.get('gitVersion', '')}".strip(),
             host=where,
@@ -109,7 +129,10 @@ class KubernetesEngine:
         )
 
     def document(self, launch: EngineLaunch) -> str:
-        return manifests.document(launch, self._options, self._choice(launch), namespace=self._options.namespace)
+        choice, namespace = self._choice(launch), self._options.namespace
+        kind, made = self._trainer.object_of(launch, self._options, choice)
+        patch = train_jobs.started() if kind == TRAIN_JOBS else manifests.started(self._options)
+        return manifests.document(launch, made, patch, namespace=namespace)
 
     # -- starting --
 
@@ -117,26 +140,45 @@ class KubernetesEngine:
         choice = self._choice_for(launch)
         if choice.problem:
             raise EngineRefusedError(choice.problem)
-        wanted = manifests.job(launch, self._options, choice)
         try:
-            job = self._made("jobs", wanted)
+            kind, wanted = self._wanted(launch, choice)
+            job = self._made(kind, wanted)
             if (job["metadata"].get("labels") or {}).get(manifests.INSTANCE) != self._instance:
-                raise EngineRefusedError(f"there is a Job {launch.name} of somebody else in the namespace")
+                raise EngineRefusedError(f"there is a {job['kind']} {launch.name} of somebody else in the namespace")
             if "deletionTimestamp" in job["metadata"]:
-                raise EngineAwayError(f"an earlier Job {launch.name} is still being deleted")
+                raise EngineAwayError(f"an earlier {job['kind']} {launch.name} is still being deleted")
             if not _is_started(job):
                 owner = manifests.owner_of(job)
                 self._own("secrets", manifests.secret(launch, owner))
-                if launch.node_count > 1:
+                if manifests.needs_service(launch, job):
                     self._own("services", manifests.service(launch, owner))
-                job = self._api.patch(self._path("jobs", launch.name), manifests.started(self._options))
+                patch = train_jobs.started() if kind == TRAIN_JOBS else manifests.started(self._options)
+                job = self._api.patch(self._path(kind, launch.name), patch)
         except KubernetesRefusedError as error:
             raise self._refusal(error) from error
-        view = job_view(job)
+        is_train_job = kind == TRAIN_JOBS
+        view = train_job_view(job) if is_train_job else job_view(job)
         if view is not None:
-            self._attempts.begin(view, lists=self._jobs.lists)
+            self._attempts.begin(view, lists=(self._train_jobs if is_train_job else self._jobs).lists)
         self._changed.set()
-        return launch.name
+        return f"{TRAIN_JOB}/{launch.name}" if is_train_job else launch.name
+
+    def _wanted(self, launch: EngineLaunch, choice: GpuChoice) -> tuple[str, Object]:
+        """The object that runs an attempt, and what it is; not a second one where an earlier answer was lost."""
+        if launch.request.launch.kubernetes.runtime is not None:
+            self._trainer.look()
+            if self._is_there("jobs", launch.name):
+                return "jobs", manifests.job(launch, self._options, choice)
+        return self._trainer.object_of(launch, self._options, choice)
+
+    def _is_there(self, kind: str, name: str) -> bool:
+        try:
+            self._api.get(self._path(kind, name))
+        except KubernetesRefusedError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
 
     def _made(self, kind: str, wanted: Object) -> Object:
         try:
@@ -174,29 +216,50 @@ class KubernetesEngine:
     # -- asking --
 
     def find(self, name: str) -> EngineJob | None:
+        job: Object | None
         try:
             job = self._api.get(self._path("jobs", name))
         except KubernetesRefusedError as error:
             if error.code != 404:
                 raise EngineAwayError(f"Kubernetes does not show {name}: {error}") from error
+            job = self._found_train_job(name)
+        if job is None:
             return self._attempts.without_job(name, self._silent())
-        view = job_view(job)
+        view = job_view(job) if job["kind"] == "Job" else train_job_view(job)
         if view is None or (job["metadata"].get("labels") or {}).get(manifests.INSTANCE) != self._instance:
             return None
         return self._attempts.with_job(view, self._silent())
 
+    def _found_train_job(self, name: str) -> Object | None:
+        self._trainer.look()
+        if self._trainer.dialect is None:
+            return None
+        try:
+            found: Object = self._api.get(self._path(TRAIN_JOBS, name))
+        except KubernetesRefusedError as error:
+            if error.code in (404, _FORBIDDEN):
+                return None
+            raise EngineAwayError(f"Kubernetes does not show the TrainJob {name}: {error}") from error
+        return found
+
     def jobs(self) -> Mapping[str, EngineJob]:
         self._require()
-        return self._attempts.jobs(self._silent(), lists=self._jobs.lists)
+        for name in self._attempts.broken():
+            self._delete(self._path(TRAIN_JOBS, name), "Foreground")
+        return self._attempts.jobs(self._silent(), lists=self._jobs.lists, train_job_lists=self._train_jobs.lists)
 
     def _require(self) -> None:
         """Raises EngineAwayError unless what is known is of the present."""
+        self._trainer.look()
         for follower in self._followers:
             follower.start()
-        for follower in (self._jobs, self._pods):
+        makes = self._trainer.dialect is not None and not self._trainer.lacking
+        for follower in (self._jobs, self._pods, *((self._train_jobs,) if makes else ())):
             try:
                 follower.require(_LIST_S)
             except KubernetesRefusedError as error:
+                if follower is self._train_jobs and error.code == 404:
+                    continue  # Trainer has been removed
                 words = access.refusal(error, "list", self._api.namespace)
                 raise EngineAwayError(words) from error
         if time.monotonic() - self._api.heard_at > _PING_S:
@@ -228,16 +291,20 @@ class KubernetesEngine:
 
     def cancel(self, handle: str) -> None:
         """The Job stays until its pods have ended."""
-        self._attempts.cancelled(handle)
-        self._delete(self._path("jobs", handle), "Foreground")
-        if (job := self._attempts.get(handle)) is not None and job.phase is not EnginePhase.ENDED:
+        kind, name = _parsed(handle)
+        self._attempts.cancelled(name)
+        self._delete(self._path(kind, name), "Foreground")
+        if (job := self._attempts.get(name)) is not None and job.phase is not EnginePhase.ENDED:
             # Of a Job that was deleted without them.
-            for pod in self._attempts.orphans(handle):
+            for pod in self._attempts.orphans(name):
                 self._delete(self._path("pods", pod), "Background")
 
     def forget(self, handle: str) -> None:
-        self._delete(self._path("jobs", handle), "Background")
-        self._attempts.forget(handle)
+        kind, name = _parsed(handle)
+        if kind == TRAIN_JOBS and self._trainer.keeps(name, self._options.keep_train_jobs_s):
+            return
+        self._delete(self._path(kind, name), "Background")
+        self._attempts.forget(name)
 
     def _delete(self, path: str, propagation: str) -> None:
         try:
@@ -247,7 +314,7 @@ class KubernetesEngine:
                 raise EngineAwayError(f"Kubernetes does not delete {path.rpartition('/')[2]}: {error}") from error
 
     def close(self) -> None:
-        for follower in self._followers:
+        for follower in (*self._followers, self._train_jobs):
             follower.close()
         self._api.interrupt()
         for follower in self._followers:
@@ -258,6 +325,8 @@ class KubernetesEngine:
     # -- following --
 
     def _path(self, kind: str, name: str = "") -> str:
+        if kind == TRAIN_JOBS:
+            return self._trainer.path(name)
         prefix = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
         path = f"{prefix}/namespaces/{quote(self._api.namespace, safe='')}/{kind}"
         return f"{path}/{quote(name, safe='')}" if name else path
@@ -273,12 +342,17 @@ class KubernetesEngine:
                 self._sees_all_pods = False
         if self._sees_all_pods:
             return "/api/v1/pods", {}
+        if (dialect := self._trainer.dialect) is not None and not dialect.has_metadata:
+            return self._path("pods"), {}  # those of TrainJobs do not have our labels
         return self._path("pods"), {"labelSelector": f"{manifests.INSTANCE}={self._instance}"}
 
     def _view_of_pod(self, pod: Object) -> PodView | HeldView | None:
         head = pod["metadata"]
         labels = head.get("labels") or {}
-        if labels.get(manifests.INSTANCE) == self._instance and head["namespace"] == self._api.namespace:
+        is_own = labels.get(manifests.INSTANCE) == self._instance
+        if not is_own and labels.get(REPLICATED_JOB) == manifests.NODE:
+            is_own = labels.get(SET_NAME, "").startswith(f"tm-{self._instance}-")
+        if is_own and head["namespace"] == self._api.namespace:
             return pod_view(pod, self._options.gpu_resource)
         return held_view(pod, self._options.gpu_resource)
 
@@ -317,6 +391,12 @@ class KubernetesEngine:
         if self._nodes.problem is not None:
             return None
         return frozenset(node.name for node in self._nodes.snapshot() if not node.is_ready)
+
+
+def _parsed(handle: str) -> tuple[str, str]:
+    """The kind and the name of the object that runs an attempt."""
+    kind, _, name = handle.rpartition("/")
+    return (TRAIN_JOBS if kind == TRAIN_JOB else "jobs"), name
 
 
 def _is_started(job: Object) -> bool:

@@ -79,6 +79,10 @@ class KubernetesConnection:
     def get(self, path: str, **parameters: Any) -> Any:
         return self._send("GET", path, parameters=parameters)
 
+    def text(self, path: str, **parameters: Any) -> str:
+        """What is no document, such as a log."""
+        return str(self._send("GET", path, parameters=parameters, is_text=True))
+
     def create(self, path: str, body: Object) -> Any:
         """With unknown fields refused: what an overlay misspells would have no effect."""
         return self._send("POST", path, body=body, parameters={"fieldValidation": "Strict"})
@@ -181,6 +185,7 @@ class KubernetesConnection:
         body: Object | None = None,
         media: str = "application/json",
         parameters: Mapping[str, Any] | None = None,
+        is_text: bool = False,
     ) -> Any:
         content = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + _THROTTLED_S
@@ -205,6 +210,8 @@ class KubernetesConnection:
                 continue
             if not response.is_success:
                 raise _error_of(response)
+            if is_text:
+                return response.text
             try:
                 return response.json()
             except ValueError as error:

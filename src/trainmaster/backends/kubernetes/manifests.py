@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -14,7 +15,8 @@ import yaml
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.kubernetes.gpus import GpuChoice
 from trainmaster.backends.kubernetes.options import KubernetesOptions
-from trainmaster.backends.kubernetes.overlays import WORKER, merged
+from trainmaster.backends.kubernetes.overlays import WORKER, check_overlay, merged
+from trainmaster.protocol.environment import ECHO
 from trainmaster.protocol.request import EngineNeeds
 from trainmaster.server.core.resources import REGION
 
@@ -27,6 +29,8 @@ ATTEMPT_ID, JOB_NAME = f"{PREFIX}attempt-id", f"{PREFIX}job-name"
 """Annotations with text as it is."""
 STARTED = f"{PREFIX}started"
 """The annotation that a Job gets when all that belongs to it is there. Without it, nothing has run."""
+NODE = "node"
+"""The container, and the replicated job, of a training runtime in which a job works."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 NODE_VARIABLE = "JOB_COMPLETION_INDEX"
@@ -68,7 +72,7 @@ def job(launch: EngineLaunch, options: KubernetesOptions, gpus: GpuChoice) -> Ma
     if launch.request.max_runtime_s is not None:
         spec["activeDeadlineSeconds"] = math.ceil(launch.request.max_runtime_s + SETUP_S + launch.grace_s)
     spec["template"] = pod_template(launch, options, gpus)
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(launch), "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata_of_job(launch), "spec": spec}
 
 
 def started(options: KubernetesOptions) -> Manifest:
@@ -92,6 +96,11 @@ def service(launch: EngineLaunch, owner: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Service", "metadata": head, "spec": spec}
 
 
+def needs_service(launch: EngineLaunch, made: Manifest) -> bool:
+    """A JobSet has a Service of its own."""
+    return launch.node_count > 1 and made["kind"] == "Job"
+
+
 def owner_of(created: Manifest) -> Manifest:
     """What makes Kubernetes remove an object with its Job."""
     head = created["metadata"]
@@ -101,6 +110,16 @@ def owner_of(created: Manifest) -> Manifest:
 
 def metadata(launch: EngineLaunch) -> Manifest:
     return {"name": launch.name, "labels": labels(launch), "annotations": notes(launch)}
+
+
+def metadata_of_job(launch: EngineLaunch) -> Manifest:
+    """With the labels and annotations that the attempt asks for."""
+    asked, own = launch.request.launch.kubernetes, metadata(launch)
+    return {
+        **own,
+        "labels": {**asked.labels, **own["labels"]},
+        "annotations": {**asked.annotations, **own["annotations"]},
+    }
 
 
 def labels(launch: EngineLaunch) -> dict[str, str]:
@@ -149,8 +168,24 @@ def pod_template(launch: EngineLaunch, options: KubernetesOptions, gpus: GpuChoi
     spec["volumes"] = [{"name": "shm", "emptyDir": _shared_memory(launch, options)}]
     own = {"metadata": {"labels": labels(launch), "annotations": notes(launch)}, "spec": spec}
     template = merged(own, options.pod_template)
+    for patch in launch.request.launch.kubernetes.pod_patches:
+        template = merged(template, _of_worker(patch))
     # An overlay adds labels and annotations; it does not change whose the pods are.
     return merged(template, {"metadata": own["metadata"]})
+
+
+def _of_worker(patch: Mapping[str, Any]) -> Manifest:
+    """A patch of the pods of a training runtime, whose container has another name. Raises EngineRefusedError."""
+    spec = patch.get("spec") or {}
+    containers = [
+        {**each, "name": WORKER} if each.get("name") == NODE else each for each in spec.get("containers") or ()
+    ]
+    ours = {**patch, "spec": {**spec, **({"containers": containers} if containers else {})}}
+    try:
+        check_overlay(ours)
+    except ValueError as error:
+        raise EngineRefusedError(f"a runtime patch cannot be applied: {error}") from None
+    return ours
 
 
 def _container(launch: EngineLaunch, options: KubernetesOptions) -> Manifest:
@@ -158,6 +193,7 @@ def _container(launch: EngineLaunch, options: KubernetesOptions) -> Manifest:
     variables: list[Manifest] = [
         {"name": name, "value": literal(value)} for name, value in sorted(launch.environment.items())
     ]
+    variables.append({"name": ECHO, "value": "1"})
     if not launch.needs.gpus:
         # Images for GPUs would otherwise see all GPUs of the node.
         variables.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
@@ -250,20 +286,20 @@ def node_label(capability: str) -> Manifest | None:
     return {"key": key, "operator": "In", "values": [value] if equals else ["", "true"]}
 
 
-def document(launch: EngineLaunch, options: KubernetesOptions, gpus: GpuChoice, *, namespace: str = "") -> str:
-    """All objects of an attempt as YAML, without the values of secrets."""
-    made = job(launch, options, gpus)
-    owner = owner_of({**made, "metadata": {**made["metadata"], "uid": "(of the Job)"}})
+def document(launch: EngineLaunch, made: Manifest, patch: Manifest, *, namespace: str = "") -> str:
+    """All objects of an attempt as YAML, without the values of secrets: the one that runs it, what that owns, and what
+    is changed once all of them are there."""
+    owner = owner_of({**made, "metadata": {**made["metadata"], "uid": f"(of the {made['kind']})"}})
     hidden = secret(launch, owner)
     hidden["stringData"] = dict.fromkeys(launch.secrets, "(hidden)")
-    objects = [made, hidden, *([service(launch, owner)] if launch.node_count > 1 else [])]
+    objects = [made, hidden, *([service(launch, owner)] if needs_service(launch, made) else [])]
     for each in objects:
         if namespace:
             each["metadata"] = {"name": launch.name, "namespace": namespace, **each["metadata"]}
-    patch = yaml.dump(started(options), Dumper=_Dumper, sort_keys=False, width=120)
-    comment = "".join(f"#   {line}\n" for line in patch.splitlines())
+    changes = yaml.dump(patch, Dumper=_Dumper, sort_keys=False, width=120)
+    comment = "".join(f"#   {line}\n" for line in changes.splitlines())
     text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120)
-    return f"{text}---\n# Once all of them are there, the Job is patched and starts:\n{comment}"
+    return f"{text}---\n# Once all of them are there, the {made['kind']} is patched:\n{comment}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -126,6 +126,12 @@ class KubernetesOptions(ClusterOptions):
         pattern=_NAME_OR_EMPTY,
         description="The LocalQueue of Kueue that the jobs are submitted to. Empty: Kueue does not see them.",
     )
+    keep_train_jobs_s: int = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        description="How long an ended TrainJob stays in the cluster, for clients of Kubeflow.",
+    )
     pod_template: Annotated[dict[str, Any], BeforeValidator(_document)] = Field(
         default={},
         description="What is merged into the template of every pod, as `kubectl patch` does: YAML with `metadata` and "

@@ -195,6 +195,9 @@ def _plain_loss(pod: PodView) -> Loss:
 
 # -- attempts --
 
+TRAIN_JOB = "trainjob"
+"""Precedes the name of an attempt that is no Job, as kubectl has it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
@@ -220,6 +223,18 @@ class Attempt:
     """The last warning about each pod."""
     silent: frozenset[str] | None = None
     """The nodes that do not answer; None: the server may not see nodes."""
+
+    @property
+    def handle(self) -> str:
+        return f"{TRAIN_JOB}/{self.name}" if self.job is not None and self.job.is_train_job else self.name
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has ended on a node, and Kubernetes would have the others run on, or start that one again."""
+        job = self.job
+        if job is None or not job.is_train_job or self.is_gone or job.is_deleting or job.is_over:
+            return False
+        return any(pod.has_ended and pod.exit_code != 0 for pod in self.pods.values())
 
     @property
     def running(self) -> list[PodView]:
@@ -251,7 +266,7 @@ def engine_job(attempt: Attempt) -> EngineJob:
     gone = {index: each for index, each in losses.items() if _is_node_gone(attempt, pods[index])}
     return EngineJob(
         attempt_id=attempt.attempt_id,
-        handle=attempt.name,
+        handle=attempt.handle,
         phase=phase,
         message=message,
         loss=loss,
@@ -298,6 +313,8 @@ def _cause(attempt: Attempt, losses: Mapping[int, Loss]) -> Loss | None:
         return Loss(reason=reason, message=_words(meaning, job.failure.reason, job.failure.message))
     if losses:
         return losses[_first([attempt.pods[index] for index in losses]).index]
+    if any(pod.restarts for pod in attempt.pods.values()):
+        return _first_plain(attempt)
     if attempt.is_cancelled:
         return Loss(reason=Reason.ENGINE_CANCELLED, message=_CANCELLED)
     if attempt.is_gone or (job is not None and job.is_deleting):

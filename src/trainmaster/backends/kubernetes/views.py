@@ -11,8 +11,10 @@ from typing import Any
 from trainmaster.backends.kubernetes import manifests
 from trainmaster.backends.kubernetes.connection import Object
 from trainmaster.backends.kubernetes.overlays import WORKER
+from trainmaster.backends.kubernetes.train_jobs import SET_NAME
 from trainmaster.server.core.resources import quantity
 
+_WORKERS = (WORKER, manifests.NODE)
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _LONGEST = 1000
 """Of a message: some repeat a whole error page of a registry."""
@@ -46,6 +48,7 @@ class JobView:
     """Failed, or about to: its pods are being ended."""
     is_over: bool
     """Complete or Failed, for good."""
+    is_train_job: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +102,13 @@ class PodView:
     memory_limit: str
     amounts: Amounts
 
+    restarts: int = 0
+    """How often its container was started again: only a training runtime has Kubernetes do that, and in vain, as the
+    attempt has ended with the first. What is said of its end is of the last time."""
+
     @property
     def has_ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
+        return self.phase in ("Succeeded", "Failed") or self.restarts > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,23 +166,46 @@ def job_view(job: Object) -> JobView | None:
     )
 
 
+def train_job_view(train_job: Object) -> JobView | None:
+    head, spec = train_job["metadata"], train_job["spec"]
+    given = head.get("annotations") or {}
+    if manifests.ATTEMPT_ID not in given:
+        return None
+    conditions = _conditions(train_job)
+    failed = conditions.get("Failed", _NONE)
+    return JobView(
+        name=head["name"],
+        uid=head["uid"],
+        attempt_id=given[manifests.ATTEMPT_ID],
+        count=int(spec["trainer"].get("numNodes") or 1),
+        is_started=given.get(manifests.STARTED) == "true",
+        is_suspended=bool(spec.get("suspend")),
+        is_deleting="deletionTimestamp" in head,
+        queue="",
+        failure=failed,
+        is_over=failed.is_true or conditions.get("Complete", _NONE).is_true,
+        is_train_job=True,
+    )
+
+
 def pod_view(pod: Object, gpu_resource: str) -> PodView:
     head, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     labels, given = head.get("labels") or {}, head.get("annotations") or {}
     conditions = _conditions(pod)
     scheduled = conditions.get("PodScheduled", Condition(True))
-    container: Object = next((each for each in status.get("containerStatuses") or () if each["name"] == WORKER), {})
-    state = container.get("state") or {}
+    container: Object = next((each for each in status.get("containerStatuses") or () if each["name"] in _WORKERS), {})
+    restarts = int(container.get("restartCount") or 0)
+    state = container.get("lastState" if restarts else "state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     if not waiting:
         # What holds up an init container holds up the worker.
         every = (each.get("state") or {} for each in status.get("initContainerStatuses") or ())
         waiting = next((each["waiting"] for each in every if "waiting" in each), {}) if not ended else {}
-    worker = next((each for each in spec["containers"] if each["name"] == WORKER), spec["containers"][0])
+    worker = next((each for each in spec["containers"] if each["name"] in _WORKERS), spec["containers"][0])
     return PodView(
         name=head["name"],
         uid=head["uid"],
-        attempt=labels[manifests.ATTEMPT],
+        attempt=labels.get(manifests.ATTEMPT) or labels[SET_NAME],
         attempt_id=given.get(manifests.ATTEMPT_ID, ""),
         index=int(given.get(_INDEX) or labels.get(_INDEX) or 0),
         created_at=_time(head.get("creationTimestamp")),
@@ -195,6 +225,7 @@ def pod_view(pod: Object, gpu_resource: str) -> PodView:
         exit_reason=sys.intern(ended.get("reason", "")),
         exit_message=_short(ended.get("message")),
         ended_at=_time(ended.get("finishedAt")),
+        restarts=restarts,
         memory_limit=((worker.get("resources") or {}).get("limits") or {}).get("memory", ""),
         amounts=amounts_of(pod, gpu_resource),
     )

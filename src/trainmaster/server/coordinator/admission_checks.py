@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection
 
 from trainmaster.backends.base import Capabilities, ImageFeature
-from trainmaster.protocol.launch import ContainerRequest
+from trainmaster.protocol.launch import KUBERNETES, ContainerRequest, KubernetesRequest
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.resources import Needs, Node
@@ -134,6 +134,10 @@ def check_backend(compiled: CompiledJob, name: str, backends: Mapping[str, Capab
         for field, feature in lacking:
             message = f"the backend {name} does not support {feature}; {_WITHOUT[feature]}"
             raise RefusedError.because([Problem(field=f"workload.{field}", message=message)])
+    if launch.kubernetes != KubernetesRequest() and KUBERNETES not in capable.fields:
+        remedy = _remedy(other for other, each in backends.items() if KUBERNETES in each.fields)
+        message = f"the backend {name} is no Kubernetes cluster; {remedy}, or leave {KUBERNETES} out"
+        raise RefusedError.because([Problem(field=f"workload.{KUBERNETES}", message=message)])
     if capable.images and not (launch.image or capable.own_image or capable.image_optional):
         message = (
             f"the backend {name} runs a job in an image, and this one names none: name it here (with TrainerClient: "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
 from trainmaster.backends.base import LaunchError
+from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.sockets import HintListener
 from trainmaster.server import failpoints
@@ -26,6 +27,7 @@ from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.coordinator.webhooks import Deliveries
 from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.settings.encryption import key_file
@@ -127,6 +129,13 @@ class CoordinatorRole:
         if backend not in self._backends:
             self._backends.refresh()
         return self._backends[backend].engine()
+
+    def foreign_jobs(self, backend: str) -> ForeignJobs | None:
+        """What others run on the engine of a backend; None: it shows nothing of that."""
+        if backend not in self._backends:
+            self._backends.refresh()
+        found = self._backends[backend]
+        return found.foreign if isinstance(found, ClusterBackend) else None
 
     def render(self, job: Job, launch: Launch) -> str:
         """What a job's backend would send to its engine now, without secrets; RefusedError if it could not be sent."""

@@ -129,6 +129,12 @@ class StoreUnavailableError(TrainmasterError):
     code = "UNAVAILABLE"
 
 
+class EngineUnavailableError(TrainmasterError):
+    """The engine of the cluster does not answer; try again."""
+
+    code = "ENGINE_UNAVAILABLE"
+
+
 class NewerVersionError(TrainmasterError):
     """This was written by a newer version of Trainmaster; upgrade this one."""
 

@@ -25,6 +25,7 @@ from trainmaster.server.coordinator.promotion import Promotions
 from trainmaster.server.coordinator.retention import Collector
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
 from trainmaster.server.core.accounts import Account
+from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.job import Job
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.shapes import Shapes
@@ -65,6 +66,8 @@ class ApiContext:
     leads: Callable[[], bool] = lambda: False
     engine: Callable[[str], EngineFacts | None] = lambda _: None
     """The engine that runs the jobs of a backend, asked now; None: the server itself, or another server knows."""
+    foreign_jobs: Callable[[str], ForeignJobs | None] = lambda _: None
+    """What others run on the engine of a backend; None: it shows nothing of that, or this server runs no jobs."""
     render: Callable[[Job, Launch], str | None] = lambda _job, _launch: None
     """What the job's backend would send to its engine; None: this server does not run jobs."""
     models: BaseModels = field(default_factory=BaseModels)

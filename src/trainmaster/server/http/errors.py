@@ -128,6 +128,7 @@ _STATUS_OF_CORE: Mapping[type[core.TrainmasterError], HTTPStatus] = {
     core.IdempotencyMismatchError: HTTPStatus.UNPROCESSABLE_ENTITY,
     core.NotLeaderError: HTTPStatus.SERVICE_UNAVAILABLE,
     core.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core.EngineUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     core.NewerVersionError: HTTPStatus.SERVICE_UNAVAILABLE,
     SealError: HTTPStatus.SERVICE_UNAVAILABLE,
     core.TrainmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -145,7 +146,7 @@ def retry_after_s(error: core.TrainmasterError) -> int | None:
     """When to try again; None where that does not help."""
     if isinstance(error, ServiceNotReadyError | RateLimitedError):
         return error.retry_after_s
-    soon = core.NotLeaderError | core.StoreUnavailableError | ExchangeUnavailableError
+    soon = core.NotLeaderError | core.StoreUnavailableError | core.EngineUnavailableError | ExchangeUnavailableError
     return RETRY_AFTER_S if isinstance(error, soon) else None
 
 

@@ -15,6 +15,7 @@ from trainmaster.protocol.launch import (
     PACKAGES_FILE,
     BlobFile,
     ContainerRequest,
+    KubernetesRequest,
     Launch,
     LaunchStep,
     Lifetime,
@@ -50,6 +51,7 @@ from trainmaster.server.core.workloads.initializers import (
     initializing_steps,
     prepared_paths,
 )
+from trainmaster.server.core.workloads.kubernetes import KubernetesOptions
 
 # The container of a workload.
 
@@ -196,6 +198,7 @@ class WorkloadSpec(RuledModel):
         default=(), description="Further mounts of the container; needs a backend that runs images."
     )
     container: ContainerOptions | None = optional("Options of the container, on a backend that runs images.")
+    kubernetes: KubernetesOptions | None = optional("Options of the job, on a cluster of kind kubernetes.")
     environment: Environment = Field(
         default_factory=dict,
         repr=False,
@@ -271,6 +274,7 @@ class WorkloadSpec(RuledModel):
             image=self.image,
             volumes=tuple(VolumeMount(**dict(volume)) for volume in self.volumes),
             container=ContainerRequest(**dict(self.container or ())),
+            kubernetes=self.kubernetes.request() if self.kubernetes else KubernetesRequest(),
             secrets={name: reference_to(variable_secret(name)) for name in variables},
             inputs=dict(inputs),
             prepared=prepared_paths(initializers) if initializers is not None else {},
