@@ -39,7 +39,8 @@ class ScriptedEngine:
 
     def start(self, launch: EngineLaunch) -> str:
         self._answer()
-        if (present := self.present.get(launch.name)) is not None:
+        present = self.present.get(launch.name)
+        if present is not None and present.phase is not EnginePhase.PREPARING:
             return present.handle
         handle = str(len(self.launches) + 1)
         self.launches.append(launch)

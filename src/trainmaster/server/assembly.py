@@ -18,6 +18,7 @@ from trainmaster.protocol.run_directory import OWNER
 from trainmaster.protocol.sockets import send_hint
 from trainmaster.server.app import DOORS, create_app
 from trainmaster.server.archive import Archive, ObjectStoreAwayError
+from trainmaster.server.coordinator.account_users import AccountIsolation, check_uid
 from trainmaster.server.coordinator.admission import SERVICES, Admission, importable
 from trainmaster.server.coordinator.admission_checks import Capacity
 from trainmaster.server.coordinator.assembly import CoordinatorRole
@@ -26,7 +27,7 @@ from trainmaster.server.coordinator.clusters import Clusters, KnownBackends
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.data_checks import DataChecks
 from trainmaster.server.coordinator.explain import Explainer
-from trainmaster.server.coordinator.launch import AccountIsolation, JobSecrets, check_uid
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.coordinator.moving import Mover
 from trainmaster.server.coordinator.operator_files import DeclaredCluster, load_runtimes, load_shapes
 from trainmaster.server.coordinator.retention import Collector, keep_from_settings

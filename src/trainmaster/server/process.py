@@ -24,8 +24,8 @@ from trainmaster.protocol.environment import CA
 from trainmaster.protocol.processes import AT_REST, KEPT, boot_id, identity_of
 from trainmaster.server import failpoints
 from trainmaster.server.assembly import running
+from trainmaster.server.coordinator.account_users import check_uid
 from trainmaster.server.coordinator.base_models import check_aliases
-from trainmaster.server.coordinator.launch import check_uid
 from trainmaster.server.coordinator.operator_files import load_shapes
 from trainmaster.server.coordinator.webhook_subscriptions import check_webhook
 from trainmaster.server.core.accounts import Account

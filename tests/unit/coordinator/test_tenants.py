@@ -9,7 +9,7 @@ import pytest
 
 from trainmaster.backends import BACKENDS
 from trainmaster.backends.base import Capabilities, PlacementBy
-from trainmaster.server.coordinator.launch import ROOT, AccountIsolation, is_confined, runs_as
+from trainmaster.server.coordinator.account_users import ROOT, AccountIsolation, is_confined, runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings

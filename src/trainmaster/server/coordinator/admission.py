@@ -27,9 +27,9 @@ from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities, FilesBy
 from trainmaster.protocol.launch import LOCAL, Launch
 from trainmaster.server.archive import Archive, ObjectStoreAwayError
+from trainmaster.server.coordinator.account_users import AccountIsolation
 from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
-from trainmaster.server.coordinator.launch import AccountIsolation
 from trainmaster.server.core.errors import (
     ForbiddenError,
     JobNotFoundError,

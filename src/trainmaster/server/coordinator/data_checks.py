@@ -22,8 +22,9 @@ from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import User
 from trainmaster.protocol.environment import CACHE_DIR, ENDPOINTS, FETCHING, RESERVED_PREFIX, TOKENS
 from trainmaster.protocol.run_directory import SEARCH_ONLY
+from trainmaster.server.coordinator.account_users import runs_as
 from trainmaster.server.coordinator.admission import importable
-from trainmaster.server.coordinator.launch import fetching_environment, runs_as
+from trainmaster.server.coordinator.launch import fetching_environment
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import ConflictError, RefusedError
 from trainmaster.server.core.training.types import TRAIN_EXTRA

@@ -1,11 +1,10 @@
-"""Launches: the request and the secrets that the workers of a placed job get, and the system user that runs it."""
+"""Launches: the request and the secrets that the workers of a placed job get."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,8 +19,8 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import CONFINED_CACHES, AttemptRequest, EngineNeeds, NodeAssignment
 from trainmaster.protocol.run_directory import OWNER, RANKS_OWNER
 from trainmaster.protocol.secrets import Secrets
-from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
-from trainmaster.server.core.errors import NotFoundError, RefusedError
+from trainmaster.server.coordinator.account_users import is_confined, runs_as
+from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Attempt, CheckpointRecord, Job
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.spec.documents import load_stored, redacted, unsealed_values, with_secrets_of
@@ -332,75 +331,3 @@ def _devices(node: Node | None, indexes: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(map(str, indexes))
     by_index = {gpu.index: gpu.device for gpu in node.gpus}
     return tuple(by_index.get(index, str(index)) for index in indexes)
-
-
-# The system user that runs the jobs of an account on this machine.
-
-ROOT = 0
-_REUSE_S = 5.0
-"""How long a positive answer is reused: reading the account takes a tenth of a submission."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AccountIsolation:
-    """Checks at each submission that jobs of an account may run here. Call it on one thread."""
-
-    settings: Settings
-    clock: Callable[[], float] = time.monotonic
-    _allowed_until: dict[tuple[str, bool], float] = field(default_factory=dict, init=False)
-
-    def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
-        """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
-        if not capable.runs_here and not capable.submits_as_users:
-            if not capable.isolates_accounts and account_id != DEFAULT_ACCOUNT and not self.settings.shared_uid:
-                raise RefusedError(
-                    f"all jobs on this cluster run as one user there, and account {account_id} could read the jobs of "
-                    "others; use another backend, or allow all accounts to share that user with the setting shared_uid"
-                )
-            return
-        now, isolated = self.clock(), capable.isolates_accounts
-        if now >= self._allowed_until.get((account_id, isolated), 0.0):
-            runs_as(accounts.get(connection, scope, account_id), self.settings, isolated=isolated)
-            self._allowed_until[account_id, isolated] = now + _REUSE_S
-
-
-def runs_as(
-    account: Account, settings: Settings, *, server_uid: int | None = None, isolated: bool = False
-) -> int | None:
-    """The uid that runs the account's jobs; None means the server's own. RefusedError when they cannot run here.
-    `server_uid`: if not this process's; `isolated`: the backend separates the jobs of accounts without a uid."""
-    own = os.geteuid() if server_uid is None else server_uid
-    name = account.account_id
-    check_uid(account, server_uid=own)
-    if account.uid is None:
-        if isolated or not is_confined(account, settings):
-            return None
-        raise RefusedError(
-            f"account {name} has no system user of its own, without which its jobs could read those of other "
-            f"accounts; give it one with `trainmaster accounts edit {name} --uid UID`, use the backend container where "
-            "there is one, or allow all accounts to share the server's user with the setting shared_uid"
-        )
-    if isolated and account.uid != own:
-        raise RefusedError(
-            f"jobs of account {name} run as uid {account.uid}, and what they leave in a container of this machine is "
-            "the server's own; use the backend local, or take the uid away from the account"
-        )
-    return None if account.uid == own else account.uid
-
-
-def is_confined(account: Account, settings: Settings) -> bool:
-    """Whether an account's jobs may run on this machine only in containers, which separate them from others."""
-    return account.uid is None and not settings.shared_uid and account.account_id != DEFAULT_ACCOUNT
-
-
-def check_uid(account: Account, *, server_uid: int | None = None) -> None:
-    """Raise RefusedError unless a server can run jobs as the user that an account names."""
-    own = os.geteuid() if server_uid is None else server_uid
-    name = account.account_id
-    if account.uid == ROOT:
-        raise RefusedError(f"jobs of account {name} would run as root; give it another uid")
-    if account.uid is not None and own not in (ROOT, account.uid):
-        raise RefusedError(
-            f"jobs of account {name} run as uid {account.uid}, and a server that runs as uid {own} cannot start them; "
-            "run the server as root, or take the uid away from the account"
-        )

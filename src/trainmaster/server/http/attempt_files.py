@@ -24,7 +24,8 @@ from trainmaster.server.attempt_store import (
     IncompleteSaveError,
     ReadOnlyCheckpoint,
 )
-from trainmaster.server.coordinator.launch import checkpoints_home, is_confined
+from trainmaster.server.coordinator.account_users import is_confined
+from trainmaster.server.coordinator.launch import checkpoints_home
 from trainmaster.server.core.errors import ConflictError, NotFoundError, StoreUnavailableError
 from trainmaster.server.core.job import Attempt, Job
 from trainmaster.server.http.auth import credential_of, guard
