@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray_cluster
 import slurm_cluster
 from ray_cluster import RayCluster
 from real_server import wait_for
+from slow_dashboard import slow_dashboard
 from slurm_cluster import SlurmCluster
 
 
@@ -22,6 +25,8 @@ class EngineUnderTest(abc.ABC):
 
     kind: str
     gpus: int
+    """Of each node."""
+    cores: int
     """Of each node."""
     lost_with_controller = False
     """Whether jobs are lost when the controller is killed."""
@@ -33,6 +38,18 @@ class EngineUnderTest(abc.ABC):
     def environment(self) -> dict[str, str]:
         """Variables that the server needs."""
         return {}
+
+    def counting(self, directory: Path) -> dict[str, Any]:
+        """Options with which requests to the engine are counted in a directory."""
+        return {}
+
+    @abc.abstractmethod
+    def check_load(self, directory: Path, attempts: int) -> None:
+        """See that the engine was asked no more for these attempts than it has to be."""
+
+    @abc.abstractmethod
+    def slow(self, directory: Path) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        """Options with which the engine answers late, and refuses every third request for the time being."""
 
     @abc.abstractmethod
     def left(self, mark: str = "") -> list[str]:
@@ -62,6 +79,7 @@ class EngineUnderTest(abc.ABC):
 class SlurmUnderTest(EngineUnderTest):
     kind = "slurm"
     gpus = 4
+    cores = slurm_cluster.CPUS
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -80,6 +98,33 @@ class SlurmUnderTest(EngineUnderTest):
 
     def environment(self) -> dict[str, str]:
         return {"PATH": self.cluster.environment["PATH"]}
+
+    def counting(self, directory: Path) -> dict[str, Any]:
+        return self._programs(directory, f'echo "$0 $*" >> {directory}/asked')
+
+    def check_load(self, directory: Path, attempts: int) -> None:
+        """Once when it is handed over, and once to find out whether it was before."""
+        asked = [line.rpartition("/")[2] for line in (directory / "asked").read_text().splitlines()]
+        assert sum(line.startswith("sbatch ") for line in asked) == attempts
+        # Two for those that were under way when the leader was killed.
+        assert sum(line.startswith("squeue ") and "--name" in line for line in asked) < 1.5 * attempts
+        assert sum(line.startswith("scancel ") for line in asked) == 0
+
+    @contextlib.contextmanager
+    def slow(self, directory: Path) -> Iterator[dict[str, Any]]:
+        turns = f"n=$(wc -l < {directory}/turns); echo >> {directory}/turns; sleep 1"
+        refusal = "slurm_load_jobs error: Slurm temporarily unable to accept job, sleeping and retrying"
+        (directory / "turns").touch()
+        yield self._programs(directory, f'{turns}\nif [ $((n % 3)) = 2 ]; then echo "{refusal}" >&2; exit 1; fi')
+
+    def _programs(self, directory: Path, begin: str) -> dict[str, Any]:
+        """Slurm's programs, each of which does something first."""
+        place = directory / "programs"
+        place.mkdir()
+        for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct"):
+            (place / name).write_text(f'#!/bin/sh\n{begin}\nexec {shutil.which(name)} "$@"\n')
+            (place / name).chmod(0o755)
+        return {"bin_dir": str(place)}
 
     def left(self, mark: str = "") -> list[str]:
         names = self.cluster.run("squeue", "--noheader", "--format=%j").split()
@@ -106,6 +151,7 @@ class SlurmUnderTest(EngineUnderTest):
 class RayUnderTest(EngineUnderTest):
     kind = "ray"
     gpus = ray_cluster.GPUS
+    cores = ray_cluster.CPUS
     lost_with_controller = True
 
     def __init__(self, cluster: RayCluster) -> None:
@@ -125,6 +171,16 @@ class RayUnderTest(EngineUnderTest):
             "work_dir": f"{self.cluster.directory}/work",
             "poll_s": 0.5,
         }
+
+    def check_load(self, directory: Path, attempts: int) -> None:
+        """One process of the head follows all of them."""
+        jobs = [each for each in self.cluster.get("/api/jobs/") if each["type"] == "SUBMISSION"]
+        assert not [each for each in jobs if each["submission_id"].startswith("tm-")]
+
+    @contextlib.contextmanager
+    def slow(self, directory: Path) -> Iterator[dict[str, Any]]:
+        with slow_dashboard(self.cluster.address) as slow:
+            yield {"address": slow.url}
 
     def left(self, mark: str = "") -> list[str]:
         actors = self._states("actors", state="DEAD")

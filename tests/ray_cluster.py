@@ -135,6 +135,12 @@ class RayCluster:
             return False
         return (self.agents[address][0], "ALIVE") in {(node["node_id"], node["state"]) for node in nodes}
 
+    def has_agent(self, address: str) -> bool:
+        """Whether the dashboard knows the agent of a node: it starts jobs and shows logs."""
+        with contextlib.suppress(httpx.HTTPError):
+            return bool(self.get("/api/v0/logs", node_id=self.agents[address][0])["result"])
+        return False
+
     def log(self, address: str) -> str:
         return (self.directory / f"{address}.log").read_text()[-5000:]
 
@@ -174,7 +180,7 @@ class RayCluster:
     def _wait_for(self, address: str) -> bool:
         process = self.processes[address]
         deadline = time.monotonic() + PATIENCE_S
-        while not self.is_alive(address):
+        while not (self.is_alive(address) and self.has_agent(address)):
             if process.poll() is not None:
                 self.kill(address)
                 return False

@@ -10,6 +10,7 @@ import pytest
 from cluster_engines import ENGINES, MISSING, EngineUnderTest
 from cluster_servers import ClusterServer
 from local_servers import quiet_port
+from tiny_trainings import EXAMPLES
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +35,17 @@ def engine(request: pytest.FixtureRequest, running_engines: Callable[[str], Engi
     return running_engines(request.param)
 
 
+def data_roots(places: pytest.TempPathFactory) -> list[str]:
+    """What lets jobs read the model and the data of the tests."""
+    return ["--data-root", str(places.getbasetemp()), "--data-root", str(EXAMPLES)]
+
+
 @pytest.fixture(scope="module")
 def shared_server(engine: EngineUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServer]:
     """A server for all tests of a file on an engine."""
-    server = ClusterServer(tmp_path_factory.mktemp(engine.kind) / "data", quiet_port(), {engine.kind: engine})
+    home = tmp_path_factory.mktemp(engine.kind)
+    roots = data_roots(tmp_path_factory)
+    server = ClusterServer(home / "data", quiet_port(), {engine.kind: engine}, *roots)
     try:
         yield server.start()
     finally:

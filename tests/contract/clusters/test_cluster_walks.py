@@ -195,7 +195,8 @@ def test_training_moves_to_another_engine_and_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
     engines = {kind: running_engines(kind) for kind in (source, target)}
-    server = ClusterServer(tmp_path / "data", quiet_port(), engines)
+    roots = ("--data-root", str(tiny_model.parent), "--data-root", str(EXAMPLES))
+    server = ClusterServer(tmp_path / "data", quiet_port(), engines, *roots)
     try:
         server.start()
         expected = digest_of_undisturbed(server, tiny_model, undisturbed)

@@ -12,9 +12,31 @@ import pytest
 from pydantic import ValidationError
 
 from ray_launches import launch_of
-from trainmaster.backends.cluster.engine import EngineAwayError, EngineRefusedError
+from trainmaster.backends.cluster.engine import EngineAwayError, EnginePhase, EngineRefusedError
+from trainmaster.backends.ray import client
 from trainmaster.backends.ray.client import RayEngine
 from trainmaster.backends.ray.options import RayOptions
+from trainmaster.protocol.reasons import Reason
+
+JOBS = "GET /api/jobs/"
+NO_DOCUMENT = (500, "A file is not found at: /tmp/ray/logs/trainmaster-k3f9.json")
+
+
+def listed(*entries: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    return 200, {"result": True, "data": {"result": {"result": list(entries)}}}
+
+
+def driver(status: str, *, start_time: int = 1, **details: Any) -> dict[str, Any]:
+    """A Ray job of the instance, as the dashboard lists it."""
+    name = f"trainmaster-k3f9-{start_time}"
+    known = {"submission_id": name, "metadata": {"trainmaster_instance": "k3f9"}, "start_time": start_time}
+    return {**known, "status": status, **details}
+
+
+def written(**attempts: dict[str, Any]) -> tuple[int, str]:
+    """The document of a driver."""
+    known = {name.replace("_", "-"): {"attempt": "job-1.1", "nodes": 1, **each} for name, each in attempts.items()}
+    return 200, json.dumps({"version": "v", "attempts": known})
 
 
 class Dashboard(ThreadingHTTPServer):
@@ -24,6 +46,7 @@ class Dashboard(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers: dict[str, tuple[int, Any]] = {}
         self.headers: list[dict[str, str]] = []
+        self.asked: list[str] = []
 
     @property
     def address(self) -> str:
@@ -37,6 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.headers.append(dict(self.headers))
         path = self.path.partition("?")[0]
+        self.server.asked.append(f"{self.command} {path}")
         status, body = self.server.answers.get(f"{self.command} {path}", self.server.answers.get(path, (404, "")))
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
@@ -58,6 +82,8 @@ def dashboard() -> Iterator[Dashboard]:
         thread.start()
         server.answers["/api/version"] = (200, {"ray_version": "2.60.0", "session_name": "one"})
         server.answers["/api/jobs/"] = (200, [])
+        server.answers["/api/v0/nodes"] = listed({"node_id": "aa", "is_head_node": True, "state": "ALIVE"})
+        server.answers["/api/v0/logs/file"] = NO_DOCUMENT
         yield server
         server.shutdown()
         thread.join()
@@ -113,17 +139,16 @@ def test_list_that_the_state_api_cannot_make_says_nothing_of_nodes(dashboard: Da
         engine.nodes()
 
 
-@pytest.mark.parametrize("status", [400, 500])
-def test_job_that_ray_has_already_is_found(dashboard: Dashboard, engine: RayEngine, status: int) -> None:
-    launch = launch_of()
-    dashboard.answers[f"/api/packages/gcs/{launch.name}.zip"] = (200, "")
-    dashboard.answers["POST /api/jobs/"] = (status, f"ValueError: Job with submission_id {launch.name} already exists.")
-    assert engine.start(launch) == launch.name
+@pytest.fixture(autouse=True)
+def takes_packages(monkeypatch: pytest.MonkeyPatch, dashboard: Dashboard) -> list[str]:
+    """What was sent to the driver, by its names."""
+    sent: list[str] = []
+    monkeypatch.setattr(RayEngine, "_send", lambda _, *request: sent.append(".".join(filter(None, request[:2]))))
+    return sent
 
 
-def test_job_that_ray_refuses_is_refused(dashboard: Dashboard, engine: RayEngine) -> None:
+def test_what_ray_refuses_is_refused(dashboard: Dashboard, engine: RayEngine) -> None:
     launch = launch_of()
-    dashboard.answers[f"/api/packages/gcs/{launch.name}.zip"] = (200, "")
     dashboard.answers["POST /api/jobs/"] = (500, "RuntimeError: Request failed with status code 400: bad entrypoint")
     with pytest.raises(EngineRefusedError, match="bad entrypoint"):
         engine.start(launch)
@@ -132,56 +157,66 @@ def test_job_that_ray_refuses_is_refused(dashboard: Dashboard, engine: RayEngine
         engine.start(launch)
 
 
-def details(name: str, status: str = "RUNNING", nodes: int = 1) -> dict[str, Any]:
-    metadata = {"trainmaster_instance": "k3f9", "trainmaster_attempt": "job-1.1", "trainmaster_nodes": str(nodes)}
-    return {"type": "SUBMISSION", "submission_id": name, "status": status, "metadata": metadata, "job_id": "02000000"}
+def test_attempt_waits_until_the_driver_has_accepted_it_and_is_lost_after_a_while(
+    dashboard: Dashboard, engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = launch_of()
+    dashboard.answers["POST /api/jobs/"] = (200, {})
+    engine.start(launch)
+    dashboard.answers[JOBS] = (200, [driver("RUNNING")])
+    assert engine.jobs()[launch.name].phase is EnginePhase.QUEUED
+    monkeypatch.setattr(client, "ACCEPTED_WITHIN_S", 0.0)
+    assert engine.jobs() == {}
 
 
-def listed(*entries: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    return 200, {"result": True, "data": {"result": {"result": list(entries)}}}
-
-
-def test_job_that_somebody_removed_is_reported_until_it_is_forgotten(dashboard: Dashboard, engine: RayEngine) -> None:
-    dashboard.answers["/api/jobs/"] = (200, [details("tm-1", "PENDING")])
+def test_attempt_that_the_driver_does_not_know_any_more_is_reported_until_it_is_forgotten(
+    dashboard: Dashboard, engine: RayEngine
+) -> None:
+    dashboard.answers[JOBS] = (200, [driver("RUNNING")])
+    dashboard.answers["/api/v0/logs/file"] = written(tm_1={"phase": "waiting"})
     engine.jobs()
-    dashboard.answers["/api/jobs/"] = (200, [])
+    dashboard.answers["/api/v0/logs/file"] = written()
     for _ in range(2):
         job = engine.jobs()["tm-1"]
         assert job.loss is not None
-        assert (job.loss.reason, job.loss.message) == ("ENGINE_CANCELLED", "somebody removed it from the Ray cluster")
+        assert (job.loss.reason, job.loss.message) == (
+            Reason.ENGINE_CANCELLED,
+            "the Ray cluster does not know it any more",
+        )
     assert engine.find("tm-1") == job
     engine.forget("tm-1")
     assert engine.jobs() == {}
 
 
-def test_job_whose_workers_have_ended_runs_until_its_driver_ends(dashboard: Dashboard, engine: RayEngine) -> None:
-    actor = {"name": "tm-1/0", "node_id": "aa", "state": "ALIVE"}
-    dashboard.answers["/api/jobs/"] = (200, [details("tm-1")])
-    dashboard.answers["/api/v0/actors"] = listed(actor)
-    dashboard.answers["/api/v0/placement_groups"] = listed()
-    dashboard.answers["/api/v0/nodes"] = listed({"node_id": "aa", "node_ip": "10.0.0.1"})
-    running = engine.jobs()["tm-1"]
-    assert (running.phase, running.addresses) == ("running", {0: "10.0.0.1"})
-    dashboard.answers["/api/v0/actors"] = listed()
-    assert engine.jobs()["tm-1"] == running
+@pytest.mark.parametrize("answer", [(200, ""), NO_DOCUMENT, (200, "{"), (500, "the agent is away")])
+def test_document_that_is_not_shown_any_more_says_nothing(
+    dashboard: Dashboard, engine: RayEngine, answer: tuple[int, str]
+) -> None:
+    dashboard.answers[JOBS] = (200, [driver("RUNNING")])
+    dashboard.answers["/api/v0/logs/file"] = written(tm_1={"phase": "running", "addresses": {"0": "10.0.0.1"}})
+    job = engine.jobs()["tm-1"]
+    assert (job.phase, job.addresses) == (EnginePhase.RUNNING, {0: "10.0.0.1"})
+    dashboard.answers["/api/v0/logs/file"] = answer
+    with pytest.raises(EngineAwayError):
+        engine.jobs()
 
 
-def test_worker_that_ends_with_its_node_is_lost_with_it(dashboard: Dashboard, engine: RayEngine) -> None:
-    cause = {"actor_died_error_context": {"reason": "WORKER_DIED", "error_message": "the connection broke"}}
-    dead = {"name": "tm-1/1", "node_id": "bb", "state": "DEAD", "death_cause": cause}
-    nodes = [{"node_id": "aa", "node_ip": "10.0.0.1", "state": "ALIVE"}, {"node_id": "bb", "node_ip": "10.0.0.2"}]
-    dashboard.answers["/api/jobs/"] = (200, [details("tm-1", nodes=2)])
-    dashboard.answers["/api/v0/actors"] = listed({"name": "tm-1/0", "node_id": "aa", "state": "ALIVE"}, dead)
-    engine._living = lambda: {"tm-1": {0: "aa"}}  # type: ignore[method-assign] - this dashboard filters nothing
-    reasons = []
-    for state in ("ALIVE", "DEAD"):
-        dashboard.answers["/api/v0/nodes"] = listed(nodes[0], nodes[1] | {"state": state})
-        job = engine.jobs()["tm-1"]
-        reasons.append({number: loss.reason for number, loss in job.node_losses.items()})
-    assert job.phase == "running"
-    assert reasons == [{1: "WORKER_LOST"}, {1: "NODE_LOST"}]
+def test_driver_that_died_is_started_again_while_anything_waits_or_runs(
+    dashboard: Dashboard, engine: RayEngine
+) -> None:
+    old, dead = driver("STOPPED", start_time=1), driver("FAILED", start_time=2, driver_exit_code=-9)
+    dashboard.answers[JOBS] = (200, [old, dead])
+    dashboard.answers["/api/v0/logs/file"] = written(tm_1={"phase": "ended", "results": {}})
+    engine.jobs()
+    assert "POST /api/jobs/" not in dashboard.asked
+    dashboard.answers["/api/v0/logs/file"] = written(tm_1={"phase": "waiting"})
+    dashboard.answers["POST /api/jobs/"] = (200, {})
+    dashboard.answers["DELETE /api/jobs/trainmaster-k3f9-1"] = (200, {})
+    assert engine.jobs()["tm-1"].phase is EnginePhase.QUEUED
+    assert dashboard.asked[-2:] == ["POST /api/jobs/", "DELETE /api/jobs/trainmaster-k3f9-1"]
 
 
-def test_wait_ends_early_when_something_was_asked(engine: RayEngine) -> None:
+def test_wait_ends_early_when_something_was_asked(dashboard: Dashboard, engine: RayEngine) -> None:
+    dashboard.answers["POST /api/jobs/"] = (200, {})
     engine.cancel("tm-1")
     engine.wait(3600)

@@ -16,28 +16,24 @@ from pydantic import ValidationError
 from ray_launches import launch_of
 from trainmaster.backends.ray import driver, render
 from trainmaster.backends.ray.options import RayOptions, Spread
-from trainmaster.backends.ray.render import accelerators, bundle, document, labels, package, plan, submission
+from trainmaster.backends.ray.render import (
+    accelerators,
+    bundle,
+    document,
+    driver_package,
+    driver_submission,
+    driver_version,
+    labels,
+    package,
+    plan,
+)
 from trainmaster.protocol.request import EngineNeeds
 
 GOLDEN = """\
 {
-  "submission": {
-    "submission_id": "tm-k3f9-job-1-1",
-    "entrypoint": ENTRYPOINT,
-    "runtime_env": {
-      "env_vars": {
-        "RAY_JOB_STOP_WAIT_TIME_S": "60"
-      }
-    },
-    "metadata": {
-      "job_name": "answers; rm -rf $HOME",
-      "trainmaster_instance": "k3f9",
-      "trainmaster_attempt": "job-1.1",
-      "trainmaster_nodes": "2"
-    }
-  },
-  "package": {
-    "name": "tm-k3f9-job-1-1",
+  "package": "tm-k3f9-job-1-1.zip",
+  "launch": {
+    "attempt": "job-1.1",
     "nodes": 2,
     "strategy": "STRICT_SPREAD",
     "bundle": {
@@ -91,36 +87,38 @@ def test_document_shows_everything_but_secrets() -> None:
         memory_mb=8192,
         capabilities=("infiniband", "region=north", "disk=nvme"),
     )
-    entrypoint = json.dumps(submission(launch, options())["entrypoint"])
-    assert document(launch, options()) == GOLDEN.replace("ENTRYPOINT", entrypoint)
+    assert document(launch, options()) == GOLDEN
 
 
 def test_entry_point_is_one_command_of_plain_words() -> None:
-    launch = launch_of(job_id="job-1")
-    line = submission(launch, options(driver_python="/opt/my ray/python"))["entrypoint"]
+    line = driver_submission("trainmaster-k3f9-1", "k3f9", options(driver_python="/opt/my ray/python"))["entrypoint"]
     assert shlex.split(line) == [
         *("exec", "/opt/my ray/python", "-c", render.LOADER),
-        *("gcs://tm-k3f9-job-1-1.zip", "trainmaster-k3f9"),
+        *("gcs://trainmaster-k3f9-1.zip", "trainmaster-k3f9"),
     ]
-    assert launch.needs.job_name not in line
 
 
-def test_submission_has_no_secret_and_the_package_has() -> None:
+def test_document_has_no_secret_and_the_package_has() -> None:
     launch = launch_of()
-    assert "secret-token" not in json.dumps(submission(launch, options())) + document(launch, options())
+    assert "secret-token" not in document(launch, options())
     content = json.loads(zlib.decompress(package(launch, options())))
     assert content["secrets"] == {"TRAINMASTER_WORKER_TOKEN": "secret-token"}
-    assert {"driver", "keeper"} <= content.keys()
 
 
-def test_ray_waits_longer_for_the_driver_than_the_worker_may_take() -> None:
-    variables = submission(launch_of(grace_s=90.5), options())["runtime_env"]["env_vars"]
-    assert variables == {"RAY_JOB_STOP_WAIT_TIME_S": "120"}
+def test_driver_differs_with_what_it_needs_to_know_and_looks_for_requests_of_its_instance_alone() -> None:
+    given = json.loads(zlib.decompress(driver_package("k3f9", options())))
+    assert {"actor", "driver", "keeper", "namespace", "document"} <= given.keys()
+    assert given["mailbox"] == "gcs://tm-k3f9-"
+    assert f"gcs://{render.package_name(launch_of().name, 'stop')}".startswith(given["mailbox"])
+    others = [("other", options()), ("k3f9", options(namespace="n")), ("k3f9", options(driver_python="p"))]
+    versions = {driver_version(*each) for each in [("k3f9", options()), *others]}
+    assert len(versions) == 4
+    assert given["version"] == driver_version("k3f9", options(token="another", work_dir="/elsewhere"))
 
 
 def test_namespace_is_the_operators_or_of_the_instance() -> None:
-    assert submission(launch_of(), options())["entrypoint"].endswith(" trainmaster-k3f9")
-    assert submission(launch_of(), options(namespace="train"))["entrypoint"].endswith(" train")
+    assert driver_submission("trainmaster-k3f9-1", "k3f9", options())["entrypoint"].endswith(" trainmaster-k3f9")
+    assert driver_submission("trainmaster-k3f9-1", "k3f9", options(namespace="train"))["entrypoint"].endswith(" train")
 
 
 @pytest.mark.parametrize("placement", list(Spread))
@@ -164,7 +162,7 @@ def test_memory_that_no_gpu_has_is_asked_for_all_the_same() -> None:
     assert accelerators(needs(gpus=1, gpu_memory_min_mb=10**6)) == ["at-least-1000000-MB"]
 
 
-@pytest.mark.parametrize("file", ["driver.py", "keeper.py"])
+@pytest.mark.parametrize("file", ["actor.py", "driver.py", "keeper.py"])
 def test_programs_need_nothing_but_python_3_9_and_ray(file: str) -> None:
     tree = ast.parse(resources.files("trainmaster.backends.ray").joinpath(file).read_text(), feature_version=(3, 9))
     imported = {
@@ -181,8 +179,5 @@ def test_programs_need_nothing_but_python_3_9_and_ray(file: str) -> None:
     assert imported <= sys.stdlib_module_names
 
 
-def test_driver_and_server_mean_the_same_by_a_code_and_a_name() -> None:
-    from trainmaster.backends.ray import states
-
-    assert (driver.REFUSED, driver.LOST, driver.RESULT) == (render.REFUSED, render.LOST, states.RESULT)
+def test_driver_and_server_mean_the_same_by_a_name() -> None:
     assert driver.words("NVIDIA_A100_80GB") == render.words("NVIDIA_A100_80GB")

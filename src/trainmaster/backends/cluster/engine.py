@@ -185,4 +185,9 @@ def engine_name(instance: str, attempt_id: str) -> str:
     >>> engine_name("k3f9", "job-wk96lltjcfl9.2")
     'tm-k3f9-job-wk96lltjcfl9-2'
     """
-    return _UNFIT.sub("-", f"tm-{instance}-{attempt_id}".lower())[:63].rstrip("-")
+    return _UNFIT.sub("-", f"{engine_prefix(instance)}{attempt_id}".lower())[:63].rstrip("-")
+
+
+def engine_prefix(instance: str) -> str:
+    """What the names of all attempts of an instance begin with."""
+    return f"tm-{instance}-"

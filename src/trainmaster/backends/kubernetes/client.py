@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import defaultdict
@@ -99,8 +100,9 @@ class KubernetesEngine:
         self._events = Follower[EventView](
             self._api, f"events of {name}", lambda: (self._path("events"), warnings), self._view_of_event, self._event
         )
+        view = functools.partial(node_view, gpu_resource=options.gpu_resource)
         self._nodes = Follower[NodeView](
-            self._api, f"nodes of {name}", lambda: ("/api/v1/nodes", {}), self._view_of_node, self._node_changed
+            self._api, f"nodes of {name}", lambda: ("/api/v1/nodes", {}), view, self._node_changed
         )
         self._followers: tuple[Follower[Any], ...] = (self._jobs, self._pods, self._events, self._nodes)
         """Beside that of TrainJobs."""
@@ -360,16 +362,12 @@ class KubernetesEngine:
         name = (event.get("involvedObject") or {}).get("name", "")
         return event_view(event) if name.startswith(f"tm-{self._instance}-") else None
 
-    def _view_of_node(self, node: Object) -> NodeView:
-        return node_view(node, self._options.gpu_resource)
-
     def _job_changed(self, old: JobView | None, new: JobView | None) -> None:
         self._noted(lambda: self._attempts.job(old, new))
 
     def _pod_changed(self, old: PodView | HeldView | None, new: PodView | HeldView | None) -> None:
-        if isinstance(old, PodView) or isinstance(new, PodView):
-            before = old if isinstance(old, PodView) else None
-            after = new if isinstance(new, PodView) else None
+        before, after = (each if isinstance(each, PodView) else None for each in (old, new))
+        if before is not None or after is not None:
             self._noted(lambda: self._attempts.pod(before, after))
 
     def _event(self, _: EventView | None, new: EventView | None) -> None:

@@ -1,13 +1,15 @@
-"""The engine of a Ray cluster: Ray's Jobs API, and what its state API says of each job's actors."""
+"""The engine of a Ray cluster: requests to the driver, and what the driver says of each attempt."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
 
 from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster.engine import (
@@ -28,6 +30,8 @@ from trainmaster.server.core.resources import Node
 
 WORKERS_END_S = 75.0
 """How long nodes look for a head that is gone before Ray ends them (60 s), and then the workers on them."""
+ACCEPTED_WITHIN_S = 120.0
+"""A launch that the driver has not accepted by then is lost, and sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,16 @@ class _Known:
     job: EngineJob
     session: str
     """Of the head that had it. A head that starts without a store of its own knows nothing of the last session."""
+    is_documented: bool = False
+    """Whether the driver says so. It forgets an end only when it is told to."""
+    sent_at: float | None = None
+    """By the monotonic clock; None once the driver has accepted it."""
 
 
 class RayEngine:
-    """Secrets travel in a package that the dashboard accepts and does not show, and that the driver removes when it
-    has read it. Ray separates neither users nor jobs: whoever may submit jobs can read the memory of all workers.
+    """Secrets travel in packages that the dashboard accepts and does not show, and that the driver removes when it has
+    started an attempt. Ray separates neither users nor jobs: whoever may submit jobs can read these packages, and the
+    memory of all workers.
     """
 
     kind = RAY
@@ -51,14 +60,14 @@ class RayEngine:
         self._name = name
         self._instance = instance
         self._options = options
-        self._namespace = render.namespace(instance, options)
         self._ray = RayConnection(options)
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._known: dict[str, _Known] = {}
-        self._addresses: dict[str, str] = {}
-        """Ray's id of a node -> its address."""
-        self._losses: dict[tuple[str, frozenset[int]], Mapping[int, Loss]] = {}
-        """Attempt and the nodes that live -> why the others do not."""
+        self._head = ("", "")
+        """A session, and the id of its head node."""
+        self._documented = "none yet"
+        """The session whose driver has written its document."""
         self._session = ""
         self._session_since = float("-inf")
         self._changed = threading.Event()
@@ -75,34 +84,52 @@ class RayEngine:
 
     def start(self, launch: EngineLaunch) -> str:
         name = launch.name
-        if not self._session:
-            self._version()
-        if self._details(name) is not None:
+        if self.find(name) is not None:
             return name
-        body = render.submission(launch, self._options)
-        try:
-            self._ray.put(f"/api/packages/gcs/{render.package_name(name)}", render.package(launch, self._options))
-            self._ray.post("/api/jobs/", body)
-        except RayRefusedError as error:
-            if "already exists" not in str(error):
-                raise EngineRefusedError(f"Ray refuses the job: {error}") from error
-        waits = EngineJob(attempt_id=launch.request.attempt_id, handle=name, phase=EnginePhase.QUEUED)
+        self._send(name, "", render.package(launch, self._options))
+        waits = EngineJob(
+            attempt_id=launch.request.attempt_id,
+            handle=name,
+            phase=EnginePhase.QUEUED,
+            message="its driver on the Ray cluster has not accepted it yet",
+        )
         with self._lock:
-            self._known.setdefault(name, _Known(job=waits, session=self._session))
+            self._known[name] = _Known(job=waits, session=self._session, sent_at=time.monotonic())
+        self._ensure_driver(anew=True)
         self._changed.set()
         return name
 
     def find(self, name: str) -> EngineJob | None:
-        known = self._known_names() & {name}
-        details = self._details(name)
-        if details is not None and not self._is_ours(details):
-            return None
-        return self._read([] if details is None else [details], known).get(name)
+        return self.jobs().get(name)
 
     def jobs(self) -> Mapping[str, EngineJob]:
-        known = self._known_names()  # before the list, which lacks what is started while it is made
-        listed = [details for details in self._ray.get("/api/jobs/") if self._is_ours(details)]
-        return self._read(listed, known)
+        with self._lock:
+            before = dict(self._known)  # what is started while the driver's document is read is not missing there
+        self._version()
+        session = self._session
+        details = next(iter(self._drivers()), None)
+        shown = self._read_document(details)
+        self._version()
+        if session != self._session:
+            raise EngineAwayError(f"the head of {self._ray.address} has just restarted")
+        found = {name: self._job(name, known) for name, known in shown.items()}
+        with self._lock:
+            for name, job in found.items():
+                self._known[name] = _Known(job=job, session=self._session, is_documented=True)
+        wanted = any(job.phase is not EnginePhase.ENDED for job in found.values())
+        for name, known in before.items():
+            if name in found:
+                continue
+            missed = self._missing(known, details)
+            if missed is None:
+                with self._lock:
+                    self._known.pop(name, None)
+                continue
+            found[name] = missed
+            wanted |= known.sent_at is not None and missed.phase is not EnginePhase.ENDED
+        if wanted and (details is None or details["status"] in states.OVER):
+            self._ensure_driver()
+        return found
 
     def wait(self, timeout_s: float) -> None:
         """Ray's dashboard does not say when something changes."""
@@ -110,22 +137,20 @@ class RayEngine:
         self._changed.clear()
 
     def cancel(self, handle: str) -> None:
-        try:
-            self._ray.post(f"/api/jobs/{quote(handle, safe='')}/stop")
-        except RayRefusedError as error:
-            if error.status != 404:
-                raise EngineAwayError(f"Ray does not stop {handle}: {error}") from error
+        self._send(handle, "stop")
+        self._ensure_driver()
         self._changed.set()
 
     def forget(self, handle: str) -> None:
-        try:
-            self._ray.delete(f"/api/jobs/{quote(handle, safe='')}")
-        except RayRefusedError as error:
-            if error.status != 404:
-                raise EngineAwayError(f"Ray does not delete {handle}: {error}") from error
+        with self._lock:
+            known = self._known.get(handle)
+        if known is None:
+            return
+        if known.session == self._session:
+            self._send(handle, "forget")
+            self._ensure_driver()
         with self._lock:
             self._known.pop(handle, None)
-            self._losses = {key: losses for key, losses in self._losses.items() if key[0] != handle}
 
     def nodes(self) -> Sequence[Node]:
         listed = self._ray.states("nodes", detail=True)
@@ -142,7 +167,65 @@ class RayEngine:
         self._changed.set()
         self._ray.close()
 
-    # -- reading --
+    # -- the driver --
+
+    def _send(self, name: str, request: str, content: bytes = b"-") -> None:
+        try:
+            self._ray.put(f"/api/packages/gcs/{render.package_name(name, request)}", content)
+        except RayRefusedError as error:
+            raise EngineAwayError(f"Ray does not take what is to be done with {name}: {error}") from error
+
+    def _drivers(self) -> list[dict[str, Any]]:
+        """The Ray jobs of this instance, the last one first; only that one may be at work."""
+        listed: list[dict[str, Any]] = self._ray.get("/api/jobs/")
+        own = [each for each in listed if (each.get("metadata") or {}).get(render.INSTANCE) == self._instance]
+        return sorted(own, key=lambda each: each.get("start_time") or 0, reverse=True)
+
+    def _ensure_driver(self, *, anew: bool = False) -> None:
+        """See that a driver runs. `anew`: one of this version, and again if the last one could not begin."""
+        version = render.driver_version(self._instance, self._options)
+        with self._starting:
+            last, *others = [*self._drivers(), None]
+            if last is not None and last["status"] not in states.OVER:
+                if not anew or last["metadata"].get(render.VERSION) == version:
+                    return
+            elif last is not None and states.never_begins(last) and not anew:
+                return
+            # It takes over from the last one, which ends by itself.
+            name = f"trainmaster-{self._instance}-{secrets.token_hex(3)}"
+            try:
+                self._send(name, "", render.driver_package(self._instance, self._options))
+                self._ray.post("/api/jobs/", render.driver_submission(name, self._instance, self._options))
+            except RayRefusedError as error:
+                raise EngineRefusedError(f"Ray refuses the job that starts all others: {error}") from error
+            for each in others:
+                if each is not None and each["status"] in states.OVER:
+                    with contextlib.suppress(RayRefusedError):
+                        self._ray.delete(f"/api/jobs/{each['submission_id']}")
+
+    def _read_document(self, details: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Attempt -> what the driver, or the last one, knows of it."""
+        node = str((details or {}).get("driver_node_id") or "") or self._head_node()
+        text = self._ray.log_file(node, render.driver_document(self._instance))
+        if text is None:
+            if self._documented == self._session:
+                raise EngineAwayError(f"{self._ray.address} does not show what its jobs do any more")
+            return {}
+        try:
+            attempts: dict[str, Any] = json.loads(text)["attempts"]
+        except (ValueError, KeyError) as error:
+            raise EngineAwayError(f"{self._ray.address} shows a document that is damaged: {error}") from error
+        self._documented = self._session
+        return attempts
+
+    def _head_node(self) -> str:
+        session, node = self._head
+        if session != self._session or not node:
+            heads = [str(each["node_id"]) for each in self._ray.states("nodes", state="ALIVE") if each["is_head_node"]]
+            if not heads:
+                raise EngineAwayError(f"{self._ray.address} shows no head node")
+            self._head = (self._session, node := heads[0])
+        return node
 
     def _version(self) -> dict[str, Any]:
         version: dict[str, Any] = self._ray.get("/api/version")
@@ -154,130 +237,43 @@ class RayEngine:
                 self._session = session
         return version
 
-    def _details(self, name: str) -> dict[str, Any] | None:
-        try:
-            details: dict[str, Any] = self._ray.get(f"/api/jobs/{quote(name, safe='')}")
-        except RayRefusedError as error:
-            if error.status != 404:
-                raise EngineAwayError(f"Ray does not show {name}: {error}") from error
-            return None
-        return details
+    # -- attempts --
 
-    def _known_names(self) -> set[str]:
-        with self._lock:
-            return set(self._known)
-
-    def _is_ours(self, details: Mapping[str, Any]) -> bool:
-        return details.get("type") == "SUBMISSION" and _metadata(details).get(render.INSTANCE) == self._instance
-
-    def _read(self, listed: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, EngineJob]:
-        """The jobs that the dashboard listed, and those of these names that it no longer has."""
-        self._version()  # after the list: a list of an older session lacks nothing
-        running = {details["submission_id"] for details in listed if details["status"] == "RUNNING"}
-        actors = self._living() if running else {}
-        started = {name for name in running if actors.get(name)}
-        groups = self._waiting_groups() if running - started else {}
-        found = {}
-        for details in listed:
-            name = details["submission_id"]
-            found[name] = self._job(details, actors.get(name, {}), groups.get(name))
-        with self._lock:
-            for name, job in found.items():
-                self._known[name] = _Known(job=job, session=self._session)
-            missing = {name: self._known[name] for name in names if name in self._known and name not in found}
-        return found | {name: self._gone(known) for name, known in missing.items()}
-
-    def _job(self, details: Mapping[str, Any], actors: Mapping[int, str], group: Mapping[str, Any] | None) -> EngineJob:
-        metadata, name = _metadata(details), str(details["submission_id"])
+    def _job(self, name: str, known: Mapping[str, Any]) -> EngineJob:
         job = EngineJob(
-            attempt_id=metadata.get(render.ATTEMPT, ""),
+            attempt_id=str(known["attempt"]),
             handle=name,
-            phase=states.PHASES.get(details["status"], EnginePhase.RUNNING),
-            message=str(details.get("message") or ""),
+            phase=states.PHASES.get(str(known["phase"]), EnginePhase.RUNNING),
         )
         if job.phase is EnginePhase.ENDED:
-            message, loss, losses = states.ended(details)
-            return replace(job, message=message, loss=loss, node_losses=losses)
+            loss, losses = states.ended(known)
+            return replace(job, message=loss.message, loss=loss, node_losses=losses)
         if job.phase is EnginePhase.QUEUED:
-            return job
-        wanted = int(metadata.get(render.NODES, "1"))
-        before = self._known.get(name)
-        if not actors and before is not None and before.job.phase is EnginePhase.RUNNING:
-            return before.job  # its workers have ended, and its driver has not yet
-        if not actors:
-            message = states.waiting(group) if group is not None else "its driver prepares it on the Ray cluster"
-            return replace(job, phase=EnginePhase.QUEUED, message=message)
-        losses = self._dead(name, details, frozenset(actors)) if len(actors) < wanted else {}
-        if len(actors) + len(losses) < wanted:
-            message = f"{len(actors)} of {wanted} workers have started"
-            return replace(job, phase=EnginePhase.QUEUED, message=message)
-        return replace(job, message="", addresses=self._addresses_of(actors), node_losses=losses)
+            return replace(job, message=states.waiting(known))
+        addresses = {int(number): str(address) for number, address in known["addresses"].items()}
+        return replace(job, addresses=addresses, node_losses=states.losses(known))
 
-    def _living(self) -> dict[str, dict[int, str]]:
-        """Attempt -> node -> Ray's id of the node where its actor lives."""
-        found: dict[str, dict[int, str]] = {}
-        for actor in self._ray.states("actors", state="ALIVE", ray_namespace=self._namespace):
-            name, _, number = str(actor["name"]).rpartition("/")
-            if number.isdigit():
-                found.setdefault(name, {})[int(number)] = str(actor["node_id"])
-        return found
-
-    def _waiting_groups(self) -> dict[str, dict[str, Any]]:
-        listed = self._ray.states("placement_groups", detail=True, state="PENDING")
-        return {str(group["name"]): group for group in listed}
-
-    def _dead(self, name: str, details: Mapping[str, Any], living: frozenset[int]) -> Mapping[int, Loss]:
-        """Why nodes of a job do not live; those that have not lived yet are not there."""
-        if (known := self._losses.get((name, living))) is not None:
-            return known
-        dead: dict[int, dict[str, Any]] = {}
-        # By its job: dead actors of all times are listed together, up to a limit.
-        for actor in self._ray.states("actors", detail=True, job_id=str(details.get("job_id") or "")):
-            node = str(actor["name"]).rpartition("/")[2]
-            if actor["state"] == "DEAD" and node.isdigit() and int(node) not in living:
-                dead[int(node)] = actor
-        losses = {number: states.death(actor.get("death_cause") or {}) for number, actor in dead.items()}
-        is_final = len(living) + len(losses) == int(_metadata(details).get(render.NODES, "1"))
-        if any(loss.reason is Reason.WORKER_LOST for loss in losses.values()):
-            # The processes of a node may end before it: what is known of them is not known of the node yet.
-            is_final = False
-            gone = {each["node_id"] for each in self._ray.states("nodes") if each["state"] == "DEAD"}
-            for number, actor in dead.items():
-                if losses[number].reason is Reason.WORKER_LOST and actor.get("node_id") in gone:
-                    losses[number] = states.death({"actor_died_error_context": {"reason": "NODE_DIED"}})
-        if is_final:
-            with self._lock:
-                self._losses[name, living] = losses
-        return losses
-
-    def _addresses_of(self, actors: Mapping[int, str]) -> dict[int, str]:
-        if any(node not in self._addresses for node in actors.values()):
-            listed = self._ray.states("nodes")
-            with self._lock:
-                self._addresses = {str(node["node_id"]): str(node["node_ip"]) for node in listed}
-        return {number: self._addresses[node] for number, node in sorted(actors.items()) if node in self._addresses}
-
-    def _gone(self, known: _Known) -> EngineJob:
-        """An attempt that Ray knew, and does not list any more."""
+    def _missing(self, known: _Known, details: Mapping[str, Any] | None) -> EngineJob | None:
+        """An attempt that the driver does not know; None: it was forgotten, or never started."""
         job = known.job
+        is_same = known.session == self._session or not self._session
         if job.phase is EnginePhase.ENDED:
-            return job
-        if known.session and known.session == self._session:
-            message = "somebody removed it from the Ray cluster"
-            reason = Reason.ENGINE_CANCELLED
-        elif not self._session:
-            message, reason = "the Ray cluster does not know it any more", Reason.ENGINE_CANCELLED
-        else:
-            message = "the head of the Ray cluster restarted and lost its jobs, as it has no external store"
-            reason = Reason.NODE_LOST
-            if job.phase is EnginePhase.RUNNING and time.monotonic() < self._session_since + WORKERS_END_S:
-                return replace(job, message=f"{message}; its worker ends within {WORKERS_END_S:.0f} s")
-        ended = replace(job, phase=EnginePhase.ENDED, message=message, loss=Loss(reason=reason, message=message))
+            return None if is_same and known.is_documented else job
+        if known.sent_at is not None and is_same:
+            if details is not None and (why := states.never_begins(details)):
+                return self._end(known, Reason.LAUNCH_REFUSED, why)
+            return job if time.monotonic() < known.sent_at + ACCEPTED_WITHIN_S else None
+        if is_same:
+            return self._end(known, Reason.ENGINE_CANCELLED, "the Ray cluster does not know it any more")
+        message = "the head of the Ray cluster restarted and lost its jobs, as it has no external store"
+        if job.phase is EnginePhase.RUNNING and time.monotonic() < self._session_since + WORKERS_END_S:
+            return replace(job, message=f"{message}; its worker ends within {WORKERS_END_S:.0f} s")
+        return self._end(known, Reason.NODE_LOST, message)
+
+    def _end(self, known: _Known, reason: Reason, message: str) -> EngineJob:
+        loss = Loss(reason=reason, message=message)
+        ended = replace(known.job, phase=EnginePhase.ENDED, message=message, loss=loss)
         with self._lock:
-            if job.handle in self._known:
-                self._known[job.handle] = replace(known, job=ended)
+            if ended.handle in self._known:
+                self._known[ended.handle] = replace(known, job=ended, is_documented=False)
         return ended
-
-
-def _metadata(details: Mapping[str, Any]) -> Mapping[str, str]:
-    return details.get("metadata") or {}

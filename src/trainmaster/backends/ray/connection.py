@@ -14,7 +14,11 @@ from trainmaster.backends.ray.options import RayOptions
 TIMEOUT_S = 30.0
 LIMIT = 10_000
 """The most entries that the state API lists."""
+_READS = 3
+"""Now and then, a file is shown as if it were empty."""
 _FORBIDDEN = (401, 403, 407)
+_REFUSALS = ("Request failed with status code 400", "already exists", "A file is not found at")
+"""What says that a status of 500 is an answer, and not a failure."""
 
 
 class RayRefusedError(Exception):
@@ -66,10 +70,21 @@ class RayConnection:
         result = answer["data"]["result"]["result"]
         return list(result)
 
+    def log_file(self, node_id: str, name: str) -> str | None:
+        """The content of a file among Ray's logs on a node, which is not empty; None: there is none."""
+        parameters = {"node_id": node_id, "filename": name, "lines": "-1"}
+        for _ in range(_READS):
+            try:
+                if text := self._send("GET", "/api/v0/logs/file", is_text=True, params=parameters):
+                    return str(text)
+            except RayRefusedError:
+                return None
+        raise EngineAwayError(f"{self.address} does not show {name}")
+
     def close(self) -> None:
         self._http.close()
 
-    def _send(self, method: str, path: str, **arguments: Any) -> Any:
+    def _send(self, method: str, path: str, *, is_text: bool = False, **arguments: Any) -> Any:
         try:
             response = self._http.request(method, path, **arguments)
             if response.status_code in _FORBIDDEN:
@@ -77,13 +92,15 @@ class RayConnection:
                     f"{self.address} refuses us with status {response.status_code}; set the option token or headers"
                 )
             # The head passes on in this way what its agent refused.
-            passed_on = "Request failed with status code 400" in response.text or "already exists" in response.text
+            passed_on = any(words in response.text for words in _REFUSALS)
             if response.status_code >= 500 and not passed_on:
                 raise EngineAwayError(f"{self.address} answers with status {response.status_code}: {_last(response)}")
             if response.status_code == 429:
                 raise EngineAwayError(f"{self.address} has too many requests")
             if not response.is_success:
                 raise RayRefusedError(response.status_code, _last(response))
+            if is_text:
+                return response.text
             if response.headers.get("content-type", "").startswith("application/json"):
                 return response.json()
         except httpx.HTTPError as error:

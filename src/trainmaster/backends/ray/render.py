@@ -1,8 +1,9 @@
-"""What the dashboard is sent for an attempt: the submission of a job, and the package that its driver reads. Pure."""
+"""What the dashboard is sent: the submission of the driver, and the packages that the driver reads. Pure."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 import shlex
@@ -11,21 +12,19 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from trainmaster.backends.cluster.engine import EngineLaunch
+from trainmaster.backends.cluster.engine import EngineLaunch, engine_prefix
 from trainmaster.backends.ray.options import RayOptions
 from trainmaster.protocol.request import EngineNeeds
 from trainmaster.server.core.resources import REGION
 
-NO_PACKAGE, NO_RAY, REFUSED, LOST = 75, 76, 77, 78
-"""Exit codes of a job besides those of its workers. `states` says what they mean."""
-INSTANCE, ATTEMPT, NODES = "trainmaster_instance", "trainmaster_attempt", "trainmaster_nodes"
-"""Keys of a job's metadata."""
+NO_PACKAGE, NO_RAY = 75, 76
+"""Exit codes of a driver that cannot begin. `states` says what they mean."""
+INSTANCE, VERSION = "trainmaster_instance", "trainmaster_version"
+"""Keys of a driver's metadata."""
 NODE_VARIABLE = "TRAINMASTER_NODE"
 REGION_LABEL = "ray.io/availability-region"
 ACCELERATOR = "accelerator_type:"
 
-STOP_MARGIN_S = 30
-"""After the workers' grace: for the driver to collect how they ended, before Ray kills it."""
 LOST_GRACE_S = 10
 """What a worker gets between SIGTERM and SIGKILL when the Ray processes that it belongs to are gone."""
 
@@ -65,45 +64,67 @@ package = _internal_kv_get(sys.argv[1])
 if package is None:
     sys.exit({NO_PACKAGE})
 _internal_kv_del(sys.argv[1])
-launch = json.loads(zlib.decompress(package))
-exec(launch.pop("driver"))
+given = json.loads(zlib.decompress(package))
+exec(given.pop("actor"))
+exec(given.pop("driver"))
 """
-"""The program of every job. It takes the package out of the cluster's store, so that nobody else finds it there."""
+"""The program of the driver's job: it takes the package with the rest out of the cluster's store."""
 
 
 def namespace(instance: str, options: RayOptions) -> str:
     return options.namespace or f"trainmaster-{instance}"
 
 
-def package_name(name: str) -> str:
-    """Of the form that Ray's packages have; the protocol is `gcs`."""
-    return f"{name}.zip"
+def driver_document(instance: str) -> str:
+    """The file among Ray's logs in which the drivers of a Trainmaster write down what they know."""
+    return f"trainmaster-{instance}.json"
 
 
-def submission(launch: EngineLaunch, options: RayOptions) -> dict[str, Any]:
-    """The body of `POST /api/jobs/`. Listings show all of it to everybody, so it has no secrets."""
+def package_name(name: str, request: str = "") -> str:
+    """Of a launch, or of another request about an attempt; of the form that Ray's packages of the protocol gcs have."""
+    return f"{name}.{request}.zip" if request else f"{name}.zip"
+
+
+def driver_submission(name: str, instance: str, options: RayOptions) -> dict[str, Any]:
+    """The body of `POST /api/jobs/`. Listings show all of it to everybody, so it has no secrets. Each has a name of its
+    own: Ray does not free one at once."""
     words = (
         *(options.driver_python, "-c", LOADER),
-        *(f"gcs://{package_name(launch.name)}", namespace(launch.instance, options)),
+        *(f"gcs://{package_name(name)}", namespace(instance, options)),
     )
     return {
-        "submission_id": launch.name,
+        "submission_id": name,
         "entrypoint": f"exec {shlex.join(words)}",
-        # Read by Ray itself, in the process that ends the driver.
-        "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(int(launch.grace_s) + STOP_MARGIN_S)}},
-        "metadata": {
-            "job_name": launch.needs.job_name,
-            INSTANCE: launch.instance,
-            ATTEMPT: launch.request.attempt_id,
-            NODES: str(launch.node_count),
-        },
+        "metadata": {"job_name": "Trainmaster", INSTANCE: instance, VERSION: driver_version(instance, options)},
+    }
+
+
+def driver_package(instance: str, options: RayOptions) -> bytes:
+    content = {**_driver(instance, options), "version": driver_version(instance, options)}
+    return zlib.compress(json.dumps(content).encode())
+
+
+def driver_version(instance: str, options: RayOptions) -> str:
+    """Differs when another version of Trainmaster, or other options, want another driver."""
+    content = json.dumps([_driver(instance, options), options.driver_python])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _driver(instance: str, options: RayOptions) -> dict[str, str]:
+    return {
+        "mailbox": f"gcs://{engine_prefix(instance)}",
+        "namespace": namespace(instance, options),
+        "document": driver_document(instance),
+        "actor": _source("actor.py"),
+        "driver": _source("driver.py"),
+        "keeper": _source("keeper.py"),
     }
 
 
 def plan(launch: EngineLaunch, options: RayOptions) -> dict[str, Any]:
-    """What the driver does, without the secrets and without its own program."""
+    """What the driver does, without the secrets."""
     return {
-        "name": launch.name,
+        "attempt": launch.request.attempt_id,
         "nodes": launch.node_count,
         "strategy": options.placement.value if launch.node_count > 1 else "PACK",
         "bundle": bundle(launch.needs, options),
@@ -119,14 +140,12 @@ def plan(launch: EngineLaunch, options: RayOptions) -> dict[str, Any]:
 
 def package(launch: EngineLaunch, options: RayOptions) -> bytes:
     """What the driver reads, with the secrets."""
-    programs = {"driver": _source("driver.py"), "keeper": _source("keeper.py")}
-    content = {**plan(launch, options), "secrets": dict(launch.secrets), **programs}
-    return zlib.compress(json.dumps(content).encode())
+    return zlib.compress(json.dumps({**plan(launch, options), "secrets": dict(launch.secrets)}).encode())
 
 
 def document(launch: EngineLaunch, options: RayOptions) -> str:
     secrets = dict.fromkeys(launch.secrets, "(hidden)")
-    content = {"submission": submission(launch, options), "package": {**plan(launch, options), "secrets": secrets}}
+    content = {"package": package_name(launch.name), "launch": {**plan(launch, options), "secrets": secrets}}
     return json.dumps(content, indent=2) + "\n"
 
 

@@ -1,78 +1,41 @@
-"""What Ray's words for a job and for its parts mean: one table for each kind of them."""
+"""What the driver's words for an attempt mean, and Ray's for the driver: one table for each kind of them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster.engine import EnginePhase
 from trainmaster.backends.cluster.worker_start import MESSAGES, REASONS
-from trainmaster.backends.ray.render import NO_PACKAGE, NO_RAY, REFUSED
+from trainmaster.backends.ray.render import NO_RAY
 from trainmaster.protocol.reasons import Reason
 
-RESULT = "trainmaster-result: "
-"""Begins the last line that a driver writes."""
-
 PHASES: Mapping[str, EnginePhase] = {
-    "PENDING": EnginePhase.QUEUED,
-    "RUNNING": EnginePhase.RUNNING,  # of its driver, which may still wait for nodes
-    "STOPPED": EnginePhase.ENDED,
-    "SUCCEEDED": EnginePhase.ENDED,
-    "FAILED": EnginePhase.ENDED,
+    "waiting": EnginePhase.QUEUED,  # for its placement group
+    "starting": EnginePhase.QUEUED,  # its actors
+    "running": EnginePhase.RUNNING,
+    "ended": EnginePhase.ENDED,
 }
 
-_HEAD = "its driver on the head node of the Ray cluster ended"
-ERROR_TYPES: Mapping[str, tuple[Reason, str]] = {
-    "RUNTIME_ENV_SETUP_FAILURE": (Reason.ENGINE_UNAVAILABLE, "Ray could not prepare its driver"),
-    "JOB_SUPERVISOR_ACTOR_START_TIMEOUT": (
-        Reason.ENGINE_UNAVAILABLE,
-        "Ray did not start its driver in time; does the head node have memory and processes left?",
-    ),
-    "JOB_SUPERVISOR_ACTOR_START_FAILURE": (Reason.ENGINE_UNAVAILABLE, "Ray could not start its driver"),
-    "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE": (Reason.ENGINE_UNAVAILABLE, "Ray found no node for its driver"),
-    "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE": (Reason.NODE_LOST, _HEAD),
-    "JOB_SUPERVISOR_ACTOR_DIED": (Reason.NODE_LOST, _HEAD),
-    "JOB_ENTRYPOINT_COMMAND_START_ERROR": (Reason.ENGINE_UNAVAILABLE, "Ray could not start its driver"),
-}
-"""Ray's `error_type` of a job that FAILED -> what that means. A driver that ended by itself says more."""
+OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+"""The states of a Ray job that has ended; others are PENDING and RUNNING."""
 
-DRIVER_EXITS: Mapping[int, tuple[Reason, str]] = {
-    NO_PACKAGE: (
-        Reason.ENGINE_UNAVAILABLE,
-        "its driver started more than 10 minutes after it was submitted, and Ray had dropped its package by then",
-    ),
-    NO_RAY: (
-        Reason.LAUNCH_REFUSED,
-        "the Python of its driver has no Ray; name that of the Ray cluster with the option driver_python",
-    ),
-    REFUSED: (Reason.LAUNCH_REFUSED, "Ray refused what it asks for"),
-    126: (
-        Reason.LAUNCH_REFUSED,
-        "the Python of the option driver_python cannot be executed on the head node of the Ray cluster",
-    ),
-    127: (
-        Reason.LAUNCH_REFUSED,
-        "the head node of the Ray cluster has no such Python as the option driver_python names",
-    ),
+DRIVER_EXITS: Mapping[int, str] = {
+    NO_RAY: "the Python of its driver has no Ray; name that of the Ray cluster with the option driver_python",
+    126: "the Python of the option driver_python cannot be executed on the head node of the Ray cluster",
+    127: "the head node of the Ray cluster has no such Python as the option driver_python names",
 }
-"""Exit codes of a driver that reports no node."""
+"""Exit codes of a driver that will never begin. With any other, another is started."""
 
 LOST_KINDS: Mapping[str, tuple[Reason, str]] = {
     "node": (Reason.NODE_LOST, "the Ray node of the worker is gone"),
     "preempted": (Reason.EVICTED, "the Ray node of the worker was taken away"),
     "memory": (Reason.OUT_OF_MEMORY, "Ray killed the worker because its node ran out of memory"),
+    "removed": (Reason.ENGINE_CANCELLED, "somebody removed the worker from the Ray cluster"),
     "worker": (Reason.WORKER_LOST, "the Ray process of the worker ended"),
 }
-"""What a driver says of an actor that is gone."""
-
-DEATHS: Mapping[str, str] = {
-    "NODE_DIED": "node",
-    "AUTOSCALER_DRAIN_PREEMPTED": "preempted",
-    "AUTOSCALER_DRAIN_IDLE": "preempted",
-}
-"""Why an actor or its node died, in the state API's words -> a key of LOST_KINDS; others are `worker`."""
+"""What the driver says of an actor that is gone."""
 
 WAITS: Mapping[str, str] = {
     "INFEASIBLE": "no nodes of the Ray cluster have that much, not even empty",
@@ -82,59 +45,46 @@ WAITS: Mapping[str, str] = {
 """The scheduling state of a placement group that waits; others say nothing."""
 
 
-def ended(details: Mapping[str, Any]) -> tuple[str, Loss, Mapping[int, Loss]]:
-    """What a job that has ended says, and means for nodes that did not report; those that its driver reports apart."""
-    status, message = details["status"], str(details.get("message") or "")
-    if status == "SUCCEEDED":
-        text = "its worker ended on Ray without a report"
-        return message, Loss(reason=Reason.WORKER_LOST, message=text), {}
-    if status == "STOPPED":
-        return message, Loss(reason=Reason.ENGINE_CANCELLED, message="it was stopped on the Ray cluster"), {}
-    code, result = details.get("driver_exit_code"), _result(message)
-    known = DRIVER_EXITS.get(code) if isinstance(code, int) else None
-    nodes = {int(number): _of_node(entry) for number, entry in result.get("nodes", {}).items()}
-    if nodes:
-        # Others ended because of the one that was lost.
-        first = next((nodes[int(n)] for n, entry in result["nodes"].items() if "lost" in entry), None)
-        loss = first or next(iter(nodes.values()))
-    elif known is not None:
-        reason, text = known
-        loss = Loss(reason=reason, message=_joined(text, result.get("refused", "")))
-    elif (kind := str(details.get("error_type") or "")) in ERROR_TYPES:
-        reason, text = ERROR_TYPES[kind]
-        if "running low on memory" in message or "OutOfMemory" in message:
-            reason = Reason.OUT_OF_MEMORY
-        loss = Loss(reason=reason, message=_joined(text, _short(message)))
-    elif isinstance(code, int) and code < 0:
-        text = f"{_HEAD} by signal {-code}; does the head node have enough memory?"
-        loss = Loss(reason=Reason.ENGINE_UNAVAILABLE, message=text)
-    else:
-        loss = Loss(reason=Reason.ENGINE_UNAVAILABLE, message=_joined(_HEAD, _short(message)))
-    return loss.message, loss, nodes
+def never_begins(details: Mapping[str, Any]) -> str:
+    """Why the driver cannot begin, by its entry in the dashboard; empty: it can, or ended later."""
+    code = details.get("driver_exit_code")
+    return DRIVER_EXITS.get(code, "") if details["status"] == "FAILED" and isinstance(code, int) else ""
 
 
-def death(cause: Mapping[str, Any]) -> Loss:
-    """Why an actor is dead, by its entry in the state API."""
-    if "oom_context" in cause:
-        return _lost("memory", str(cause["oom_context"].get("error_message", "")))
-    context = next((each for each in cause.values() if isinstance(each, Mapping)), {})
-    of_node = context.get("node_death_info") or {}
-    words = (str(of_node.get("reason", "")), str(context.get("reason", "")))
-    kind = next((DEATHS[word] for word in words if word in DEATHS), "worker")
-    text = str(context.get("error_message", ""))
-    if kind == "worker" and "running low on memory" in text:
-        kind = "memory"
-    return _lost(kind, str(of_node.get("reason_message") or text))
+def ended(known: Mapping[str, Any]) -> tuple[Loss, Mapping[int, Loss]]:
+    """What the end of an attempt means for nodes that did not report; those of which the driver knows more apart."""
+    nodes = losses(known)
+    if known.get("refused"):
+        message = _joined("Ray refused what it asks for", known["refused"])
+        return Loss(reason=Reason.LAUNCH_REFUSED, message=message), nodes
+    if known.get("lost_launch"):
+        message = "Ray lost what it was to run before it was started"
+        return Loss(reason=Reason.ENGINE_UNAVAILABLE, message=message), nodes
+    if known.get("stopped") or known.get("removed"):
+        return Loss(reason=Reason.ENGINE_CANCELLED, message="it was stopped on the Ray cluster"), nodes
+    # Others ended because of the one that was lost.
+    gone = [number for number, entry in sorted(known["results"].items()) if "lost" in entry]
+    if gone or nodes:
+        return nodes[int(gone[0])] if gone else next(iter(nodes.values())), nodes
+    return Loss(reason=Reason.WORKER_LOST, message="its worker ended on Ray without a report"), nodes
 
 
-def waiting(group: Mapping[str, Any]) -> str:
-    """What a placement group waits for."""
-    bundles = [bundle.get("unit_resources") or {} for bundle in group.get("bundles") or []]
-    wanted = ", ".join(f"{_amount(name, value)}" for name, value in sorted(bundles[0].items())) if bundles else ""
-    if len(bundles) > 1:
-        wanted = f"{len(bundles)} times ({wanted})"
-    state = str((group.get("stats") or {}).get("scheduling_state", ""))
-    return f"waits for {wanted or 'nodes'}" + (f": {WAITS[state]}" if state in WAITS else "")
+def losses(known: Mapping[str, Any]) -> dict[int, Loss]:
+    """Of the nodes that ended badly."""
+    found = sorted((int(number), entry) for number, entry in (known.get("results") or {}).items())
+    return {number: _of_node(entry) for number, entry in found if entry.get("exit") != 0}
+
+
+def waiting(known: Mapping[str, Any]) -> str:
+    """What an attempt waits for."""
+    if known["phase"] == "starting":
+        return f"{len(known['addresses'])} of {known['nodes']} workers have started"
+    if "bundle" not in known:
+        return "the Ray cluster prepares it"
+    wanted = ", ".join(_amount(name, value) for name, value in sorted(known["bundle"].items()))
+    if known["nodes"] > 1:
+        wanted = f"{known['nodes']} times ({wanted})"
+    return f"waits for {wanted or 'nodes'}" + (f": {WAITS[known['why']]}" if known.get("why") in WAITS else "")
 
 
 def _amount(name: str, value: float) -> str:
@@ -160,15 +110,6 @@ def _of_node(entry: Mapping[str, Any]) -> Loss:
 def _lost(kind: str, text: str) -> Loss:
     reason, meaning = LOST_KINDS.get(kind, LOST_KINDS["worker"])
     return Loss(reason=reason, message=_joined(meaning, _short(text)))
-
-
-def _result(message: str) -> dict[str, Any]:
-    _, found, line = message.rpartition(RESULT)
-    try:
-        result = json.loads(line.split("\n", 1)[0]) if found else {}
-    except ValueError:
-        return {}
-    return result if isinstance(result, dict) else {}
 
 
 def _joined(text: str, detail: str) -> str:
