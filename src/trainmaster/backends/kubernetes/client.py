@@ -149,7 +149,7 @@ class KubernetesEngine:
                 raise EngineRefusedError(f"there is a {job['kind']} {launch.name} of somebody else in the namespace")
             if "deletionTimestamp" in job["metadata"]:
                 raise EngineAwayError(f"an earlier {job['kind']} {launch.name} is still being deleted")
-            if not _is_started(job):
+            if not manifests.is_started(job):
                 owner = manifests.owner_of(job)
                 self._own("secrets", manifests.secret(launch, owner))
                 if manifests.needs_service(launch, job):
@@ -395,7 +395,3 @@ def _parsed(handle: str) -> tuple[str, str]:
     """The kind and the name of the object that runs an attempt."""
     kind, _, name = handle.rpartition("/")
     return (TRAIN_JOBS if kind == TRAIN_JOB else "jobs"), name
-
-
-def _is_started(job: Object) -> bool:
-    return bool((job["metadata"].get("annotations") or {}).get(manifests.STARTED) == "true")

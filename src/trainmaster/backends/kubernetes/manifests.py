@@ -83,6 +83,10 @@ def started(options: KubernetesOptions) -> Manifest:
     return {"metadata": marks, "spec": {"suspend": False}}
 
 
+def is_started(job: Manifest) -> bool:
+    return bool((job["metadata"].get("annotations") or {}).get(STARTED) == "true")
+
+
 def secret(launch: EngineLaunch, owner: Manifest) -> Manifest:
     values = dict(launch.secrets)
     head = {**metadata(launch), "ownerReferences": [owner]}
