@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_engines import EngineUnderTest, wait_until_nothing_is_left
+from engine_under_test import EngineUnderTest, wait_until_nothing_is_left
 from job_server import JobServer
 from real_server import ENDED
 

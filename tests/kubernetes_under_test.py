@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_engines import EngineUnderTest
+from engine_under_test import EngineUnderTest
 from job_server import processes_marked, shown_of
 from kubernetes_client import KubernetesClient
 from kubernetes_launches import IMAGE
@@ -27,6 +27,7 @@ class KubernetesUnderTest(EngineUnderTest):
 
     kind = "kubernetes"
     gpus = 4
+    cores = 8
 
     def __init__(self, cluster: KubernetesServer, api: KubernetesClient) -> None:
         self.cluster = cluster
@@ -37,7 +38,7 @@ class KubernetesUnderTest(EngineUnderTest):
     def running(cls) -> Iterator[KubernetesUnderTest]:
         with (
             tempfile.TemporaryDirectory(prefix="tm-kubernetes-") as place,
-            running(Path(place), "--nodes", "2", "--gpus", str(cls.gpus)) as cluster,
+            running(Path(place), "--nodes", "2", "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
             contextlib.closing(KubernetesClient(cluster.kubeconfig)) as api,
         ):
             yield cls(cluster, api)
@@ -57,6 +58,24 @@ class KubernetesUnderTest(EngineUnderTest):
             "gpu_memory_mb": 81_920,
             "poll_s": 0.2,
         }
+
+    def check_load(self, directory: Path, attempts: int) -> None:
+        """Each object is made once; all that happens to them is watched."""
+        asked = {(resource, verb): count for _, resource, verb, count in self.cluster.faults.asked(user="admin")}
+        # A few more for those that were under way when the leader was killed.
+        for resource in ("jobs", "secrets"):
+            assert attempts <= asked[resource, "create"] < 1.05 * attempts
+        assert asked.get(("pods", "get"), 0) == 0
+        assert asked.get(("pods/log", "get"), 0) == 0
+
+    @contextlib.contextmanager
+    def slow(self, directory: Path) -> Iterator[dict[str, Any]]:
+        self.cluster.faults.api_slow(seconds=1)
+        self.cluster.faults.api_throttle(every=3)
+        try:
+            yield {}
+        finally:
+            self.cluster.faults.clear()
 
     def left(self, mark: str = "") -> list[str]:
         named = (each["metadata"]["name"] for kind in _KINDS for each in self.api.list(kind))

@@ -118,7 +118,9 @@ def rank_environment(
     if request.resume_from is not None:
         variables[names.RESUME_FROM] = request.resume_from
     if context.port is not None:
-        variables[names.SERVICE_HOST] = "0.0.0.0" if request.nodes[context.node].port else "127.0.0.1"
+        # From a container, and on the node of a cluster, the server reaches a service from outside.
+        is_outside = request.nodes[context.node].port or request.engine_needs is not None
+        variables[names.SERVICE_HOST] = "0.0.0.0" if is_outside else "127.0.0.1"
         if launch.port_environment is not None:
             variables[launch.port_environment] = str(context.port)
     if context.environment is not None:

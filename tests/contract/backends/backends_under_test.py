@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from cluster_engines import RayUnderTest, wait_until_nothing_is_left
+from cluster_engines import RayUnderTest
 from cluster_servers import ClusterServer
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
+from engine_under_test import wait_until_nothing_is_left
 from job_server import JobServer, processes_marked
 from kubernetes_under_test import KubernetesUnderTest
 from local_servers import LocalServer, quiet_port

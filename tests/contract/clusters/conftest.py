@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster_engines import ENGINES, MISSING, EngineUnderTest
+from cluster_engines import ENGINES, MISSING
 from cluster_servers import ClusterServer
+from engine_under_test import EngineUnderTest
 from local_servers import quiet_port
 from tiny_trainings import EXAMPLES
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster_engines import EngineUnderTest
 from cluster_servers import ClusterServer
 from cuttable_link import CuttableLink
+from engine_under_test import EngineUnderTest
 from local_servers import quiet_port
 from patience import PATIENCE_S
 from real_server import wait_for

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import relay
-from cluster_engines import EngineUnderTest
 from cluster_servers import ClusterServer
+from engine_under_test import EngineUnderTest
 from local_servers import quiet_port
 from postgres_server import running_postgres
 from real_server import COMMAND, ENDED, wait_for

@@ -14,8 +14,9 @@ import pytest
 
 from client_model import HUB_NAME, make_hub, make_model
 from client_programs import Client, facts
-from cluster_engines import ENGINES, EngineUnderTest, wait_until_nothing_is_left
+from cluster_engines import ENGINES
 from cluster_servers import ClusterServer
+from engine_under_test import EngineUnderTest, wait_until_nothing_is_left
 from job_server import json_lines
 from local_servers import quiet_port
 from patience import PATIENCE_S

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster_engines import EngineUnderTest
 from cluster_servers import ClusterServer
+from engine_under_test import EngineUnderTest
 from local_servers import quiet_port
 from real_server import wait_for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,8 +57,8 @@ class Denial:
 class Users:
     store: Store
     denials: list[Denial] = field(default_factory=list)
-    asked: dict[str, set[Access]] = field(default_factory=dict)
-    """By the name of the user: what each has tried, without the names of objects."""
+    asked: dict[str, Counter[Access]] = field(default_factory=dict)
+    """By the name of the user: what each has tried how often, without the names of objects."""
     _tokens: dict[str, User] = field(default_factory=dict)
 
     def add(self, user: User) -> str:
@@ -80,7 +81,7 @@ class Users:
         Raises:
             StatusError: 403.
         """
-        self.asked.setdefault(user.name, set()).add(replace(access, name=""))
+        self.asked.setdefault(user.name, Counter())[replace(access, name="")] += 1
         if not self.allows(user, access):
             raise self.refusal(user, access, resource)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,10 @@ class FaultControl:
             await asyncio.wait([self._back])
             await self._listener.open()
 
-    async def api_throttle(self, requests: int = -1, retry_after_s: int = 1) -> None:
-        """The next requests (all, if -1) are answered with 429; 0 ends it."""
+    async def api_throttle(self, requests: int = -1, retry_after_s: int = 1, every: int = 1) -> None:
+        """The next requests (all, if -1), or one in so many of them, are answered with 429; 0 ends it."""
         self._cluster.faults.throttled = requests
+        self._cluster.faults.throttled_every = every
         self._cluster.faults.retry_after_s = retry_after_s
 
     async def api_slow(self, seconds: float) -> None:
@@ -100,9 +102,13 @@ class FaultControl:
     async def token_revoke(self, token: str) -> None:
         self._cluster.users.revoke(token)
 
-    async def asked(self, user: str) -> list[tuple[str, str, str]]:
-        """What a user has tried so far, allowed or not: group, resource and verb of each kind of request."""
-        return sorted({(each.group, each.resource, each.verb) for each in self._cluster.users.asked.get(user, ())})
+    async def asked(self, user: str) -> list[tuple[str, str, str, int]]:
+        """What a user has tried so far, allowed or not: group, resource and verb of each kind of request, and how
+        often."""
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for each, count in self._cluster.users.asked.get(user, Counter()).items():
+            counts[each.group, each.resource, each.verb] += count
+        return sorted((*kind, count) for kind, count in counts.items())
 
     async def deny(self, user: str = "", verb: str = "", resource: str = "", namespace: str = "") -> None:
         """Refuse with 403 what this covers, until `clear`; an empty argument is anything."""
