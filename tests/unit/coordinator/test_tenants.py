@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainmaster.backends import BACKENDS
-from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.backends.base import Capabilities, FilesBy, PlacementBy
 from trainmaster.server.coordinator.account_users import ROOT, AccountIsolation, is_confined, runs_as
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
@@ -119,5 +119,23 @@ def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path
             with pytest.raises(RefusedError, match="one user there"):
                 tenants.require(connection, Scope("vision"), "vision", shared)
             tenants.require(connection, Scope("default"), "default", shared)
+    finally:
+        database.close()
+
+
+def test_accounts_get_no_keys_with_which_they_could_read_the_files_of_others(tmp_path: Path) -> None:
+    capable = Capabilities(
+        placement=PlacementBy.ENGINE, lifetimes=frozenset(), isolates_accounts=True, files=FilesBy.OBJECT_ROOT
+    )
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    try:
+        with database.read() as connection:
+            tenants = AccountIsolation(Settings(data_dir=tmp_path))
+            tenants.require(connection, Scope("default"), "default", capable)
+            for each in (capable, replace(capable, submits_as_users=True)):
+                with pytest.raises(RefusedError, match="keys of the object store.*option `files`"):
+                    tenants.require(connection, Scope("vision"), "vision", each)
+            sharing = AccountIsolation(Settings(data_dir=tmp_path, shared_uid=True))
+            sharing.require(connection, Scope("vision"), "vision", capable)
     finally:
         database.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from trainmaster.backends.base import Capabilities
+from trainmaster.backends.base import Capabilities, FilesBy
 from trainmaster.server.core.accounts import DEFAULT_ACCOUNT, Account
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.settings.settings import Settings
@@ -31,8 +31,15 @@ class AccountIsolation:
 
     def require(self, connection: Connection, scope: Scope, account_id: str, capable: Capabilities) -> None:
         """Raise RefusedError, with the remedy, when they may not run on a backend with these capabilities."""
+        trusted = account_id == DEFAULT_ACCOUNT or self.settings.shared_uid
+        if capable.files is FilesBy.OBJECT_ROOT and not trusted:
+            raise RefusedError(
+                f"jobs on this cluster get the server's keys of the object store, and account {account_id} could read "
+                "the files of others there; use another backend, have its operator set the option `files` to `server`, "
+                "or allow all accounts to share everything with the setting shared_uid"
+            )
         if not capable.runs_here and not capable.submits_as_users:
-            if not capable.isolates_accounts and account_id != DEFAULT_ACCOUNT and not self.settings.shared_uid:
+            if not capable.isolates_accounts and not trusted:
                 raise RefusedError(
                     f"all jobs on this cluster run as one user there, and account {account_id} could read the jobs of "
                     "others; use another backend, or allow all accounts to share that user with the setting shared_uid"
