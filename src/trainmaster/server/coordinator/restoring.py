@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainmaster.backends.base import NotYetError
+from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import User, closing, open_below
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.server.archive import Archive, StoredFile
@@ -38,6 +39,10 @@ KEPT_S = 24 * 3600.0
 BLOB_HERE_S = 3600.0
 """How long an uploaded file stays in its directory after its last launch, although the object store has it."""
 AGAIN_S = 10.0
+
+
+class DamagedError(OSError):
+    """An object is not what was stored; asking again does not help."""
 
 
 def is_kept_here(roots: Roots, job_id: str, now: float) -> bool:
@@ -69,7 +74,8 @@ class Restores:
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def require(self, job: Job, request: AttemptRequest) -> None:
-        """Raise NotYetError while something is on its way that the current attempt of a job needs."""
+        """Raise NotYetError while something is on its way that the current attempt of a job needs, and LaunchError if
+        it is damaged."""
         archive, attempt_id = self.roots.archive, f"{job.job_id}.{job.live.number}"
         if archive is None or attempt_id in self._done:
             return
@@ -82,6 +88,8 @@ class Restores:
             if error is None:
                 self._done.add(attempt_id)
                 return
+            if isinstance(error, DamagedError):
+                raise LaunchError(str(error), Reason.LAUNCH_REFUSED)
             if not isinstance(error, StoreUnavailableError | OSError):
                 raise error
             raise NotYetError(f"its files cannot be brought back yet: {error}", Future(), again_in_s=AGAIN_S)
@@ -109,7 +117,7 @@ class Restores:
         return _Needed(
             checkpoint=resume if resume is not None and self._lacks(resume) else None,
             results=tuple(each for each in _named_results(job) if not self._is_here(f"{each.job_id}/{each.path}")),
-            blobs=tuple(sha256 for sha256 in _named_blobs(job) if not self._has_blob(job.account_id, sha256)),
+            blobs=tuple(sha256 for sha256 in _named_blobs(job) if not has_blob(self.roots, job.account_id, sha256)),
         )
 
     def _lacks(self, checkpoint: CheckpointRecord) -> bool:
@@ -117,14 +125,6 @@ class Restores:
 
     def _is_here(self, path: str) -> bool:
         return self.roots.exists(Location(root=ARTIFACTS, path=path))
-
-    def _has_blob(self, account_id: str, sha256: str) -> bool:
-        path = self.roots.path(BLOBS, blob_path(account_id, sha256))
-        try:
-            os.utime(path)  # it stays for this launch
-        except FileNotFoundError:
-            return False
-        return True
 
     def _bring(self, archive: Archive, job: Job, needed: _Needed) -> None:
         with self.database.read() as connection:
@@ -141,17 +141,24 @@ class Restores:
             back.bring_checkpoint(checkpoint.path)
 
 
+def has_blob(roots: Roots, account_id: str, sha256: str) -> bool:
+    """Whether an uploaded file is here; it then stays for who asks."""
+    try:
+        os.utime(roots.path(BLOBS, blob_path(account_id, sha256)))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def bring_blob(roots: Roots, account_id: str, sha256: str) -> bool:
     """Whether an uploaded file is here, or could be brought here."""
-    target = roots.path(BLOBS, blob_path(account_id, sha256))
-    if target.exists():
+    if has_blob(roots, account_id, sha256):
         return True
-    if roots.archive is None:
+    key = f"{BLOBS}/{blob_path(account_id, sha256)}"
+    if roots.archive is None or (size := roots.archive.size_at(key)) is None:
         return False
-    size = roots.archive.size_at(f"{BLOBS}/{blob_path(account_id, sha256)}")
-    if size is None:
-        return False
-    file = StoredFile(key=f"{BLOBS}/{blob_path(account_id, sha256)}", size=size, modified_at=0.0, sha256=sha256)
+    file = StoredFile(key=key, size=size, modified_at=0.0, sha256=sha256)
+    target = roots.path(BLOBS, blob_path(account_id, sha256))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
     try:
@@ -232,16 +239,26 @@ class _WayBack:
 
 
 def _receive(archive: Archive, file: StoredFile, descriptor: int) -> None:
-    digest, size = hashlib.sha256(), 0
-    for piece in archive.pieces(file):
+    """Write a stored file to an empty one. Raises DamagedError, ObjectStoreAwayError, and OSError of the local disk."""
+    where = archive.uri(file.key)
+    if file.content is None and archive.size_at(file.key) != file.size:
+        raise DamagedError(f"{where} is not what was stored there: it is gone, or was changed")
+    digest = hashlib.sha256()
+    for piece in _pieces_of(archive, file):
         digest.update(piece)
-        size += len(piece)
         left = memoryview(piece)
         while left:
             left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)
-    if size != file.size or (file.sha256 is not None and file.content is None and digest.hexdigest() != file.sha256):
-        raise OSError(f"{archive.uri(file.key)} is not what was stored there: it was changed or damaged")
+    if file.sha256 is not None and file.content is None and digest.hexdigest() != file.sha256:
+        raise DamagedError(f"{where} is not what was stored there: it was changed or damaged")
+
+
+def _pieces_of(archive: Archive, file: StoredFile) -> Iterator[bytes]:
+    try:
+        yield from archive.pieces(file)
+    except FileNotFoundError as error:
+        raise DamagedError(str(error)) from error
 
 
 def _named_results(job: Job) -> Iterator[LeftByJob]:
