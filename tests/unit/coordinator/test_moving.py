@@ -16,13 +16,16 @@ from sqlalchemy import Connection
 from trainmaster.jobs.objects import ObjectPlace, ObjectStoreError
 from trainmaster.server.archive import Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.moving import AGAIN_S, Mover
-from trainmaster.server.coordinator.restoring import BLOB_HERE_S
+from trainmaster.server.coordinator.restoring import BLOB_HERE_S, DRAFTS
+from trainmaster.server.coordinator.retention import ORPHAN_AGE_S, Collector
+from trainmaster.server.coordinator.tombstones import tombstones
 from trainmaster.server.core import commands, observations
 from trainmaster.server.core.commands import new_job_id, submit
 from trainmaster.server.core.job import Change, Job
+from trainmaster.server.core.retention import RetentionPolicy
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.spec.submit import compile_job
-from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, blob_path, streams_of
+from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path, streams_of
 from trainmaster.server.store import accounts, job_inputs, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
@@ -220,6 +223,41 @@ def test_removed_unit_is_not_remembered_by_who_read_it_at_the_same_moment(
     monkeypatch.setattr(ObjectPlace, "listing", read_meanwhile)
     place.archive.remove(f"{RUNS}/{job.job_id}")
     assert place.archive.unit(path) is None
+
+
+def test_store_is_asked_once_which_deleted_jobs_have_files_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, *others = [place.ended() for _ in range(20)]
+    place.mover.move()
+    for job in (moved, *others):
+        place.apply(commands.delete(job, now=place.now))
+    for job in others:
+        place.roots.forget(Location(root=RUNS, path=job.job_id))
+    asked: list[str] = []
+    for name in ("listing", "directories"):
+        method = getattr(ObjectPlace, name)
+
+        def counted(self: ObjectPlace, key: str, method: Any = method) -> Any:
+            asked.append(key)
+            return method(self, key)
+
+        monkeypatch.setattr(ObjectPlace, name, counted)
+    found, following = tombstones(place.database, place.roots, ACCOUNT, page_size=50)
+    assert ([each.job.job_id for each in found], following) == ([moved.job_id], None)
+    assert found[0].size_bytes > 0
+    assert len(asked) == 3
+
+
+def test_what_a_killed_server_had_begun_to_bring_back_goes_after_a_day(place: Place) -> None:
+    draft = place.roots.path(ARTIFACTS, f"{DRAFTS}/abc/part")
+    draft.mkdir(parents=True)
+    (draft / "weights").write_text("w")
+    collector = Collector(place.database, place.roots, RetentionPolicy())
+    changed = draft.parent.stat().st_mtime
+    assert list(collector.collect(changed + ORPHAN_AGE_S - 1)) == []
+    assert [each.what for each in collector.collect(changed + ORPHAN_AGE_S, dry_run=True)] == ["cache"]
+    assert draft.exists()
+    assert len(list(collector.collect(changed + ORPHAN_AGE_S))) == 1
+    assert not draft.parent.exists()
 
 
 def test_store_that_is_away_ends_a_round(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

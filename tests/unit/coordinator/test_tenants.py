@@ -133,7 +133,7 @@ def test_accounts_get_no_keys_with_which_they_could_read_the_files_of_others(tmp
             tenants = AccountIsolation(Settings(data_dir=tmp_path))
             tenants.require(connection, Scope("default"), "default", capable)
             for each in (capable, replace(capable, submits_as_users=True)):
-                with pytest.raises(RefusedError, match="keys of the object store.*option `files`"):
+                with pytest.raises(RefusedError, match=r"keys of the object store.*option `files`"):
                     tenants.require(connection, Scope("vision"), "vision", each)
             sharing = AccountIsolation(Settings(data_dir=tmp_path, shared_uid=True))
             sharing.require(connection, Scope("vision"), "vision", capable)
