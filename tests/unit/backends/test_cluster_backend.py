@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +79,13 @@ class Cluster:
 
     def liveness(self) -> list[Liveness]:
         return list(self.backend.observe(self.request))
+
+
+def stop_time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, which the test moves on."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    return now
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +306,54 @@ def test_an_ended_job_that_no_leader_asks_for_is_removed(cluster: Cluster, monke
     monkeypatch.setattr(module, "UNKNOWN_AFTER_S", -1.0)
     server.poll()
     assert cluster.engine.forgotten == ["1"]
+
+
+def test_what_still_runs_of_an_attempt_that_is_over_is_cancelled_after_a_while(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a batch script that hangs when its worker has ended: it would hold its nodes for ever."""
+    now = stop_time(monkeypatch)
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
+    cluster.backend.observe(cluster.request)  # for the last time
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == []
+    now[0] += module.UNKNOWN_AFTER_S + 1
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_what_a_leader_knew_does_not_outlive_its_term(cluster: Cluster) -> None:
+    leads = [True]
+    cluster.context = replace(cluster.context, leads=lambda: leads[0])
+    cluster.backend = cluster.server()
+    cluster.runs()
+    leads[0] = False
+    cluster.backend.poll()
+    cluster.directory.claim(0, CLAIM)
+    cluster.directory.close()  # by another leader, which died before it told the engine
+    leads[0] = True
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_list_of_jobs_is_as_old_as_the_question_for_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the question for the nodes before it, which may take long."""
+    now = stop_time(monkeypatch)
+    nodes = cluster.engine.nodes
+
+    def slow() -> Any:
+        now[0] += module.STALE_S + 1
+        return nodes()
+
+    monkeypatch.setattr(cluster.engine, "nodes", slow)
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    now[0] += module.NODES_EVERY_S + 1
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.ALIVE]
 
 
 def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
