@@ -16,7 +16,8 @@ from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import backend as module
-from trainmaster.backends.cluster.backend import ClusterBackend, ClusterContext
+from trainmaster.backends.cluster.backend import ClusterBackend
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
 from trainmaster.backends.cluster.worker_start import MESSAGES, SPEC, TOKEN
 from trainmaster.protocol.launch import Launch, LaunchStep
@@ -190,6 +191,35 @@ def test_a_job_that_the_engine_does_not_know_any_more_was_removed_by_somebody(cl
     told = cluster.backend.loss(cluster.request, 0)
     assert told is not None
     assert told.reason is Reason.ENGINE_CANCELLED
+
+
+def test_what_ended_while_no_server_ran_is_found_by_its_name(cluster: Cluster) -> None:
+    """Slurm lists ended jobs for minutes, and its accounting knows them by their names for long."""
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    lost = Loss(reason=Reason.NODE_LOST, message="n1 failed")
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=lost)
+    cluster.engine.lists = False
+    asked: list[str] = []
+    find = cluster.engine.find
+
+    def counted(name: str) -> Any:
+        asked.append(name)
+        return find(name)
+
+    cluster.engine.find = counted  # type: ignore[method-assign]
+    cluster.backend = cluster.server()
+    assert cluster.liveness() == [Liveness.UNKNOWN]
+    for _ in range(3):
+        cluster.backend.poll()
+        assert cluster.liveness() == [Liveness.GONE]
+        assert cluster.backend.loss(cluster.request, 0) == lost
+    assert asked == [NAME]
+    cluster.directory.close()
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == ["1"]
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == ["1"]
 
 
 def test_a_node_of_a_running_gang_is_lost_alone(tmp_path: Path, workers: Path) -> None:

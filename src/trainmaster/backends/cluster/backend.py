@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trainmaster.backends.base import Capabilities, LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import worker_start
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import (
     ClusterEngine,
     ClusterOptions,
@@ -49,27 +49,6 @@ _STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterContext:
-    """What a server tells the backend of a cluster."""
-
-    name: str
-    instance: str
-    """Identifies this Trainmaster on the engine."""
-    run_directory: Callable[[AttemptRequest], RunDirectory]
-    runs: Path
-    workers: Path
-    """Where the worker's archive is made."""
-    ca_pem: str = ""
-    """The certificates that workers trust in place of their system's."""
-    hint: Callable[[str], None] = lambda _: None
-    """Tells the leader that something happened to an attempt."""
-    on_nodes: Callable[[], None] = lambda: None
-    """Called when the nodes have changed."""
-    leads: Callable[[], bool] = lambda: True
-    """Whether this server leads: only the leader tidies up on the engine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """The engine's jobs as they were listed."""
 
@@ -99,6 +78,10 @@ class ClusterBackend:
         """When the claim of each node was first seen."""
         self._started: set[str] = set()
         """Names of attempts that this process handed to the engine, and that no list shows yet."""
+        self._listed: set[str] = set()
+        """Those of the attempts that a list has shown."""
+        self._found: dict[str, EngineJob | None] = {}
+        """What the engine said of claimed attempts that no list shows: they may have ended while no server ran."""
         self._waits: dict[str, Future[None]] = {}
         self._to_cancel: set[str] = set()
         """Names of attempts that were withdrawn while the engine was away."""
@@ -303,13 +286,18 @@ class ClusterBackend:
         jobs = dict(self._engine.jobs())
         with self._lock:
             self._started -= jobs.keys()
-            missing = list(self._started)
+            self._listed |= jobs.keys() & self._attempts.keys()
+            unlisted = {name for name, _ in list(self._claimed_from)} - self._listed - self._found.keys()
+            missing = [*self._started, *(unlisted - jobs.keys() - self._started)]
+        jobs |= {name: job for name, job in self._found.items() if job is not None and name not in jobs}
         for name in missing:
             # A list may be older than the start that it does not show.
             if (job := self._engine.find(name)) is not None:
                 jobs[name] = job
             with self._lock:
                 self._started.discard(name)
+                if name in unlisted and (job is None or job.phase is EnginePhase.ENDED):
+                    self._found[name] = job
         self._seen = _Seen(jobs=jobs, asked_at=asked_at)
         changed = {name for name in known.keys() | jobs.keys() if known.get(name) != jobs.get(name)}
         for name in changed:
@@ -336,9 +324,10 @@ class ClusterBackend:
         """Another server leads, which sees by the run directories what is over and what was withdrawn."""
         self._leads_from = None
         with self._lock:
-            for known in (self._attempts, self._observed_at, self._claimed_from, self._waits, self._to_cancel):
+            for known in (self._attempts, self._observed_at, self._claimed_from, self._waits, self._found):
                 known.clear()
-        self._not_withdrawn.clear()
+            for names in (self._listed, self._to_cancel, self._not_withdrawn):
+                names.clear()
 
     def _tidy(self, jobs: Mapping[str, EngineJob], *, everything: bool) -> None:
         """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone. `everything`: what
@@ -352,15 +341,18 @@ class ClusterBackend:
             if job.phase is EnginePhase.ENDED:
                 if (everything and name not in known) or self._is_over(job):
                     self._engine.forget(job.handle)
+                    self._found.pop(name, None)
             elif name in withdrawn or self._was_withdrawn(name, job) or (name not in observed and self._is_over(job)):
                 self._engine.cancel(job.handle)
         self._not_withdrawn &= jobs.keys()
         with self._lock:
             self._to_cancel -= withdrawn
             ended = [name for name, request in self._attempts.items() if name not in jobs and self._has_ended(request)]
+            self._listed -= set(ended)
             for name in ended:
                 self._waits.pop(name, None)
                 self._observed_at.pop(name, None)
+                self._found.pop(name, None)
                 for node in range(len(self._attempts.pop(name).nodes)):
                     self._claimed_from.pop((name, node), None)
 
