@@ -394,11 +394,19 @@ def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
     assert len(cluster.engine.launches) == 2
 
 
-def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(cluster: Cluster) -> None:
+def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = stop_time(monkeypatch)
     cluster.queued()
     gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
     cluster.engine.present["tm-k3f9-job-2-1"] = gone
-    cluster.server().poll()  # one that has not observed any attempt yet
+    server = cluster.server()  # one that has not observed any attempt yet
+    server.poll()
+    # A new leader has not laid out, or mounted, all run directories yet.
+    assert cluster.engine.cancelled == []
+    now[0] += module.UNKNOWN_AFTER_S + 1
+    server.poll()
     assert cluster.engine.cancelled == ["7"]
 
 

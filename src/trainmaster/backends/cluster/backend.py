@@ -3,6 +3,7 @@ time, so that nobody who observes a job waits for an engine that hangs."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -331,18 +332,20 @@ class ClusterBackend:
 
     def _tidy(self, jobs: Mapping[str, EngineJob], *, everything: bool) -> None:
         """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone. `everything`: what
-        nobody has asked for by now, nobody will."""
+        nobody has asked for by now, nobody will; before that, run directories may be missing that are yet to be made or
+        mounted."""
         with self._lock:
             withdrawn, known = set(self._to_cancel), set(self._attempts)
             # Nobody observes attempts that are over: what still runs of them does not end by itself.
             since = time.monotonic() - UNKNOWN_AFTER_S
             observed = {name for name, at in self._observed_at.items() if at >= since}
         for name, job in jobs.items():
+            is_over = functools.partial(self._is_over, job, if_missing=everything)
             if job.phase is EnginePhase.ENDED:
-                if (everything and name not in known) or self._is_over(job):
+                if (everything and name not in known) or is_over():
                     self._engine.forget(job.handle)
                     self._found.pop(name, None)
-            elif name in withdrawn or self._was_withdrawn(name, job) or (name not in observed and self._is_over(job)):
+            elif name in withdrawn or self._was_withdrawn(name, job) or (name not in observed and is_over()):
                 self._engine.cancel(job.handle)
         self._not_withdrawn &= jobs.keys()
         with self._lock:
@@ -360,17 +363,17 @@ class ClusterBackend:
         """Whether an earlier leader took all claims of an attempt that waits, and died before the engine was told."""
         if job.phase is not EnginePhase.QUEUED or name in self._not_withdrawn:
             return False
-        if self._is_over(job):
+        if self._is_over(job, if_missing=False):
             return True
         self._not_withdrawn.add(name)
         return False
 
-    def _is_over(self, job: EngineJob) -> bool:
-        """Whether no node of an attempt will run or report any more."""
+    def _is_over(self, job: EngineJob, *, if_missing: bool) -> bool:
+        """Whether no node of an attempt will run or report any more; `if_missing`: the answer without a directory."""
         job_id, _, number = job.attempt_id.rpartition(".")
         directory = RunDirectory(self._context.runs / job_id / number)
         if not directory.path.exists():
-            return True
+            return if_missing
         try:
             return self._has_ended(directory.request())
         except (OSError, ValueError, KeyError, TypeError):
