@@ -21,6 +21,7 @@ CALLERS = {
     "server/coordinator/promotion.py",
     "server/coordinator/restoring.py",
     "server/coordinator/retention.py",
+    "server/coordinator/tombstones.py",
     "protocol/documents.py",
     "protocol/run_directory.py",
     "server/storage.py",

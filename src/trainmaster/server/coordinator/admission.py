@@ -158,7 +158,7 @@ class Admission:
             require_reachable(connection, job.backend, capable.server_url or self._server_url)
         if self._tenants is not None:
             self._tenants.require(connection, scope, job.account_id, capable)
-            if (options := request.workload.kubernetes) is not None:
+            if request.workload is not None and (options := request.workload.kubernetes) is not None:
                 self._tenants.require_patches(job.account_id, options.request().pod_patches)
         check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if is_training(request.workload):
