@@ -19,7 +19,8 @@ from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.jobs.objects import ObjectPlace, ObjectStoreError
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.archive import Archive
-from trainmaster.server.coordinator.restoring import BLOB_HERE_S, Restores, bring_blob
+from trainmaster.server.coordinator.restoring import BLOB_HERE_S, KEPT, Restores, bring_blob, is_kept_here
+from trainmaster.server.core.training.sources import LeftByJob
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Roots, blob_path
 from trainmaster.server.store import accounts
 from trainmaster.server.store.database import Database
@@ -116,6 +117,22 @@ def test_store_that_is_away_is_waited_for(place: Place, monkeypatch: pytest.Monk
     monkeypatch.setattr("trainmaster.server.archive.AWAY_S", 0.0)
     place.require()
     assert place.here.exists()
+
+
+def test_results_that_a_launch_names_are_not_moved_before_it_reads_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that has just ended, and for as long as the launch waits in the queue of a cluster."""
+    named = LeftByJob(job_id="job-2", path="output/model")
+    monkeypatch.setattr("trainmaster.server.coordinator.restoring._named_results", lambda _: iter((named,)))
+    place.store(CONTENT)
+    place.roots.path(ARTIFACTS, "job-2/output/model").mkdir(parents=True)
+    place.require()
+    mark = place.roots.path(ARTIFACTS, f"job-2/{KEPT}")
+    assert is_kept_here(place.roots, "job-2", time.time())
+    os.utime(mark, (0.0, 0.0))
+    place.require()
+    assert is_kept_here(place.roots, "job-2", time.time())
 
 
 def test_file_that_is_asked_for_stays_for_a_while(place: Place) -> None:

@@ -28,7 +28,7 @@ from trainmaster.protocol.account_files import closing, directory_below, open_be
 from trainmaster.server import failpoints
 from trainmaster.server.archive import Archive, ObjectStoreAwayError, StoredFile, StoredUnit, key_of
 from trainmaster.server.attempt_store import MANIFEST
-from trainmaster.server.coordinator.restoring import BLOB_HERE_S, is_kept_here
+from trainmaster.server.coordinator.restoring import BLOB_HERE_S, KEPT, is_kept_here
 from trainmaster.server.core import retention
 from trainmaster.server.core.job import CheckpointRecord, Job
 from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, blob_path, run_directory
@@ -238,7 +238,7 @@ class Mover:
         if before is not None and before.attempts >= job.attempt_count:
             return
         sent.append(path)
-        skipped = [tuple(each.removeprefix(f"{job.job_id}/").split("/")) for each in elsewhere]
+        skipped = [(KEPT,), *(tuple(each.removeprefix(f"{job.job_id}/").split("/")) for each in elsewhere)]
         files: dict[str, StoredFile] = {}
         with directory_below(self.roots.path(ARTIFACTS, ""), job.job_id) as directory:
             for name, descriptor in _plain_files(directory, skipped):
