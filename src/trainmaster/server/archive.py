@@ -36,7 +36,7 @@ PATIENCE_S = 10.0
 AWAY_S = 3.0
 """For so long nothing is asked of a store that has just failed: those who wait for it would fill all threads."""
 PIECE = 8 << 20
-_CREDENTIALS = (
+CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -109,7 +109,7 @@ class Archive:
 
     def credentials(self) -> dict[str, str]:
         """The variables of this process that make others reach the store as it does."""
-        return {name: os.environ[name] for name in _CREDENTIALS if os.environ.get(name)}
+        return {name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)}
 
     def check(self) -> None:
         """Raise unless objects can be written and read."""
