@@ -88,8 +88,8 @@ class Restores:
         if archive is None:
             return
         if (named := self._done.get(attempt_id)) is not None:
-            for each in named:  # it may wait in the queue of a cluster for days
-                keep_here(self.roots, each)
+            for job_id in named:  # it may wait in the queue of a cluster for days
+                keep_here(self.roots, job_id)
             return
         results = tuple(_named_results(job))
         running = self._running.get(attempt_id)
