@@ -98,7 +98,8 @@ def digest(data: bytes) -> str:
 
 
 def write(path: str, data: bytes) -> None:
-    draft = f"{path}.{os.getpid()}"
+    # In containers that share the directory, all workers may have the same process id.
+    draft = f"{path}.{os.urandom(8).hex()}"
     with open(draft, "wb") as file:
         file.write(data)
     os.replace(draft, path)
