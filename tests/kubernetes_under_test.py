@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from job_server import processes_marked, shown_of
 from kubernetes_client import KubernetesClient
 from kubernetes_launches import IMAGE
 from kubernetes_server.process import KubernetesServer, running
+from process_signals import kill_marked
 from real_server import wait_for
 
 _KINDS = ("Job", "Pod", "Secret", "Service")
@@ -113,7 +112,9 @@ class KubernetesUnderTest(EngineUnderTest):
             return [pid for pid in own if shown_of(pid, "cmdline").endswith(b".pyz\0remote\0")]
 
         for pid in wait_for(found, f"the worker of {job_id}"):
-            os.kill(pid, signal.SIGKILL)
+            # All that a worker has forked ends with it, which may be the first of them.
+            with contextlib.suppress(ProcessLookupError):
+                kill_marked(pid, "remote")
 
     def shown(self, job_id: str) -> str:
         """All that whoever may list everything but Secrets sees of a job."""

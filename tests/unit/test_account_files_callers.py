@@ -52,6 +52,8 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "server/coordinator/assembly.py": ("the operator's certificates", {".read_text"}),
     "backends/ray/keeper.py": ("/proc of a node, where it runs beside the worker", {"open", "os.listdir"}),
     "backends/ray/render.py": ("files of this package", {".read_text"}),
+    "backends/ray/driver.py": ("a file of its own on the head node, where it runs", {"open", "os.replace"}),
+    "backends/kubernetes/connection.py": ("what Kubernetes mounts into the server's own pod", {"open"}),
     "backends/cluster/worker_start.py": ("a file of this package", {".read_text"}),
     "backends/worker_package.py": (
         _OWN,
