@@ -12,12 +12,13 @@ from typing import Any
 from engine_under_test import EngineUnderTest
 from job_server import processes_marked, shown_of
 from kubernetes_client import KubernetesClient
-from kubernetes_launches import IMAGE
+from kubernetes_launches import BARE, IMAGE
 from kubernetes_server.process import KubernetesServer, running
 from process_signals import kill_marked
 from real_server import wait_for
 
 _KINDS = ("Job", "Pod", "Secret", "Service")
+_OPTIONS = ("--nodes", "2", "--bare", BARE)
 _AWAY_S = 3600
 
 
@@ -37,7 +38,7 @@ class KubernetesUnderTest(EngineUnderTest):
     def running(cls) -> Iterator[KubernetesUnderTest]:
         with (
             tempfile.TemporaryDirectory(prefix="tm-kubernetes-") as place,
-            running(Path(place), "--nodes", "2", "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
+            running(Path(place), *_OPTIONS, "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
             contextlib.closing(KubernetesClient(cluster.kubeconfig)) as api,
         ):
             yield cls(cluster, api)
