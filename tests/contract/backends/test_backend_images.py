@@ -38,7 +38,7 @@ def test_command_runs_in_an_image_without_python_and_without_a_shell(
     two = {"resource_config": {"gpu_count": 0, "node_count": 2}}
     job_id = server.submit_workload("container", {"argv": [shell, "-c", LOOKS], **spec}, **two)
     job = server.until(job_id, "FAILED")
-    assert (job["error_type"], job["exit_code"]) == ("USER_CODE_ERROR", 3), job["error"]
+    assert (job["error"]["error_type"], job["error"]["exit_code"]) == ("EXITED_NONZERO", 3)
     told = sorted(json_lines(server.lines(job_id)), key=lambda each: int(each["rank"]))
     assert told == [{"rank": rank, "size": 2, "colour": "blue"} for rank in (0, 1)]
     assert sorted(set(server.lines(job_id)) - {line for line in server.lines(job_id) if line[0] == "{"}) == ["said"]
@@ -51,5 +51,5 @@ def test_python_script_in_an_image_without_python_says_what_is_missing(server: J
     sha256 = server.upload_files(b"print('never')\n")
     workload = {"image": BARE, "path": "job.py", "files": [{"path": "job.py", "sha256": sha256}]}
     job = server.until(server.submit_workload("script", workload), "FAILED")
-    assert job["error_type"] == "LAUNCH_REFUSED"
-    assert "no Python" in job["error"]
+    assert job["error"]["error_type"] == "LAUNCH_REFUSED"
+    assert "jobs that run Python need an image with" in job["error"]["error_message"]

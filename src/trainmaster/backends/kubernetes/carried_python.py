@@ -19,8 +19,8 @@ from trainmaster.protocol.environment import CA
 FOLDER = "/trainmaster"
 _NAME = "python"
 _COPY = "TRAINMASTER_PYTHON_COPY"
-_START = (f"{FOLDER}/ld.so", "--library-path", f"{FOLDER}/lib", f"{FOLDER}/bin/python3", "-I")
-_COMMAND = [*_START, "-c", f"import os; exec(os.environ[{worker_start.SOURCE!r}])"]
+START = (f"{FOLDER}/ld.so", "--library-path", f"{FOLDER}/lib", f"{FOLDER}/bin/python3", "-I")
+_COMMAND = [*START, "-c", f"import os; exec(os.environ[{worker_start.SOURCE!r}])"]
 _HELD_FOR_ALL = ("cpu", "memory", "ephemeral-storage")
 """What the init container asks for, too: a pod is given as much as the largest of its containers needs, and quotas want
 every container to say it."""
@@ -38,7 +38,7 @@ def with_python(template: dict[str, Any], options: KubernetesOptions) -> dict[st
     spec = template["spec"]
     (own,) = (each for each in spec["containers"] if each["name"] == WORKER)
     mount = {"name": _NAME, "mountPath": FOLDER}
-    variables = {worker_start.INTERPRETER: json.dumps(_START), CA: f"{FOLDER}/ca.pem"}
+    variables = {worker_start.INTERPRETER: json.dumps(START), CA: f"{FOLDER}/ca.pem"}
     started = {
         **own,
         "command": _COMMAND,
@@ -53,6 +53,7 @@ def with_python(template: dict[str, Any], options: KubernetesOptions) -> dict[st
         "command": list(worker_start.command(_COPY, FOLDER)),
         "env": [{"name": worker_start.PYTHON, "value": python}, {"name": _COPY, "value": _source()}],
         "volumeMounts": [mount],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"securityContext": own["securityContext"]} if "securityContext" in own else {}),
     }
     if amounts := {name: some for name, some in _requests(own).items() if name in _HELD_FOR_ALL}:

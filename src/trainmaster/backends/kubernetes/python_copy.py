@@ -50,7 +50,7 @@ def main(folder: str) -> None:
 
 def loaded() -> set[str]:
     """The files that this process runs from, once it has loaded every module of the standard library."""
-    modules = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
+    modules = os.path.join(sysconfig.get_path("stdlib"), "lib-dynload")
     for name in os.listdir(modules):
         if not name.startswith(WITH_MANY_LIBRARIES):
             with contextlib.suppress(OSError):  # an image may lack what a module needs
