@@ -16,9 +16,8 @@ ON_KUBERNETES = pytest.mark.parametrize("backend", ["kubernetes"], indirect=True
 LOOKS = """
 echo said
 echo "{\\"rank\\": $RANK, \\"size\\": $WORLD_SIZE, \\"colour\\": \\"$COLOUR\\"}"
-for program in python3 sh ls; do command -v $program; done
+[ -e /bin/sh ] && echo has a shell
 echo kept > $TRAINMASTER_OUTPUT_DIR/made
-exit 3
 """
 
 
@@ -37,8 +36,7 @@ def test_command_runs_in_an_image_without_python_and_without_a_shell(
     spec = {"image": BARE, "environment": {"COLOUR": "blue"}}
     two = {"resource_config": {"gpu_count": 0, "node_count": 2}}
     job_id = server.submit_workload("container", {"argv": [shell, "-c", LOOKS], **spec}, **two)
-    job = server.until(job_id, "FAILED")
-    assert (job["error"]["error_type"], job["error"]["exit_code"]) == ("EXITED_NONZERO", 3)
+    assert server.until(job_id)["status"] == "COMPLETED", server.lines(job_id)
     told = sorted(json_lines(server.lines(job_id)), key=lambda each: int(each["rank"]))
     assert told == [{"rank": rank, "size": 2, "colour": "blue"} for rank in (0, 1)]
     assert sorted(set(server.lines(job_id)) - {line for line in server.lines(job_id) if line[0] == "{"}) == ["said"]
