@@ -186,6 +186,16 @@ def test_a_job_that_waits_for_a_cluster_says_why_by_its_inventory(api: Api, worl
     assert pending(4)["code"] != "IMPOSSIBLE"
 
 
+@pytest.mark.parametrize("name", ["a%3Fwatch=true", "a%2C b", "%2E%2E", "-a"])
+def test_what_is_no_name_of_a_job_reaches_no_engine(api: Api, name: str) -> None:
+    add(api)
+    for path in (name, f"{name}/logs"):
+        answer = api.http.get(f"/v1/backends/hpc/foreign-jobs/{path}")
+        assert answer.status_code in (404, 422), answer.text
+        assert "there is no job" not in answer.text  # which the engine would have been asked
+    assert "there is no job" in api.http.get("/v1/backends/hpc/foreign-jobs/job-a.b").text
+
+
 def test_workers_must_be_able_to_reach_the_server(api: Api, world: World) -> None:
     add(api)
     report(world, "10.1.2.3")
