@@ -74,7 +74,7 @@ def fetched(initializer: object) -> Any:
 
 
 def chosen(config: Any) -> Any:
-    around = Surroundings(environment={}, home=Path("/nowhere"), in_cluster=False, ask=None)
+    around = Surroundings(environment={}, home=Path("/nowhere"), in_cluster=False)
     return choose(config, around)
 
 

@@ -408,7 +408,7 @@ def test_initializers_say_what_the_client_says_of_all() -> None:
 
 def test_time_limit_of_initializers_is_refused_for_a_built_in_trainer_which_has_none(tmp_path: Path) -> None:
     def initializers(**values: Any) -> Mapping[str, Mapping[str, Any]]:
-        around = Surroundings(environment={}, home=tmp_path, in_cluster=False, ask=None)
+        around = Surroundings(environment={}, home=tmp_path, in_cluster=False)
         return choose(ContainerBackendConfig(**values), around).initializers
 
     limited = initializers(initializer_timeout=5)
