@@ -16,8 +16,8 @@ from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.builtin_trainer import default_runtime
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
 from trainmaster.trainer.errors import IN_CONTAINERS, only_in_containers, translated
-from trainmaster.trainer.functions import files_of
 from trainmaster.trainer.foreign_jobs import ForeignJobs
+from trainmaster.trainer.functions import files_of
 from trainmaster.trainer.job_document import job_document, random_name
 from trainmaster.trainer.job_view import name_of
 from trainmaster.trainer.jobs import Jobs

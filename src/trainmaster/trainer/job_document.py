@@ -88,8 +88,9 @@ def job_document(
     """The job that is submitted; raises ValueError if something is missing, unreadable, or does not fit together.
 
     An option may give another `name`. The `runtime` is without its image for a backend that runs none; `kind` is what
-    options are told of the `backend`. `common` are fields for the workload of every job of the client, `initializers` for every `dataset` and `model` that is fetched,
-    and `shipped` the files of a ScriptTrainer's directory that are uploaded.
+    options are told of the `backend`. `common` are fields for the workload of every job of the client, `initializers`
+    for every `dataset` and `model` that is fetched, and `shipped` the files of a ScriptTrainer's directory that are
+    uploaded.
     """
     if initializer is not None and not isinstance(initializer, types.Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")

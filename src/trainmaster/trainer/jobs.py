@@ -81,7 +81,9 @@ class Jobs:
                 if self._foreign.get(name) is None:
                     raise
             if since is not None:
-                raise ValueError(f"{name} is a TrainJob of others: `tail` works for its log, and `since` does not") from None
+                raise ValueError(
+                    f"{name} is a TrainJob of others: `tail` works for its log, and `since` does not"
+                ) from None
             return self._foreign.lines(name, step, follow=follow, tail=checked_tail(tail))
         chosen = log_filter(job, step)
         if chosen is None:

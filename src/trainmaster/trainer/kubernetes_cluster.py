@@ -219,9 +219,7 @@ def _read(path: Path, *, required: bool) -> Mapping[str, Any] | None:
     return None
 
 
-def _of_context(
-    documents: Sequence[tuple[Path, Mapping[str, Any]]], name: str, namespace: str | None
-) -> WantedCluster:
+def _of_context(documents: Sequence[tuple[Path, Mapping[str, Any]]], name: str, namespace: str | None) -> WantedCluster:
     path, context = _entry(documents, "context", name)
     cluster_path, cluster = _entry(documents, "cluster", str(context.get("cluster")))
     user_path, user = _entry(documents, "user", str(context.get("user")))

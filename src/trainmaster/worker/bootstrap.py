@@ -98,8 +98,9 @@ def digest(data: bytes) -> str:
 
 
 def write(path: str, data: bytes) -> None:
-    draft = f"{path}.{os.getpid()}"
-    with open(draft, "wb") as file:
+    # Workers in other containers may write it at the same time, and have the same number.
+    descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(path))
+    with open(descriptor, "wb") as file:
         file.write(data)
     os.replace(draft, path)
 

@@ -14,7 +14,6 @@ from trainmaster.trainer.options.common import (
     Annotations,
     JobDocument,
     Labels,
-    Name,
     Option,
     TrainerArgs,
     TrainerCommand,
