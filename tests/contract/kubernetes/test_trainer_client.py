@@ -7,6 +7,9 @@ this machine.
 from __future__ import annotations
 
 import json
+import os
+import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,8 @@ from trainmaster.trainer.options import (
     TrainingRuntimeSpecPatch,
 )
 
+KUBECONFIG = os.environ.get("TRAINMASTER_TEST_KUBECONFIG")
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "trainer-client.md"
 RUNTIME = "plain"
 FEW_CORES = {"cpu": "100m"}
 
@@ -291,3 +296,20 @@ def test_without_kubeflow_trainer_the_same_call_runs_as_an_indexed_job(
             events = json.dumps([event.message for event in client.get_job_events(name)])
             assert "handed to the engine" in events
         server.data("DELETE", f"/v1/backends/{client.backend.name}")
+
+
+@pytest.mark.long
+def test_example_of_the_page_runs_as_written(
+    with_trainer: KubernetesClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if KUBECONFIG:
+        pytest.skip("its image is of a registry")
+    examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = (each for each in examples if "KubernetesBackendConfig" in each)
+    monkeypatch.setenv("KUBECONFIG", str(with_trainer.kubeconfig))
+    program = tmp_path / "example.py"
+    program.write_text(example.replace("team-a", with_trainer.namespace))
+    runpy.run_path(str(program))
+    runtimes, said = capsys.readouterr().out.splitlines()
+    assert RUNTIME in runtimes
+    assert said == "rank 1 of 2"
