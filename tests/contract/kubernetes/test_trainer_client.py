@@ -19,6 +19,7 @@ import pytest
 from kubeflow_programs import run_program
 from kubernetes_client import KubernetesClient, wait_for
 from kubernetes_launches import IMAGE
+from kubernetes_runtimes import RUNTIME, make_runtime
 from kubernetes_server.process import running
 from local_servers import quiet_port
 from patience import PATIENCE_S
@@ -47,7 +48,6 @@ from trainmaster.trainer.options import (
 
 KUBECONFIG = os.environ.get("TRAINMASTER_TEST_KUBECONFIG")
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "trainer-client.md"
-RUNTIME = "plain"
 FEW_CORES = {"cpu": "100m"}
 
 
@@ -73,23 +73,7 @@ def surroundings(server: RealServer, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.fixture
 def with_trainer(api: KubernetesClient) -> KubernetesClient:
-    """A namespace with a runtime that starts functions without a launcher."""
-    if "trainer.kubeflow.org" not in {group["name"] for group in api.ask("GET", "/apis")["groups"]}:
-        pytest.skip("Kubeflow Trainer is not installed on this cluster")
-    container = {"name": "node", "image": IMAGE, "imagePullPolicy": "IfNotPresent"}
-    pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 2, "containers": [container]}
-    step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    template = {"metadata": {"labels": step}, "spec": {"backoffLimit": 0, "template": {"spec": pod}}}
-    api.create(
-        {
-            "kind": "TrainingRuntime",
-            "metadata": {"name": RUNTIME, "labels": {"trainer.kubeflow.org/framework": "jax"}},
-            "spec": {
-                "mlPolicy": {"numNodes": 1, "jax": {}},
-                "template": {"spec": {"replicatedJobs": [{"name": "node", "template": template}]}},
-            },
-        }
-    )
+    make_runtime(api)
     return api
 
 
