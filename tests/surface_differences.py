@@ -132,6 +132,12 @@ BESIDE: tuple[Difference, ...] = (
         why="the worker fetches data and starts processes in the same way on every backend",
     ),
     Difference(
+        what="`RuntimePatch` on Kubernetes",
+        theirs="changes any replicated job of the runtime",
+        ours="changes the pods of the replicated job `node`; anything else is a ValueError",
+        why="there are no other pods: initializers run in these, too",
+    ),
+    Difference(
         what="deleting a TrainJob on Kubernetes that another client made",
         theirs="deletes it",
         ours="RuntimeError; it is listed and shown, with its logs",

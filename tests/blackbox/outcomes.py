@@ -211,7 +211,6 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             container="ValueError",
             kubernetes="accepted",
             ours="ValueError",
-            why="on Kubernetes it is accepted, for the pods of the replicated job `node`",
         ),
         _same("deadline_of_wrong_values", "`ActiveDeadlineSeconds` with 0, -1, True, 1.5 or text", "ValueError"),
         _same("patch_of_wrong_values", "`ContainerPatch` without a name, a value or an absolute path", "ValueError"),
