@@ -124,12 +124,14 @@ _POD_REASONS: Mapping[str, tuple[Reason, str]] = MappingProxyType({
 })  # fmt: skip
 """The reason of a pod's status -> what that means. `OutOfcpu` and the like are of nodes that were full after all."""
 
+_NO_WORKER = (
+    "its image cannot start a worker: jobs that run Python need an image with `sh` and Python 3.11 or newer, and other "
+    "jobs need the option image of the cluster"
+)
 _EXITS: Mapping[str, tuple[Reason, str]] = MappingProxyType({
     "OOMKilled": (Reason.OUT_OF_MEMORY, "it used more memory than it may"),
-    "StartError": (Reason.LAUNCH_REFUSED, "its image cannot start a worker: it needs `sh` and Python 3.11 or newer"),
-    "ContainerCannotRun": (
-        Reason.LAUNCH_REFUSED, "its image cannot start a worker: it needs `sh` and Python 3.11 or newer"
-    ),
+    "StartError": (Reason.LAUNCH_REFUSED, _NO_WORKER),
+    "ContainerCannotRun": (Reason.LAUNCH_REFUSED, _NO_WORKER),
     "ContainerStatusUnknown": (Reason.NODE_LOST, "its node no longer knows what became of it"),
     "DeadlineExceeded": (Reason.TIMEOUT, "it reached its time limit on Kubernetes"),
 })  # fmt: skip
@@ -162,6 +164,8 @@ def loss_of(pod: PodView, silent: frozenset[str] | None = None) -> Loss | None:
         known = (Reason.ENGINE_UNAVAILABLE, "its node was full after all")
     if known is not None:
         return Loss(reason=known[0], message=_of_node(pod, _words(known[1], pod.reason, pod.message)))
+    if pod.init_failure and pod.has_ended and not pod.is_deleting:
+        return Loss(reason=Reason.LAUNCH_REFUSED, message=f"its init container {pod.init_failure}")
     if pod.exit_reason in _EXITS:
         reason, meaning = _EXITS[pod.exit_reason]
         return Loss(reason=reason, message=_words(meaning, pod.exit_reason, pod.exit_message))

@@ -102,6 +102,8 @@ class PodView:
     exit_reason: str
     exit_message: str
     ended_at: float
+    init_failure: str
+    """Which of its init containers failed, and how; empty: none has."""
     memory_limit: str
     amounts: Amounts
 
@@ -230,9 +232,19 @@ def pod_view(pod: Object, gpu_resource: str) -> PodView:
         exit_message=_short(ended.get("message")),
         ended_at=_time(ended.get("finishedAt")),
         restarts=restarts,
+        init_failure=_init_failure(status),
         memory_limit=((worker.get("resources") or {}).get("limits") or {}).get("memory", ""),
         amounts=amounts_of(pod, gpu_resource),
     )
+
+
+def _init_failure(status: Object) -> str:
+    for each in status.get("initContainerStatuses") or ():
+        ended = (each.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = f": {_short(ended['message'])}" if ended.get("message") else ""
+            return f"{each['name']} ended with exit code {ended['exitCode']}{said}"
+    return ""
 
 
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
