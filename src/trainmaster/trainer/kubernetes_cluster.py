@@ -7,6 +7,7 @@ stores encrypted and never shows.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -148,7 +149,11 @@ def declare(client: api.Client, wanted: WantedCluster, *, here: bool) -> str:
     found = _found(client.cluster.backends(), wanted, here=here)
     if found is None:
         _put(client, wanted.name, wanted.options(here=here))
-        found = wanted.name
+        if problem := _problem(client, wanted.name):
+            with contextlib.suppress(api.ClientError):
+                client.cluster.remove_backend(wanted.name)  # it would be there for everybody, and be of no use
+            raise RuntimeError(f"{wanted.shown}: {problem}")
+        return wanted.name
     problem = _problem(client, found)
     if problem and found == wanted.name:
         # Credentials change; what an operator has set beside them stays.

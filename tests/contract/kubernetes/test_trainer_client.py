@@ -52,15 +52,22 @@ FEW_CORES = {"cpu": "100m"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def server(cluster: KubernetesClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server that knows no cluster, with its directory as the home of clients: the server of this machine."""
     home = tmp_path_factory.mktemp("trainer")
-    started = RealServer(home / "data", "--port", str(quiet_port()))
+    started = RealServer(home / "data", "--port", str(quiet_port()), environment=reachable(cluster))
     try:
         yield started.start()
         assert "Traceback" not in started.log_text(), started.log_text()[-4000:]
     finally:
         started.clean_up()
+
+
+def reachable(cluster: KubernetesClient) -> dict[str, str]:
+    """Settings with which pods reach a server: it listens on the address of their node."""
+    addresses = (each for node in cluster.list("Node") for each in node["status"]["addresses"])
+    address = next(str(each["address"]) for each in addresses if each["type"] == "InternalIP")
+    return {} if address.startswith("127.") else {"TRAINMASTER_HOST": address, "TRAINMASTER_BEHIND_PROXY": "1"}
 
 
 @pytest.fixture(autouse=True)

@@ -132,6 +132,9 @@ class Clusters:
         self.puts.append((name, options))
         self.known[name] = backend(name, kind=kind, **options)
 
+    def remove_backend(self, name: str) -> None:
+        del self.known[name]
+
 
 class Server:
     url = "http://127.0.0.1:1"
@@ -158,6 +161,13 @@ def test_cluster_is_declared_once(wanted: WantedCluster) -> None:
     clusters = Clusters(backend("hpc", kind="slurm"))
     assert [declared(wanted, clusters) for _ in range(2)] == [wanted.name, wanted.name]
     assert [name for name, _ in clusters.puts] == [wanted.name]
+
+
+def test_cluster_that_does_not_answer_is_not_left_with_the_server(wanted: WantedCluster) -> None:
+    clusters = Clusters(problem="https://a: ConnectError")
+    with pytest.raises(RuntimeError, match=r"context 'a' of .*: https://a: ConnectError"):
+        declared(wanted, clusters)
+    assert not clusters.known
 
 
 def test_cluster_that_an_operator_declared_is_used(wanted: WantedCluster) -> None:
