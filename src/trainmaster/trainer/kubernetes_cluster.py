@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import ipaddress
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from trainmaster import client as api
 from trainmaster.client.types import BackendSummary
@@ -43,7 +45,7 @@ class WantedCluster:
     file: Path | None = None
     """The kubeconfig, where it is one file."""
     context: str = ""
-    document: Mapping[str, Any] | None = None
+    document: Mapping[str, Any] | None = field(default=None, repr=False)
     """A kubeconfig with one context and its credentials. None: the service account of this pod."""
 
     @property
@@ -179,6 +181,12 @@ def _set(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put(client: api.Client, name: str, options: Mapping[str, Any]) -> None:
+    if "kubeconfig_content" in options and not _is_secret_on_the_way(client.url):
+        raise ValueError(
+            f"credentials of a cluster are not sent to {client.url}, where others could read them on the way: use a "
+            "server with https, or have its operator add the cluster (`trainmaster backends add NAME --kind "
+            "kubernetes ...`), and pass ServerBackendConfig(url=..., backend=NAME)"
+        )
     try:
         client.cluster.put_backend(name, kind=KUBERNETES, options=options)
     except api.ForbiddenError as error:
@@ -189,6 +197,15 @@ def _put(client: api.Client, name: str, options: Mapping[str, Any]) -> None:
     except (api.InvalidError, api.RefusedError) as error:
         said = "; ".join(problem.message for problem in error.problems) or str(error)
         raise ValueError(f"the server at {client.url} cannot use the cluster: {said}") from error
+
+
+def _is_secret_on_the_way(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        is_here = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        is_here = parts.hostname == "localhost"
+    return parts.scheme == "https" or is_here
 
 
 def _problem(client: api.Client, name: str) -> str | None:

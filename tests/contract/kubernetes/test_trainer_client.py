@@ -156,6 +156,8 @@ def test_job_is_a_train_job_of_a_runtime_of_the_cluster(client: TrainerClient, w
 def test_cluster_is_declared_once_and_by_a_server_elsewhere_with_sealed_credentials(
     client: TrainerClient, api: KubernetesClient, server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not server.url.startswith("http://127."):
+        pytest.skip("credentials are not sent there without https")
     with connected(api) as second:
         assert second.backend == client.backend
     declared = server.data("GET", f"/v1/backends/{client.backend.name}")
@@ -313,7 +315,7 @@ def test_example_of_the_page_runs_as_written(
     monkeypatch.setenv("KUBECONFIG", str(with_trainer.kubeconfig))
     program = tmp_path / "example.py"
     program.write_text(example.replace("team-a", with_trainer.namespace))
-    runpy.run_path(str(program))
+    runpy.run_path(str(program))["client"].close()
     runtimes, said = capsys.readouterr().out.splitlines()
     assert RUNTIME in runtimes
     assert said == "rank 1 of 2"

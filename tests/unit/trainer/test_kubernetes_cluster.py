@@ -137,10 +137,9 @@ class Clusters:
 
 
 class Server:
-    url = "http://127.0.0.1:1"
-
-    def __init__(self, cluster: Clusters) -> None:
+    def __init__(self, cluster: Clusters, url: str) -> None:
         self.cluster = cluster
+        self.url = url
 
 
 def backend(name: str, *, kind: str = "kubernetes", **options: Any) -> dict[str, Any]:
@@ -148,8 +147,8 @@ def backend(name: str, *, kind: str = "kubernetes", **options: Any) -> dict[str,
     return {"name": name, "kind": kind, "options": shown}
 
 
-def declared(cluster: WantedCluster, clusters: Clusters, *, here: bool = False) -> str:
-    return declare(Server(clusters), cluster, here=here)  # type: ignore[arg-type]
+def declared(cluster: WantedCluster, clusters: Clusters, *, here: bool = False, url: str = "http://127.0.0.1:1") -> str:
+    return declare(Server(clusters, url), cluster, here=here)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -190,3 +189,14 @@ def test_new_credentials_take_the_place_of_old_ones_and_nothing_else_does(wanted
 def test_who_may_not_declare_clusters_is_told_what_to_do(wanted: WantedCluster) -> None:
     with pytest.raises(ValueError, match=r"operator add it.*ServerBackendConfig\(url=\.\.\., backend=NAME\)"):
         declared(wanted, Clusters(is_admin=False))
+
+
+def test_credentials_go_where_nobody_else_reads_them(wanted: WantedCluster) -> None:
+    assert "sesame" not in repr(wanted)
+    assert declared(wanted, Clusters(), url="https://server.test") == wanted.name
+    assert declared(wanted, Clusters(), url="http://localhost:7070") == wanted.name
+    for url in ("http://server.test", "http://10.0.0.1:7070"):
+        with pytest.raises(ValueError, match="not sent to http://"):
+            declared(wanted, Clusters(), url=url)
+    # Where the server knows the cluster, nothing is sent.
+    assert declared(wanted, Clusters(backend(wanted.name)), url="http://server.test") == wanted.name
