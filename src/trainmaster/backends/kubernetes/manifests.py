@@ -1,6 +1,7 @@
 """The objects of an attempt: an Indexed Job, the Secret that it owns, and for a gang a headless Service. Pure.
 
-The text of users is in annotations and, changed to what labels allow, in one label; nowhere else.
+The text of users is in annotations and, changed to what labels allow, in one label; a TrainJob may have the name of its
+job.
 """
 
 from __future__ import annotations

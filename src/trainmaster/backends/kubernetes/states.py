@@ -67,8 +67,9 @@ def why_it_waits(attempt: Attempt) -> str:
         if job is not None and job.is_suspended:
             if job.queue:
                 return f"waits in the queue {job.queue} of Kueue"
+            what = f"trainjob {job.train_job} --type merge" if job.is_train_job else f"job {job.name}"
             patch = '{"spec":{"suspend":false}}'
-            return f"waits: somebody suspended it; `kubectl patch job {job.name} -p '{patch}'` lets it start"
+            return f"waits: somebody suspended it; `kubectl patch {what} -p '{patch}'` lets it start"
         return "waits for its pods"
     waiting = [pod for pod in pods if not pod.has_run]
     count = job.count if job is not None else len(pods)
@@ -200,7 +201,7 @@ def _plain_loss(pod: PodView) -> Loss:
 # -- attempts --
 
 TRAIN_JOB = "trainjob"
-"""Precedes the name of an attempt that is no Job, as kubectl has it."""
+"""Precedes the name of an attempt that is no Job."""
 
 
 @dataclass(slots=True, kw_only=True)

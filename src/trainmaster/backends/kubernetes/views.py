@@ -34,6 +34,7 @@ _NONE = Condition(False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     name: str
+    """Of the attempt."""
     uid: str
     attempt_id: str
     count: int
@@ -49,6 +50,8 @@ class JobView:
     is_over: bool
     """Complete or Failed, for good."""
     is_train_job: bool = False
+    train_job: str = ""
+    """What a TrainJob is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,7 @@ def train_job_view(train_job: Object) -> JobView | None:
     conditions = _conditions(train_job)
     failed = conditions.get("Failed", _NONE)
     return JobView(
-        name=head["name"],
+        name=(head.get("labels") or {}).get(manifests.ATTEMPT, head["name"]),
         uid=head["uid"],
         attempt_id=given[manifests.ATTEMPT_ID],
         count=int(spec["trainer"].get("numNodes") or 1),
@@ -187,6 +190,7 @@ def train_job_view(train_job: Object) -> JobView | None:
         failure=failed,
         is_over=failed.is_true or conditions.get("Complete", _NONE).is_true,
         is_train_job=True,
+        train_job=head["name"],
     )
 
 
