@@ -35,6 +35,9 @@ RARE = {
     ("", "pods", "delete"),
     # Where the API server checks who may block the deletion of an owner, which the test server does not.
     ("batch", "jobs/finalizers", "update"),
+    ("trainer.kubeflow.org", "trainjobs/finalizers", "update"),
+    # Where clients of Kubeflow's look for the jobs of others.
+    ("", "pods/log", "get"),
 }
 PREPARED = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
@@ -79,7 +82,7 @@ class Release:
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     with (
         running_postgres() as postgres,
-        running(tmp_path_factory.mktemp("kubernetes"), "--nodes", "2") as cluster,
+        running(tmp_path_factory.mktemp("kubernetes"), "--nodes", "2", "--trainer", "2.1") as cluster,
     ):
         postgres.directory.chmod(0o755)
         api = KubernetesClient(cluster.kubeconfig, NAMESPACE)
@@ -150,6 +153,16 @@ def test_jobs_run_in_pods_beside_the_server(release: Release) -> None:
     assert replicas[0].ask(f"/v1/jobs/{endless}/cancel", "POST").is_success
     wait_for(lambda: job(replicas[1], endless)["status"] == "CANCELLED", "the endless job to end")
     wait_for(lambda: not release.api.list("Job"), "the jobs to be removed from the cluster")
+
+
+def test_job_of_a_training_runtime_is_a_train_job(release: Release) -> None:
+    replica = release.ready(0)
+    workload = {"kind": "command", "argv": ["true"], "kubernetes": {"runtime": "torch-distributed"}}
+    job_id = submit(replica, workload=workload)
+    wait_for(lambda: job(replica, job_id)["status"] in ENDED, "the job to end")
+    assert job(replica, job_id)["status"] == "COMPLETED", job(replica, job_id)["error"]
+    found = release.api.list("TrainJob")
+    assert [each["metadata"]["annotations"]["trainmaster.io/attempt-id"] for each in found] == [f"{job_id}.1"]
 
 
 def test_server_tries_only_what_it_may_and_needs_what_it_may(release: Release) -> None:
