@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from trainmaster.backends import BACKENDS, CLUSTER_KINDS
-from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.backends.base import Capabilities, ImageFeature, PlacementBy
 from trainmaster.backends.cluster.engine import ClusterOptions
 from trainmaster.backends.cluster.kinds import options_model, secret_names
 from trainmaster.protocol.launch import Lifetime
@@ -55,7 +55,8 @@ def _abilities(every: list[Capabilities]) -> Iterator[tuple[str, list[str]]]:
     yield "batch jobs", cells(lambda each: Lifetime.BATCH in each.lifetimes)
     yield "services, trainer services", cells(lambda each: Lifetime.SERVICE in each.lifetimes)
     yield "jobs see the server's files", cells(lambda each: each.runs_here)
-    yield "images, volumes", cells(lambda each: each.images)
+    yield "images", cells(lambda each: each.images)
+    yield "volumes", cells(lambda each: each.images and ImageFeature.VOLUMES in each.image_features)
     yield (
         "accounts are separated",
         cells(lambda each: each.isolates_accounts or ("by system users" if each.runs_here else False)),

@@ -107,7 +107,7 @@ def test_secrets_are_stored_encrypted_and_never_shown(api: Api, world: World, tm
     ("name", "body", "field", "says"),
     [
         ("hpc", {"kind": "nope"}, "kind", "there are: slurm"),
-        ("hpc", {"kind": "toy"}, "options", "partition: Field required"),
+        ("hpc", {"kind": "toy"}, "options", "partition: is required"),
         ("hpc", {"kind": "toy", "options": {"partition": "p", "colour": "red"}}, "options", "no such option"),
         ("hpc", {"kind": "toy", "options": {"partition": "p", "poll_s": 0}}, "options", "poll_s"),
         ("local", {"kind": "toy", "options": {"partition": "p"}}, "name", "backend of every server"),
@@ -159,6 +159,11 @@ def test_a_node_of_a_cluster_shows_what_its_engine_says_and_is_drained_there(api
     answer = api.http.post("/v1/nodes/hpc:n1/drain", json={})
     assert answer.status_code == 409
     assert "drain the node there" in answer.text
+    # Its engine would not know of them.
+    for given in ({"labels": ["zone=a"]}, {"capabilities": ["nvlink"]}):
+        answer = api.http.patch("/v1/nodes/hpc:n1", json=given)
+        assert answer.status_code == 409
+        assert "set labels and features there" in answer.text
 
 
 def test_a_job_that_no_node_could_hold_is_refused(api: Api, world: World) -> None:

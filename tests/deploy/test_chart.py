@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 import trainmaster
 from helm_chart import CHART, IMAGE, ChartError, Object, of_kind, only, permissions_of, render
 from tls_files import self_signed
+from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.cluster.kinds import parse_options
 from trainmaster.backends.kubernetes import access
 from trainmaster.server.http.routes.monitoring import METRICS_PATH, health_router
@@ -23,6 +25,7 @@ from trainmaster.server.settings.resolution import Resolved, resolve
 
 OLDEST = "1.28"
 """The version of Kubernetes that the chart asks for; what is stable there is stable in later ones."""
+ROOT = CHART.parents[2]
 CLUSTER_SCOPED = ("ClusterRole", "ClusterRoleBinding")
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 VALUES: dict[str, Object] = {
@@ -302,6 +305,23 @@ def test_every_value_is_in_the_schema() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values.keys() == schema["properties"].keys() - {"global"}
+
+
+def test_image_has_the_libraries_of_every_kind_of_cluster_and_of_the_database() -> None:
+    (extras,) = re.findall(r'pip install .*"/src\[(.*)\]"', (ROOT / "deploy" / "Dockerfile").read_text())
+    needed = {kind.extra for kind in CLUSTER_KINDS.values() if kind.library} | {"postgres"}
+    assert needed <= set(extras.split(","))
+
+
+def test_pages_that_files_of_deploy_name_are_there() -> None:
+    named = {
+        page
+        for file in (ROOT / "deploy").rglob("*")
+        if file.is_file()
+        for page in re.findall(r"docs/[\w/-]+\.md", file.read_text())
+    }
+    assert named
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
 
 
 def test_chart_has_the_version_of_the_package() -> None:

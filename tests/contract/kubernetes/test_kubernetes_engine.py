@@ -419,6 +419,6 @@ def test_facts_name_the_version_and_what_is_wrong(make_engine: MakeEngine, api: 
     assert facts.name.startswith("Kubernetes v1.")
     assert facts.host.endswith(f"namespace {api.namespace}")
     assert facts.problem == ""
-    assert "kubeconfig" in make_engine(kubeconfig="/nowhere").facts().problem
+    assert "there is no file /nowhere on the server" in make_engine(kubeconfig="/nowhere").facts().problem
     assert "context" in make_engine(context="no-such-context").facts().problem
     assert "credentials" in make_engine(token="nobodys").facts().problem

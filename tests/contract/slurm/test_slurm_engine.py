@@ -132,7 +132,7 @@ def test_job_that_can_never_start_says_so(cluster: SlurmCluster, instance: str, 
     wait_for(lambda: "PartitionTimeLimit" in engine.jobs()[launch.name].message, "the reason")
     job = engine.jobs()[launch.name]
     assert job.phase is QUEUED
-    assert job.message.startswith("cannot start as it is: its time limit exceeds the partition's; lower max_runtime_s")
+    assert job.message.startswith("cannot start as it is: its time limit exceeds the partition's; lower max_runtime")
 
 
 def test_secret_reaches_the_worker_and_no_listing(

@@ -16,10 +16,11 @@ from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import backend as module
+from trainmaster.backends.cluster import unheard
 from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
-from trainmaster.backends.cluster.worker_start import MESSAGES, SPEC, TOKEN
+from trainmaster.backends.cluster.worker_start import GIVES_UP_AFTER_S, MESSAGES, SPEC, TOKEN
 from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control, EngineNeeds, NodeAssignment
@@ -32,6 +33,10 @@ from trainmaster.worker import bootstrap
 NAME = "tm-k3f9-job-1-1"
 CAPABLE = next(iter(CLUSTER_KINDS.values())).capabilities
 CLAIM = {"nonce": "n", "pid": 1, "start_time": 1, "boot_id": "b", "host": "h"}
+
+
+class Clock:
+    now = 1000.0
 
 
 class Cluster:
@@ -112,6 +117,24 @@ def test_an_attempt_waits_in_the_engines_queue_with_its_words_and_starts_once(cl
     assert again.until.done()
     assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
     assert len(cluster.engine.launches) == 1
+
+
+def test_workers_that_run_and_do_not_reach_the_server_say_so_until_they_give_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock.now)
+    cluster.runs()
+    assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
+
+    for since_s in (unheard.UNHEARD_S, bootstrap.PATIENCE_S):
+        clock.now = 1000.0 + since_s
+        cluster.backend.poll()
+        assert "have not reached this server at http://server:7070 yet" in str(cluster.queued())
+
+    clock.now = 1000.0 + GIVES_UP_AFTER_S
+    cluster.backend.poll()
+    assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
 
 
 def test_the_token_is_in_the_secrets_of_a_launch_alone(cluster: Cluster) -> None:

@@ -48,11 +48,9 @@ def cluster_of(database: Database, subscriptions: Subscriptions, **tables: Any) 
     )
 
 
-def report(database: Database, *names: str) -> None:
-    found = [
-        Node(node_id=name, backend="b", hostname=name, cpu_cores=1, ram_mb=1, storage_mb=1, last_seen_at=1000.0)
-        for name in names
-    ]
+def report(database: Database, *names: str, pool: str = "") -> None:
+    amounts = {"cpu_cores": 1, "ram_mb": 1, "storage_mb": 1, "last_seen_at": 1000.0}
+    found = [Node(node_id=name, backend=pool or "b", hostname=name, pool=pool, **amounts) for name in names]
     database.write_now(lambda connection: nodes.put(connection, EVERYTHING, found))
 
 
@@ -125,6 +123,17 @@ def test_node_that_nobody_reports_is_told_once(
         with_typo.settle_nodes()
     (told,) = caplog.messages
     assert "gpu-1O; there are: gpu-10" in told
+
+
+def test_labels_of_a_node_of_a_cluster_have_no_effect_and_the_log_says_so(
+    database: Database, subscriptions: Subscriptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    report(database, "hpc:n1", pool="hpc")
+    cluster_of(database, subscriptions, nodes={"hpc:n1": DeclaredNode(labels=("x",))}).apply()
+    assert labels(database, "hpc:n1") == ()
+    (told,) = caplog.messages
+    assert "hpc:n1 in the settings file has no effect" in told
+    assert "set labels and features there" in told
 
 
 def test_webhook_keeps_its_place_while_the_file_changes_it(database: Database, subscriptions: Subscriptions) -> None:

@@ -25,6 +25,7 @@ from trainmaster.backends.cluster.engine import (
     ShowsForeignJobs,
     engine_name,
 )
+from trainmaster.backends.cluster.unheard import Unheard
 from trainmaster.backends.worker_package import package_digest, packed_worker
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -83,6 +84,7 @@ class ClusterBackend:
         """Those of the attempts that a list has shown."""
         self._found: dict[str, EngineJob | None] = {}
         """What the engine said of claimed attempts that no list shows: they may have ended while no server ran."""
+        self._unheard = Unheard()
         self._waits: dict[str, Future[None]] = {}
         self._to_cancel: set[str] = set()
         """Names of attempts that were withdrawn while the engine was away."""
@@ -139,6 +141,8 @@ class ClusterBackend:
             loss = job.loss or Loss(reason=Reason.ENGINE_UNAVAILABLE, message=job.message)
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
                 raise LaunchError(loss.message, _of_launch(loss.reason))
+        if job.phase is EnginePhase.RUNNING and self._unheard.is_silent(name):
+            raise self._wait(name, worker_start.UNHEARD.format(url=request.server_url), job.handle)
         return job.handle
 
     def _start(self, request: AttemptRequest, name: str) -> str:
@@ -356,6 +360,7 @@ class ClusterBackend:
                 self._waits.pop(name, None)
                 self._observed_at.pop(name, None)
                 self._found.pop(name, None)
+                self._unheard.forget(name)
                 for node in range(len(self._attempts.pop(name).nodes)):
                     self._claimed_from.pop((name, node), None)
 

@@ -48,6 +48,9 @@ def _problems(model: type[ClusterOptions], error: ValidationError) -> Iterable[s
         name = ".".join(map(str, problem["loc"])) or "options"
         if problem["type"] == "extra_forbidden":
             yield f"{name}: there is no such option; there are: {', '.join(sorted(model.model_fields))}"
+        elif problem["type"] in ("missing", "string_pattern_mismatch") and name in model.model_fields:
+            what = "is required" if problem["type"] == "missing" else "is written differently"
+            yield f"{name}: {what}. {model.model_fields[name].description or ''}".rstrip()
         else:
             yield f"{name}: {problem['msg'].removeprefix('Value error, ')}"
 

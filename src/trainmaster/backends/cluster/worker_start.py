@@ -34,15 +34,20 @@ def command(source: str, *arguments: str) -> tuple[str, ...]:
 COMMAND = command(SOURCE)
 """The same for every attempt: what differs is in variables."""
 
+_REACH = "set the option server_url, or advertise_url of the server, to an address that they can reach"
+UNHEARD = f"its workers run on the cluster, and have not reached this server at {{url}} yet; if they never do, {_REACH}"
+"""While they try, with the address that they try."""
+GIVES_UP_AFTER_S = bootstrap.PATIENCE_S + 30.0
+"""A worker that does not reach the server ends sooner than this, and its exit code says why."""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 MESSAGES: Mapping[int, str] = {
     bootstrap.TOO_OLD: "the Python of its nodes is older than 3.11; name a newer one with the option `python`",
-    bootstrap.UNREACHABLE: "its nodes cannot reach this server; set the option server_url, or advertise_url of the "
-    "server, to an address that they can reach",
+    bootstrap.UNREACHABLE: f"its nodes cannot reach this server; {_REACH}",
     bootstrap.REFUSED: "the server refused the worker: the attempt was over when it started",
     bootstrap.NO_ROOM: "its nodes cannot write to the directory for work; name another with the option work_dir",
-    _NOT_FOUND: "its nodes have no Python where it was expected; name one with the option `python`",
-    _NOT_EXECUTABLE: "the Python of the option `python` cannot be executed on its nodes",
+    _NOT_FOUND: "there is no Python where its worker starts, on the nodes or in the image; name one with the option "
+    "`python`, or use another image",
+    _NOT_EXECUTABLE: "the Python of the option `python` cannot be executed where its worker starts",
 }
 """Exit code of a worker that did not start -> why, and what to do."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 import threading
@@ -136,7 +137,7 @@ class KubernetesConnection:
                 yield OPENED, {}
                 yield from self._events(response)
         except httpx.HTTPError as error:
-            raise EngineAwayError(_words_of(error, session.host)) from error
+            raise EngineAwayError(words_of(error, session.host)) from error
         except ValueError as error:
             raise EngineAwayError(f"{session.host} sends what is no event") from error
 
@@ -198,7 +199,7 @@ class KubernetesConnection:
                     method, path, content=content, params=parameters, headers=headers, extensions=session.extensions
                 )
             except httpx.HTTPError as error:
-                raise EngineAwayError(_words_of(error, session.host)) from error
+                raise EngineAwayError(words_of(error, session.host)) from error
             self.heard_at = time.monotonic()
             if response.status_code == 401 and not renewed:
                 # Tokens and certificates expire, and others take their place.
@@ -281,6 +282,8 @@ def _load(options: KubernetesOptions, configuration: Any) -> str:
         namespace = _namespace_in(document, context)
     elif options.kubeconfig or not _is_in_cluster():
         path = options.kubeconfig or None
+        if path is not None and not os.path.exists(path):
+            raise ConfigException(f"there is no file {path} on the server")
         _config.load_kube_config(config_file=path, context=context, client_configuration=configuration)
         contexts, active = _config.list_kube_config_contexts(config_file=path)
         chosen = next((each for each in contexts if each["name"] == context), active)
@@ -352,5 +355,10 @@ def _error_of(response: httpx.Response) -> Exception:
     return KubernetesRefusedError(code, reason, message)
 
 
-def _words_of(error: httpx.HTTPError, host: str) -> str:
-    return f"{host}: {type(error).__name__}: {error}".rstrip(": ")
+def words_of(error: httpx.HTTPError, host: str) -> str:
+    words = f"{host}: {type(error).__name__}: {error}".rstrip(": ")
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return f"{words}; the kubeconfig has to have the authority of the cluster (certificate-authority-data)"
+    if isinstance(error, httpx.ConnectError):
+        return f"{words}; is the cluster up, and the address in the kubeconfig right?"
+    return words

@@ -50,7 +50,8 @@ class SlurmOptions(ClusterOptions):
     time: str = Field(
         default="",
         pattern=_TIME,
-        description="Slurm's time limit for jobs without max_runtime_s, such as `2-00:00:00`. Empty: the partition's.",
+        description="Slurm's time limit for jobs without max_runtime_seconds, such as `2-00:00:00`. Empty: that of the "
+        "partition.",
     )
     nice: int = Field(
         default=10,

@@ -15,7 +15,7 @@ _REMEDIES = (
     ("node configuration", "ask for fewer GPUs, cores or less memory per node: no node of the partition has as many"),
     ("node count", "ask for fewer nodes, or choose another partition"),
     ("more processors", "ask for fewer cores or nodes: the partition does not have as many"),
-    ("time limit", "lower max_runtime_s, or the option time, to the limit of the partition"),
+    ("time limit", "lower max_runtime_seconds, or the option time, to the limit of the partition"),
     ("dependency", "report this: no job has a dependency but on itself"),
     ("access/permission", "let the server's user use this partition and account"),
     ("not permitted", "let the server's user use this partition and account"),

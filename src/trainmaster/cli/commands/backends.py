@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainmaster.cli.commands.show import shown
 from trainmaster.cli.exits import CommandError, UsageError, say
 from trainmaster.cli.options import JsonOption, connect
 from trainmaster.cli.output import draw, duration, facts, print_json, print_list, print_result, styled
@@ -51,14 +53,19 @@ def _list(*, as_json: bool) -> None:
 
 
 def _row(backend: BackendSummary) -> tuple[str | Text, ...]:
-    options = {name: value for name, value in (backend["options"] or {}).items() if value not in (None, "", [], {})}
     return (
         backend["name"],
         backend["kind"],
         "yes" if backend["default"] else "",
         "yes" if backend["images"] else "",
-        styled(" ".join(f"{name}={value}" for name, value in options.items()), "dim"),
+        styled(" ".join(f"{name}={value}" for name, value in _options(backend).items()), "dim"),
     )
+
+
+def _options(backend: BackendSummary) -> dict[str, str]:
+    """The options that say something: not those that are empty, and switches that are off."""
+    options = (backend["options"] or {}).items()
+    return {name: shown(value) for name, value in options if value not in (None, "", [], {}, False, 0)}
 
 
 @app.command("show")
@@ -82,7 +89,7 @@ def _parts(backend: Backend) -> list[Any]:
                 "default": "yes" if backend["default"] else "no",
                 "engine": engine["name"] if engine else None,
                 "where": engine["host"] if engine else None,
-                **{name: value for name, value in (backend["options"] or {}).items() if value not in (None, "")},
+                **_options(backend),
             }
         ),
     ]
@@ -170,8 +177,9 @@ def _followed(client: Client, job_id: str, *, deadline: float) -> Job:
         if job["status"] in _ENDED:
             return job
         message = f"{job['status']}: {job['pending_reason'] or job['status_message'] or ''}".rstrip(": ")
-        if message != told:
-            told = message
+        # Not every second of a wait.
+        if (kind := re.sub(r"\d+ s more", "", message)) != told:
+            told = kind
             say(message)
         if time.monotonic() > deadline:
             client.cancel(job_id, missing_ok=True)

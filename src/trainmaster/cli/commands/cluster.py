@@ -87,7 +87,7 @@ def _row(node: Node) -> tuple[str | Text, ...]:
         _gib(node["ram_mb"]),
         _gib(node["storage_mb"]),
         ", ".join(node["jobs"]),
-        styled(", ".join((*node["labels"], *node["capabilities"])), "dim"),
+        styled(", ".join(dict.fromkeys((*node["labels"], *node["capabilities"]))), "dim"),
     )
 
 

@@ -32,6 +32,8 @@ from trainmaster.protocol.sockets import reachable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from trainmaster.client import Client
+
 
 def doctor(as_json: JsonOption = False) -> None:
     """Check this machine and the server, and say what to do. Exits with 1 when something is broken."""
@@ -55,6 +57,9 @@ NO_SPACE = 200 << 20
 SLOW_FSYNC_S = 0.05
 """Every submission waits for one: slower, and the server feels slow."""
 FORK_SERVER_TIMEOUT_S = 2.0
+CLUSTER_TIMEOUT_S = 15.0
+"""The server itself gives up sooner on an engine that does not answer."""
+_OF_CLUSTERS = "change it with `trainmaster backends add`, or in the settings file; then `trainmaster backends test`"
 CGROUP_MOUNTS = (
     ("memory", Path("/sys/fs/cgroup/memory")),
     ("", Path("/sys/fs/cgroup")),
@@ -147,6 +152,8 @@ def _server() -> Iterator[Finding]:
             yield Finding("server", OK, f"ready at {address}{process}")
             client.nodes()
             yield Finding("API key", OK, "accepted")
+        with Client(address, timeout=CLUSTER_TIMEOUT_S) as client:
+            yield from _clusters(client)
     except ApiError as error:
         remedy = f"look into the server's log ({local.log_file()} for the local one)"
         if error.status in (401, 403):
@@ -159,6 +166,20 @@ def _server() -> Iterator[Finding]:
             str(error),
             "check TRAINMASTER_URL, or the login (`trainmaster login`)" if url else f"look into {local.log_file()}",
         )
+
+
+def _clusters(client: Client) -> Iterator[Finding]:
+    """The engine of each declared cluster, as the server sees it."""
+    for backend in client.cluster.backends():
+        if backend["options"] is None:
+            continue
+        name = backend["name"]
+        engine = client.cluster.backend(name)["engine"]
+        if engine is None or engine["problem"]:
+            problem = engine["problem"] if engine else None
+            yield Finding(f"cluster {name}", FAIL, problem or "this server does not run it", _OF_CLUSTERS)
+        else:
+            yield Finding(f"cluster {name}", OK, ", ".join(filter(None, (engine["name"], engine["host"]))))
 
 
 def _fork_server() -> Iterator[Finding]:

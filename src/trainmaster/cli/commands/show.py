@@ -163,7 +163,11 @@ def _placement(job: Job) -> str | None:
     if not placement:
         return None
     gpus = len(placement["gpus"])
-    where = f"{placement['backend']}: {', '.join(placement['nodes'])}"
+    nodes = placement["nodes"]
+    chosen = ", ".join(nodes)
+    if set(nodes) == {placement["backend"]}:  # its engine chooses them
+        chosen = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    where = f"{placement['backend']}: {chosen}"
     return f"{where}, {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else where
 
 

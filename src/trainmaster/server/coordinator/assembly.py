@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
-from trainmaster.backends.base import LaunchError
+from trainmaster.backends.base import Backend, LaunchError
 from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.protocol.launch import Launch
 from trainmaster.protocol.sockets import HintListener
@@ -126,22 +126,25 @@ class CoordinatorRole:
 
     def engine(self, backend: str) -> EngineFacts | None:
         """The engine that runs the jobs of a backend, asked now; None where this server runs them itself."""
-        self._backends.refresh()  # it may have been declared, or declared anew, a moment ago
-        return self._backends[backend].engine()
+        return self._declared(backend).engine()
 
     def foreign_jobs(self, backend: str) -> ForeignJobs | None:
         """What others run on the engine of a backend; None: it shows nothing of that."""
-        self._backends.refresh()
-        found = self._backends[backend]
+        found = self._declared(backend)
         return found.foreign if isinstance(found, ClusterBackend) else None
 
     def render(self, job: Job, launch: Launch) -> str:
         """What a job's backend would send to its engine now, without secrets; RefusedError if it could not be sent."""
-        backend = self._backends[job.backend]
+        backend = self._declared(job.backend)
         try:
             return backend.render(self._launches.preview(job, launch, backend.capabilities))
         except LaunchError as error:
             raise RefusedError(str(error)) from error
+
+    def _declared(self, backend: str) -> Backend:
+        """A backend as it is declared now: an operator may have added it, or changed it, a moment ago."""
+        self._backends.refresh()
+        return self._backends[backend]
 
     def start(self) -> None:
         self._reports.take()

@@ -106,14 +106,15 @@ class Clusters:
         return parse_options(cluster.kind, {**cluster.options, **self._secrets_of(cluster)})
 
     def shown(self, cluster: Cluster) -> dict[str, Any]:
-        """The options as anybody may see them: with what was not set, and without secrets."""
+        """The options as anybody may see them: those that were set, then the others, and without secrets."""
         try:
             fields, hidden = options_model(cluster.kind).model_fields, secret_names(cluster.kind)
         except WrongOptionsError:
             return dict(cluster.options)
         known = self._secrets_of(cluster)
-        shown = {name: cluster.options.get(name, field.default) for name, field in fields.items()}
-        return shown | {name: HIDDEN if name in known else None for name in hidden}
+        shown = {**cluster.options, **dict.fromkeys(hidden & known.keys(), HIDDEN)}
+        rest = {name: field.default for name, field in fields.items() if name not in shown}
+        return {**shown, **rest, **dict.fromkeys(hidden - shown.keys())}
 
     def _secrets_of(self, cluster: Cluster) -> dict[str, str]:
         if not cluster.sealed:

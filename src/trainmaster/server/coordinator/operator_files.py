@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from trainmaster.plain_yaml import parse_yaml, parse_yaml_documents
 from trainmaster.server.coordinator.clusters import Clusters
 from trainmaster.server.coordinator.webhook_subscriptions import Subscriptions
-from trainmaster.server.core.errors import NotFoundError, RefusedError, SpecError
+from trainmaster.server.core.errors import ConflictError, NotFoundError, RefusedError, SpecError
 from trainmaster.server.core.resources import JobQueue
 from trainmaster.server.core.shapes import Shape, Shapes
 from trainmaster.server.core.spec.documents import parse
@@ -72,9 +72,17 @@ class DeclaredCluster:
         def work(connection: Connection) -> None:
             for name in sorted(there):
                 given = self.declared.nodes[name]
-                nodes.give(
-                    connection, _EVERYTHING, name, self.clock(), labels=given.labels, capabilities=given.capabilities
-                )
+                try:
+                    nodes.give(
+                        connection,
+                        _EVERYTHING,
+                        name,
+                        self.clock(),
+                        labels=given.labels,
+                        capabilities=given.capabilities,
+                    )
+                except ConflictError as error:
+                    _log.warning("the entry of %s in the settings file has no effect: %s", name, error)
 
         if there:
             self.database.write_now(work)

@@ -118,6 +118,8 @@ def give(
     """Set the labels or the capabilities that a node has beside those of its backend."""
     scope.require_everything()
     node = get(connection, scope, node_id)
+    if node.is_in_pool and (labels or capabilities):
+        raise ConflictError(f"the engine of {node.backend} places jobs on {node_id}; set labels and features there")
     wanted = {
         "labels": node.given_labels if labels is None else tuple(dict.fromkeys(labels)),
         "capabilities": node.given_capabilities if capabilities is None else tuple(dict.fromkeys(capabilities)),

@@ -210,7 +210,7 @@ async def node_events(
     return ok(await context.read(find))
 
 
-@nodes_router.post("/nodes/{node_id}/drain", **answers(schema.NodeResource, 404, body=DrainBody))
+@nodes_router.post("/nodes/{node_id}/drain", **answers(schema.NodeResource, 404, 409, body=DrainBody))
 async def drain_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Give a node no more work. It is DRAINED when nothing runs there; with `force`, what runs is preempted."""
     wanted = await read_model(request, DrainBody)
@@ -225,7 +225,7 @@ async def enable_node(request: Request, principal: Admin, context: Context, node
     return await _changed(context, principal, node_id, nodes.enable)
 
 
-@nodes_router.patch("/nodes/{node_id}", **answers(schema.NodeResource, 404, body=NodeBody))
+@nodes_router.patch("/nodes/{node_id}", **answers(schema.NodeResource, 404, 409, body=NodeBody))
 async def change_node(request: Request, principal: Admin, context: Context, node_id: NodeId) -> Response:
     """Set the labels or capabilities that a node has beside those that its backend reports."""
     wanted = await read_model(request, NodeBody)
