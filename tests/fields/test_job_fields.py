@@ -64,7 +64,6 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "volumes": changed(COMMAND, "workload.volumes", [{"source": "/srv/a", "target": "/a"}]),
     "container options": changed(COMMAND, "workload.container", {}),
     "kubernetes options": changed(COMMAND, "workload.kubernetes", {}),
-    "kubernetes options": changed(COMMAND, "workload.kubernetes", {"runtime": "torch-distributed"}),
     "files": changed(COMMAND, "workload.files", [{"path": "a", "sha256": DIGEST}]),
     "hub dataset": initialized("dataset", **HUB),
     "hub model": initialized("model", **HUB),

@@ -13,7 +13,7 @@ from kubernetes_server.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, RO
 from kubernetes_server.statuses import StatusError, forbidden, unauthorized
 from kubernetes_server.store import Store
 
-MASTERS = "system:masters"
+MASTERS, EVERYBODY = "system:masters", "system:authenticated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Access:
     """With its subresource: `pods/log`."""
     namespace: str = ""
     name: str = ""
+
+
+OWN_RIGHTS = Access(verb="create", group="authorization.k8s.io", resource="selfsubjectaccessreviews")
+"""Whoever has a token may ask what it allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,9 @@ class Users:
     def allows(self, user: User, access: Access) -> bool:
         if any(denial.covers(user, access) for denial in self.denials):
             return False
-        return MASTERS in user.groups or any(_grants(rule, access) for rule in self._rules(user, access.namespace))
+        if MASTERS in user.groups or (EVERYBODY in user.groups and access == OWN_RIGHTS):
+            return True
+        return any(_grants(rule, access) for rule in self._rules(user, access.namespace))
 
     def refusal(self, user: User, access: Access, resource: Resource) -> StatusError:
         where = f'in the namespace "{access.namespace}"' if access.namespace else "at the cluster scope"
@@ -118,7 +124,7 @@ class Users:
 
 
 def service_account(namespace: str, name: str) -> User:
-    groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated")
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", EVERYBODY)
     return User(f"system:serviceaccount:{namespace}:{name}", groups)
 
 
