@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -33,7 +34,7 @@ REQUIRED = "REQUIRE_SLURM"
 NODES = ("n1", "n2")
 GPUS: Mapping[str, tuple[str, ...]] = {"n1": ("h100",) * 4, "n2": ("h100", "h100", "a100", "a100")}
 CPUS, MEMORY_MB = 64, 64_000
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "sbatch", "squeue", "scancel", "scontrol")
 _SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 _WATCHER = """
@@ -75,6 +76,7 @@ class SlurmCluster:
 
     directory: Path
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    rest_port: int = 0
 
     @property
     def conf(self) -> Path:
@@ -136,6 +138,27 @@ class SlurmCluster:
         self._daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
         wait_for(lambda: (self.directory / "munge.socket").exists() and self._answers(), "munged")
 
+    def start_rest(self) -> None:
+        """Start slurmrestd, unless it runs; it refuses to be root, and has no key of munge."""
+        if "slurmrestd" in self.daemons:
+            return
+        self.rest_port = self.rest_port or _free_ports(1)[0]
+        command = ("slurmrestd", "-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{self.rest_port}")
+        self._daemon("slurmrestd", *command, user="nobody", SLURM_JWT="daemon")
+        wait_for(self._rest_listens, "slurmrestd")
+
+    def kill_rest(self) -> None:
+        self._kill("slurmrestd")
+
+    def token(self, lifespan_s: int = 86_400) -> str:
+        return self.scontrol("token", "username=root", f"lifespan={lifespan_s}").strip().partition("=")[2]
+
+    def rest_options(self, **values: Any) -> dict[str, Any]:
+        """Options of a cluster that is reached by slurmrestd alone."""
+        self.start_rest()
+        access = {"rest_url": f"http://127.0.0.1:{self.rest_port}", "rest_user": "root", "token": self.token()}
+        return {"partition": "low", "output_dir": str(self.directory / "out"), **access, **values}
+
     def scontrol(self, *arguments: str) -> str:
         return self.run("scontrol", *arguments)
 
@@ -152,6 +175,9 @@ class SlurmCluster:
     def engine(self, instance: str, **values: Any) -> SlurmEngine:
         return SlurmEngine("hpc", instance, self.options(**values))
 
+    def rest_engine(self, instance: str, **values: Any) -> SlurmEngine:
+        return SlurmEngine("hpc", instance, SlurmOptions(**self.rest_options(**values)))
+
     def end_all_jobs(self) -> None:
         user = f"--user={os.geteuid()}"
         self.run("scancel", user, "--state=PENDING")
@@ -159,22 +185,25 @@ class SlurmCluster:
         wait_for(lambda: not self.run("squeue", "--noheader"), "the end of all jobs")
 
     def stop(self) -> None:
-        for name in [*NODES, "slurmctld", "munged"]:
+        for name in ["slurmrestd", *NODES, "slurmctld", "munged"]:
             self._kill(name)
 
-    def _daemon(self, name: str, *command: str) -> None:
+    def _daemon(self, name: str, *command: str, user: str | None = None, **environment: str) -> None:
         log = self.directory / f"{name}.out"
         program = shutil.which(command[0], path=_SEARCHED)
         assert program is not None, command[0]
         with open(log, "ab") as output:
             self.daemons[name] = subprocess.Popen(
                 [program, *command[1:]],
-                env=self.environment,
+                env={**self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
                 start_new_session=True,
+                user=user,
+                group=user and pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
             )
 
     def _kill(self, name: str) -> None:
@@ -188,6 +217,12 @@ class SlurmCluster:
         command = ["scontrol", "ping"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.returncode == 0 and "is UP" in done.stdout
+
+    def _rest_listens(self) -> bool:
+        log = self.directory / "slurmrestd.out"
+        assert self.daemons["slurmrestd"].poll() is None, log.read_text()[-2000:]
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.rest_port)) == 0
 
     def _is_idle(self, node: str) -> bool:
         assert self.daemons[node].poll() is None, (self.directory / f"{node}.out").read_text()[-2000:]
@@ -229,6 +264,8 @@ def _configure(directory: Path) -> None:
         (directory / name).mkdir(parents=True)
     (directory / "munge.key").write_bytes(os.urandom(1024))
     (directory / "munge.key").chmod(0o400)
+    (directory / "jwt.key").write_bytes(os.urandom(32))
+    (directory / "jwt.key").chmod(0o600)
     (directory / "cgroup.conf").write_text("CgroupAutomount=no\n")
     gres, nodes = [], []
     host = socket.gethostname().partition(".")[0]
@@ -255,6 +292,8 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={d}/munge.socket,cred_expire=5
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={d}/jwt.key
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool/%n

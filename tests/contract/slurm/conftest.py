@@ -35,9 +35,12 @@ def instance() -> str:
     return f"t{next(_NUMBERS)}"
 
 
-@pytest.fixture
-def engine(cluster: SlurmCluster, instance: str) -> SlurmEngine:
-    return cluster.engine(instance)
+@pytest.fixture(params=["programs", pytest.param("slurmrestd", marks=pytest.mark.long)])
+def engine(request: pytest.FixtureRequest, cluster: SlurmCluster, instance: str) -> Iterator[SlurmEngine]:
+    """A client that reaches the cluster by Slurm's programs, and one by slurmrestd."""
+    made = cluster.engine(instance) if request.param == "programs" else cluster.rest_engine(instance)
+    yield made
+    made.close()
 
 
 @pytest.fixture

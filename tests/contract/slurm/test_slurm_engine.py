@@ -12,6 +12,7 @@ from process_signals import pids
 from slurm_cluster import CPUS, GPUS, NODES, SlurmCluster, slurm_launch, wait_for, wait_for_phase
 from trainmaster.backends.cluster.engine import EnginePhase, EngineRefusedError
 from trainmaster.backends.slurm.client import SlurmEngine
+from trainmaster.backends.slurm.programs import SlurmPrograms
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.resources import NodeState
 
@@ -259,14 +260,16 @@ def test_three_hundred_jobs_are_listed_in_one_call(
     submit = f'sed "s/@NAME@/$name/" {template} | sbatch --parsable >/dev/null'
     cluster.run("sh", "-ec", f"while read -r name; do {submit}; done < {names}")
     calls: list[str] = []
-    run = engine._commands.run
+    access = engine._access
+    assert isinstance(access, SlurmPrograms)
+    run = access._commands.run
 
     def counted(program: str, *arguments: str, **values: object) -> str:
         calls.append(program)
         return run(program, *arguments, **values)  # type: ignore[arg-type]
 
     engine.nodes()
-    monkeypatch.setattr(engine._commands, "run", counted)
+    monkeypatch.setattr(access._commands, "run", counted)
     jobs = engine.jobs()
     assert calls == ["squeue"]
     wanted = {launch.name: launch.request.attempt_id for launch in launches}
@@ -298,10 +301,11 @@ def test_drained_node_is_reported_with_its_reason(cluster: SlurmCluster, engine:
     wait_for(lambda: all(node.state is NodeState.READY for node in engine.nodes()), "the node")
 
 
-def test_facts_name_version_cluster_and_partition(cluster: SlurmCluster, engine: SlurmEngine) -> None:
+def test_facts_name_version_cluster_and_partition(engine: SlurmEngine) -> None:
     facts = engine.facts()
     assert facts.name.startswith("Slurm 2")
-    assert (facts.host, facts.problem) == ("test, partition low", "")
+    assert facts.host == f"{engine._options.rest_url or 'test'}, partition low"
+    assert facts.problem == ""
 
 
 @pytest.mark.parametrize(

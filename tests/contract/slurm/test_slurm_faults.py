@@ -141,7 +141,8 @@ def test_controller_that_hangs_is_away(cluster: SlurmCluster, instance: str) -> 
         cluster.resume_controller()
 
 
-def test_absent_munge_is_a_problem_with_a_remedy(cluster: SlurmCluster, engine: SlurmEngine) -> None:
+def test_absent_munge_is_a_problem_with_a_remedy(cluster: SlurmCluster, instance: str) -> None:
+    engine = cluster.engine(instance)
     cluster.kill_munge()
     try:
         assert "start munged" in engine.facts().problem
@@ -158,7 +159,7 @@ def test_job_that_the_controller_forgets_while_it_is_not_looked_at_ends(
     launch = programs.waiting()
     handle = engine.start(launch)
     wait_for_phase(engine, launch.name, RUNNING)
-    monkeypatch.setattr(engine, "_queried", lambda *_: [])
+    monkeypatch.setattr(engine._access, "jobs", lambda *_: [])
     job = engine.jobs()[launch.name]
     assert (job.phase, job.handle) == (ENDED, handle)
     assert job.loss is not None
