@@ -98,6 +98,13 @@ def test_gpus_of_two_jobs_are_disjoint_and_of_the_wanted_type(engine: SlurmEngin
     assert held == {"n1": 4, "n2": 0}
 
 
+def test_preference_that_too_few_nodes_meet_does_not_hold_a_job_up(engine: SlurmEngine, programs: Programs) -> None:
+    launch = programs.launch("exit 0", nodes=2, affinity=("n2-only", "everywhere"))
+    engine.start(launch)
+    wait_for_phase(engine, launch.name, ENDED)
+    assert "--prefer=everywhere\n" in engine.document(launch)
+
+
 def test_gpu_type_that_no_node_has_is_refused(engine: SlurmEngine, programs: Programs) -> None:
     with pytest.raises(EngineRefusedError, match=r"of type b200; it has a100 .*h100"):
         engine.start(programs.waiting(gpus=1, gpu_type="B200"))

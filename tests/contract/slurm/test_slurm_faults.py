@@ -80,6 +80,29 @@ def test_held_job_says_how_it_is_released(cluster: SlurmCluster, engine: SlurmEn
     assert "scontrol release" in wait_for(lambda: engine.jobs()[launch.name].message, "the reason")
 
 
+def test_requeued_job_ends_and_does_not_run_again(
+    cluster: SlurmCluster, engine: SlurmEngine, programs: Programs
+) -> None:
+    launch = programs.waiting()
+    handle = engine.start(launch)
+    programs.wait_for_note("up")
+    with pytest.raises(AssertionError, match="disabled"):
+        cluster.scontrol("requeue", handle)
+    cluster.scontrol("update", f"JobId={handle}", "Requeue=1")  # an administrator insists
+    cluster.scontrol("requeuehold", handle)
+    programs.wait_for_note("TERM")
+    programs.go()
+    loss = wait_for_phase(engine, launch.name, ENDED).loss
+    assert loss is not None
+    assert (loss.reason, "requeued on Slurm" in loss.message) == (Reason.ENGINE_CANCELLED, True)
+    wait_for(lambda: "CANCELLED" in cluster.scontrol("show", "job", handle), "the end on Slurm")
+    found = engine.find(launch.name)
+    assert found is not None
+    assert found.loss is not None
+    assert found.loss.reason is Reason.ENGINE_CANCELLED
+    assert programs.notes() == ["up", "TERM"]
+
+
 def test_suspended_job_still_runs(cluster: SlurmCluster, engine: SlurmEngine, programs: Programs) -> None:
     launch = programs.waiting()
     handle = engine.start(launch)

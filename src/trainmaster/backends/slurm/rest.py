@@ -29,6 +29,7 @@ _FRESH_S = 1.0
 """There is no list of a single name: a list so young says whether a job is there that this process did not submit."""
 _UNKNOWN_JOB = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 _UNSPECIFIED = "Unspecified error"
+"""All that version v0.0.38 says of a controller that is away, and of a token that is not valid."""
 _RENEW = (
     "make another with `scontrol token username=USER lifespan=SECONDS`, which lives as long as jobs run there, and set "
     "the option token"
@@ -142,7 +143,7 @@ class SlurmRest:
             answer = response.json()
             words = documents.problems_in(answer) if isinstance(answer, dict) else "no object"
             if words == _UNSPECIFIED:
-                raise EngineAwayError(self._cause_of_unspecified())
+                raise EngineAwayError(f"{CONTROLLER_AWAY}; or the token of {self._options.rest_user} is no good: {_RENEW}")
         except httpx.HTTPError as error:
             raise EngineAwayError(
                 f"{self._url} does not answer: see that slurmrestd runs there ({type(error).__name__}: {error})"
@@ -156,13 +157,6 @@ class SlurmRest:
         if words:
             raise SlurmRefusedError(words)
         return dict(answer)
-
-    def _cause_of_unspecified(self) -> str:
-        """Of the error that version v0.0.38 has for a token that is not valid, and for a controller that is away."""
-        answer = self._http.get(f"/slurm/v0.0.{self._version()}/ping").json()
-        if not any(each.get("ping") == "UP" for each in answer.get("pings") or ()):
-            return CONTROLLER_AWAY
-        return f"Slurm does not take the token of {self._options.rest_user}: {_RENEW}"
 
 
 def _expiry(token: str) -> float | None:
