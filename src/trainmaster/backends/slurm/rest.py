@@ -143,7 +143,9 @@ class SlurmRest:
             answer = response.json()
             words = documents.problems_in(answer) if isinstance(answer, dict) else "no object"
             if words == _UNSPECIFIED:
-                raise EngineAwayError(f"{CONTROLLER_AWAY}; or the token of {self._options.rest_user} is no good: {_RENEW}")
+                raise EngineAwayError(
+                    f"{CONTROLLER_AWAY}; or the token of {self._options.rest_user} is no good: {_RENEW}"
+                )
         except httpx.HTTPError as error:
             raise EngineAwayError(
                 f"{self._url} does not answer: see that slurmrestd runs there ({type(error).__name__}: {error})"
