@@ -15,6 +15,8 @@ _PROGRAMS = ("mariadbd", "mariadb-install-db", "mariadb", "slurmdbd", "sacctmgr"
 _SLURMDBD = """
 AuthType=auth/munge
 AuthInfo=socket={d}/munge.socket
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={d}/jwt.key
 DbdHost={host}
 DbdAddr=127.0.0.1
 DbdPort={dbd}

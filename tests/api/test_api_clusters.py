@@ -92,6 +92,9 @@ def test_a_cluster_says_where_its_workers_reach_the_server_and_why_they_cannot(a
     )
     world.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, [remote]))
     assert "set the setting advertise_url" in api.call("GET", "/v1/backends/hpc")["unreachable"]
+    refused = api.http.post("/v1/jobs", json=JOB)
+    assert refused.status_code == 400
+    assert "set the setting advertise_url" in refused.text
     add(api, server_url="https://tm.example")
     shown = api.call("GET", "/v1/backends/hpc")
     assert (shown["server_url"], shown["unreachable"]) == ("https://tm.example", None)

@@ -48,6 +48,21 @@ def test_time_limit_comes_after_a_sigterm(cluster: SlurmCluster, engine: SlurmEn
     assert loss.reason is Reason.TIMEOUT
 
 
+def test_deadline_of_a_waiting_job_is_told_apart(
+    cluster: SlurmCluster, engine: SlurmEngine, programs: Programs
+) -> None:
+    holder = programs.waiting(job_id="job-holder", nodes=2, cpu_cores=CPUS)
+    engine.start(holder)
+    programs.wait_for_note("up", nodes=2)
+    launch = programs.waiting(cpu_cores=CPUS, max_runtime_s=600.0)
+    handle = engine.start(launch)
+    cluster.scontrol("update", f"JobId={handle}", "Deadline=now+60")
+    loss = wait_for_phase(engine, launch.name, ENDED).loss
+    assert loss is not None
+    assert (loss.reason, "deadline" in loss.message) == (Reason.TIMEOUT, True)
+    programs.go()
+
+
 def test_worker_over_its_memory_is_killed_and_says_so(engine: SlurmEngine, programs: Programs) -> None:
     eater = "import time; held = bytearray(600 << 20); time.sleep(3600)"
     launch = programs.launch(f"exec python3 -c '{eater}'")

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
 """There is no list of a single name: a list so young says whether a job is there that this process did not submit."""
-_UNKNOWN_JOB = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id|already complet|nothing found", re.IGNORECASE)
 _UNSPECIFIED = "Unspecified error"
 """All that version v0.0.38 says of a controller that is away, and of a token that is not valid."""
 _RENEW = (
@@ -81,13 +81,20 @@ class SlurmRest:
             if f"{prefix}/jobs" not in self._paths:
                 return found
             for handle in handles:
-                found += documents.jobs_in(self._sent("GET", f"{prefix}/job/{handle}"), self._instance)
+                found += self._accounted(f"{prefix}/job/{handle}")
             for name in names:
-                document = self._sent("GET", f"{prefix}/jobs", params={"job_name": name})
-                found += documents.jobs_in(document, self._instance)
+                found += self._accounted(f"{prefix}/jobs", job_name=name)
         except (EngineAwayError, SlurmRefusedError) as error:
             _log.warning("Slurm's accounting does not answer: %s", error)
         return found
+
+    def _accounted(self, path: str, **parameters: str) -> Sequence[SlurmJob]:
+        try:
+            return tuple(documents.jobs_in(self._sent("GET", path, params=parameters), self._instance))
+        except SlurmRefusedError as error:
+            if _UNKNOWN_JOB.search(str(error)):
+                return ()
+            raise
 
     def submit(self, launch: EngineLaunch, script: str) -> str:
         version = self._version()
@@ -154,6 +161,10 @@ class SlurmRest:
             self._paths = frozenset()  # it may have been replaced by another version
             said = f"status {response.status_code}: {response.text[:200].strip()}"
             raise EngineAwayError(f"{self._url} is no slurmrestd, or a proxy answers for it with {said}") from error
+        if "authentication" in words.lower():
+            raise EngineAwayError(
+                f"Slurm does not take the token of {self._options.rest_user}: {_RENEW}. Slurm: {words}"
+            )
         if meaning := passing_problem(words):
             raise EngineAwayError(f"{meaning}. Slurm: {words}")
         if words:
