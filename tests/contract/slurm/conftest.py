@@ -44,5 +44,8 @@ def engine(request: pytest.FixtureRequest, cluster: SlurmCluster, instance: str)
 
 
 @pytest.fixture
-def programs(tmp_path: Path, instance: str) -> Programs:
-    return Programs(tmp_path, instance)
+def programs(tmp_path: Path, instance: str) -> Iterator[Programs]:
+    """After the test, those that wait end by themselves: Slurm would wait ten seconds for those that ignore SIGTERM."""
+    made = Programs(tmp_path, instance)
+    yield made
+    made.go()

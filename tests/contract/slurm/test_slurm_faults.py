@@ -60,7 +60,6 @@ def test_deadline_of_a_waiting_job_is_told_apart(
     loss = wait_for_phase(engine, launch.name, ENDED).loss
     assert loss is not None
     assert (loss.reason, "deadline" in loss.message) == (Reason.TIMEOUT, True)
-    programs.go()
 
 
 def test_worker_over_its_memory_is_killed_and_says_so(engine: SlurmEngine, programs: Programs) -> None:
