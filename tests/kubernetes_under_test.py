@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +12,13 @@ from typing import Any
 from engine_under_test import EngineUnderTest
 from job_server import processes_marked, shown_of
 from kubernetes_client import KubernetesClient
-from kubernetes_launches import IMAGE
+from kubernetes_launches import BARE, IMAGE
 from kubernetes_server.process import KubernetesServer, running
+from process_signals import kill_marked
 from real_server import wait_for
 
 _KINDS = ("Job", "Pod", "Secret", "Service")
+_OPTIONS = ("--nodes", "2", "--bare", BARE)
 _AWAY_S = 3600
 
 
@@ -38,7 +38,7 @@ class KubernetesUnderTest(EngineUnderTest):
     def running(cls) -> Iterator[KubernetesUnderTest]:
         with (
             tempfile.TemporaryDirectory(prefix="tm-kubernetes-") as place,
-            running(Path(place), "--nodes", "2", "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
+            running(Path(place), *_OPTIONS, "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
             contextlib.closing(KubernetesClient(cluster.kubeconfig)) as api,
         ):
             yield cls(cluster, api)
@@ -113,7 +113,9 @@ class KubernetesUnderTest(EngineUnderTest):
             return [pid for pid in own if shown_of(pid, "cmdline").endswith(b".pyz\0remote\0")]
 
         for pid in wait_for(found, f"the worker of {job_id}"):
-            os.kill(pid, signal.SIGKILL)
+            # All that a worker has forked ends with it, which may be the first of them.
+            with contextlib.suppress(ProcessLookupError):
+                kill_marked(pid, "remote")
 
     def shown(self, job_id: str) -> str:
         """All that whoever may list everything but Secrets sees of a job."""
