@@ -4,7 +4,7 @@
 # CI, it fails.
 set -eu
 
-for program in munged slurmctld slurmd sbatch; do
+for program in munged slurmctld slurmd slurmrestd sbatch; do
     # Daemons are in sbin, which is not on everybody's PATH.
     if ! PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null 2>&1; then
         missing=$program
@@ -21,8 +21,8 @@ if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || [ -n "$sudo" ];
     echo "installing slurm" >&2
     $sudo apt-get update -qq
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins >/dev/null
+        munge slurmctld slurmd slurmrestd slurm-client slurm-wlm-basic-plugins slurm-wlm-jwt-plugin >/dev/null
 else
-    echo "no $missing: install munge, slurmctld, slurmd and Slurm's client programs to run the tests on Slurm" >&2
+    echo "no $missing: install munge, slurmctld, slurmd, slurmrestd and Slurm's client programs to run the tests on Slurm" >&2
     [ -z "${REQUIRE_SLURM:-}" ]
 fi

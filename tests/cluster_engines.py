@@ -89,6 +89,13 @@ class SlurmUnderTest(EngineUnderTest):
         self.cluster.start_node("n2")
 
 
+class SlurmRestUnderTest(SlurmUnderTest):
+    """Reached by slurmrestd."""
+
+    def options(self) -> dict[str, Any]:
+        return self.cluster.rest_options(work_dir=f"{self.cluster.directory}/work", poll_s=0.2)
+
+
 class RayUnderTest(EngineUnderTest):
     kind = "ray"
     gpus = ray_cluster.GPUS

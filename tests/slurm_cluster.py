@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -33,8 +34,8 @@ REQUIRED = "REQUIRE_SLURM"
 NODES = ("n1", "n2")
 GPUS: Mapping[str, tuple[str, ...]] = {"n1": ("h100",) * 4, "n2": ("h100", "h100", "a100", "a100")}
 CPUS, MEMORY_MB = 64, 64_000
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
-_SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "sbatch", "squeue", "scancel", "scontrol")
+SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 _WATCHER = """
 import os, shutil, signal, sys
@@ -61,7 +62,7 @@ def missing() -> str | None:
     Raises:
         AssertionError: there is none where it is required.
     """
-    absent = [name for name in _PROGRAMS if shutil.which(name, path=_SEARCHED) is None]
+    absent = [name for name in _PROGRAMS if shutil.which(name, path=SEARCHED) is None]
     reason = f"{', '.join(absent)} is not installed; scripts/slurm.sh does that" if absent else None
     if os.geteuid() != 0:
         reason = "Slurm is tested as root"
@@ -75,6 +76,7 @@ class SlurmCluster:
 
     directory: Path
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    rest_port: int = 0
 
     @property
     def conf(self) -> Path:
@@ -82,22 +84,23 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _SEARCHED}
+        return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": SEARCHED}
 
     @property
     def _mark(self) -> str:
         """A variable of every process of the cluster."""
         return f"SLURM_CONF={self.conf}"
 
-    def start(self) -> None:
-        self._daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
+    def start(self, begin: Callable[[SlurmCluster], None]) -> None:
+        self.start_daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
         wait_for(lambda: (self.directory / "munge.socket").exists(), "munged")
+        begin(self)
         self.start_controller()
         for node in NODES:
             self.start_node(node)
 
     def start_controller(self) -> None:
-        self._daemon("slurmctld", "slurmctld", "-D")
+        self.start_daemon("slurmctld", "slurmctld", "-D")
         wait_for(self._answers, "slurmctld")
 
     def kill_controller(self, *handles: str) -> None:
@@ -119,7 +122,7 @@ class SlurmCluster:
 
     def start_node(self, node: str) -> None:
         """Have a node take jobs."""
-        self._daemon(node, "slurmd", "-D", "-N", node)
+        self.start_daemon(node, "slurmd", "-D", "-N", node)
         wait_for(lambda: self._is_idle(node), f"slurmd of {node}")
 
     def kill_node(self, node: str) -> None:
@@ -133,8 +136,32 @@ class SlurmCluster:
         (self.directory / "munge.socket").unlink(missing_ok=True)
 
     def start_munge(self) -> None:
-        self._daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
+        self.start_daemon("munged", "munged", "--foreground", "--force", *_munge_options(self.directory))
         wait_for(lambda: (self.directory / "munge.socket").exists() and self._answers(), "munged")
+
+    def start_rest(self) -> None:
+        """Start slurmrestd, unless it runs; it refuses to be root, and has no key of munge."""
+        if "slurmrestd" in self.daemons:
+            return
+        self.rest_port = self.rest_port or free_ports(1)[0]
+        plugins = "openapi/v0.0.38"
+        if "AccountingStorageType" in self.conf.read_text():
+            plugins += ",openapi/dbv0.0.38"
+        command = ("slurmrestd", "-a", "rest_auth/jwt", "-s", plugins, f"127.0.0.1:{self.rest_port}")
+        self.start_daemon("slurmrestd", *command, user="nobody", SLURM_JWT="daemon")
+        wait_for(self._rest_listens, "slurmrestd")
+
+    def kill_rest(self) -> None:
+        self._kill("slurmrestd")
+
+    def token(self, lifespan_s: int = 86_400) -> str:
+        return self.scontrol("token", "username=root", f"lifespan={lifespan_s}").strip().partition("=")[2]
+
+    def rest_options(self, **values: Any) -> dict[str, Any]:
+        """Options of a cluster that is reached by slurmrestd alone."""
+        self.start_rest()
+        access = {"rest_url": f"http://127.0.0.1:{self.rest_port}", "rest_user": "root", "token": self.token()}
+        return {"partition": "low", "output_dir": str(self.directory / "out"), **access, **values}
 
     def scontrol(self, *arguments: str) -> str:
         return self.run("scontrol", *arguments)
@@ -152,6 +179,9 @@ class SlurmCluster:
     def engine(self, instance: str, **values: Any) -> SlurmEngine:
         return SlurmEngine("hpc", instance, self.options(**values))
 
+    def rest_engine(self, instance: str, **values: Any) -> SlurmEngine:
+        return SlurmEngine("hpc", instance, SlurmOptions(**self.rest_options(**values)))
+
     def end_all_jobs(self) -> None:
         user = f"--user={os.geteuid()}"
         self.run("scancel", user, "--state=PENDING")
@@ -159,22 +189,25 @@ class SlurmCluster:
         wait_for(lambda: not self.run("squeue", "--noheader"), "the end of all jobs")
 
     def stop(self) -> None:
-        for name in [*NODES, "slurmctld", "munged"]:
+        for name in reversed(list(self.daemons)):
             self._kill(name)
 
-    def _daemon(self, name: str, *command: str) -> None:
+    def start_daemon(self, name: str, *command: str, user: str | None = None, **environment: str) -> None:
         log = self.directory / f"{name}.out"
-        program = shutil.which(command[0], path=_SEARCHED)
+        program = shutil.which(command[0], path=SEARCHED)
         assert program is not None, command[0]
         with open(log, "ab") as output:
             self.daemons[name] = subprocess.Popen(
                 [program, *command[1:]],
-                env=self.environment,
+                env={**self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
                 start_new_session=True,
+                user=user,
+                group=user and pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
             )
 
     def _kill(self, name: str) -> None:
@@ -189,6 +222,12 @@ class SlurmCluster:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.returncode == 0 and "is UP" in done.stdout
 
+    def _rest_listens(self) -> bool:
+        log = self.directory / "slurmrestd.out"
+        assert self.daemons["slurmrestd"].poll() is None, log.read_text()[-2000:]
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.rest_port)) == 0
+
     def _is_idle(self, node: str) -> bool:
         assert self.daemons[node].poll() is None, (self.directory / f"{node}.out").read_text()[-2000:]
         state = self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()
@@ -199,8 +238,8 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def running_cluster() -> Iterator[SlurmCluster]:
-    """A cluster, for the length of a block."""
+def running_cluster(begin: Callable[[SlurmCluster], None] = lambda _: None) -> Iterator[SlurmCluster]:
+    """A cluster, for the length of a block. `begin`: what is done between munge and the controller."""
     # Short, because a socket's path must be.
     place = tempfile.mkdtemp(prefix="tm-slurm-", dir="/tmp")
     directory = Path(place)
@@ -215,7 +254,7 @@ def running_cluster() -> Iterator[SlurmCluster]:
         _configure(directory)
         cluster = SlurmCluster(directory=directory)
         try:
-            cluster.start()
+            cluster.start(begin)
             yield cluster
         finally:
             cluster.stop()
@@ -229,10 +268,12 @@ def _configure(directory: Path) -> None:
         (directory / name).mkdir(parents=True)
     (directory / "munge.key").write_bytes(os.urandom(1024))
     (directory / "munge.key").chmod(0o400)
+    (directory / "jwt.key").write_bytes(os.urandom(32))
+    (directory / "jwt.key").chmod(0o600)
     (directory / "cgroup.conf").write_text("CgroupAutomount=no\n")
     gres, nodes = [], []
     host = socket.gethostname().partition(".")[0]
-    controller, *ports = _free_ports(1 + len(NODES))
+    controller, *ports = free_ports(1 + len(NODES))
     for node, port in zip(NODES, ports, strict=True):
         for index, kind in enumerate(GPUS[node]):
             device = directory / "dev" / f"{node}-gpu{index}"
@@ -255,6 +296,8 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={d}/munge.socket,cred_expire=5
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={d}/jwt.key
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool/%n
@@ -298,7 +341,7 @@ def _munge_options(directory: Path) -> tuple[str, ...]:
     return tuple(f"--{option}={directory / name}" for option, name in {**names, "seed-file": "munge.seed"}.items())
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -10,8 +10,16 @@ from slurm_cluster import SlurmCluster
 
 
 class SlurmServer(ClusterServer):
-    def __init__(self, directory: Path, cluster: SlurmCluster, port: int, *, partition: str = "low") -> None:
-        self.slurm = SlurmUnderTest(cluster)
+    def __init__(
+        self,
+        directory: Path,
+        cluster: SlurmCluster,
+        port: int,
+        *,
+        partition: str = "low",
+        under_test: type[SlurmUnderTest] = SlurmUnderTest,
+    ) -> None:
+        self.slurm = under_test(cluster)
         super().__init__(directory, port, {"hpc": self.slurm}, changes={"partition": partition})
         self.cluster = cluster
 

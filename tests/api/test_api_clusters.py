@@ -83,6 +83,24 @@ def test_a_cluster_is_listed_and_jobs_may_name_it_at_once(api: Api) -> None:
     assert api.call("GET", f"/v1/jobs/{job_id}")["backend"] == "hpc"
 
 
+def test_a_cluster_says_where_its_workers_reach_the_server_and_why_they_cannot(api: Api, world: World) -> None:
+    add(api)
+    shown = api.call("GET", "/v1/backends/hpc")
+    assert (shown["server_url"], shown["unreachable"]) == ("http://127.0.0.1:7070", None)
+    remote = Node(
+        node_id="hpc:n1", backend="hpc", hostname="n1", address="192.0.2.7", cpu_cores=4, ram_mb=1, storage_mb=1
+    )
+    world.database.write_now(lambda connection: nodes.put(connection, EVERYTHING, [remote]))
+    assert "set the setting advertise_url" in api.call("GET", "/v1/backends/hpc")["unreachable"]
+    refused = api.http.post("/v1/jobs", json=JOB)
+    assert refused.status_code == 400
+    assert "set the setting advertise_url" in refused.text
+    add(api, server_url="https://tm.example")
+    shown = api.call("GET", "/v1/backends/hpc")
+    assert (shown["server_url"], shown["unreachable"]) == ("https://tm.example", None)
+    assert api.call("GET", "/v1/backends/local")["server_url"] is None
+
+
 def test_secrets_are_stored_encrypted_and_never_shown(api: Api, world: World, tmp_path: Path) -> None:
     add(api, password="geheim")
     with world.database.read() as connection:

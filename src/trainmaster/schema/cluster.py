@@ -183,6 +183,8 @@ class BackendResource(BackendSummary):
     engine: Annotated[
         EngineResource | None, Doc("Asked now. Null: the server itself runs the jobs, or this server cannot tell.")
     ]
+    server_url: Annotated[str | None, Doc("Where workers reach the server; null: they run on its machine.")]
+    unreachable: Annotated[str | None, Doc("Why workers cannot reach the server there, and what to do.")]
 
 
 class ForeignStep(TypedDict):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster_engines import RayUnderTest
+from cluster_engines import RayUnderTest, SlurmRestUnderTest, SlurmUnderTest
 from cluster_servers import ClusterServer
 from container_engine import missing, python_image, running_engine
 from container_servers import SECRETS, ContainerServer
@@ -145,10 +145,10 @@ class Slurm(BackendUnderTest):
 
     @classmethod
     @contextlib.contextmanager
-    def on_cluster(cls, home: Path) -> Iterator[Slurm]:
+    def on_cluster(cls, home: Path, under_test: type[SlurmUnderTest] = SlurmUnderTest) -> Iterator[Slurm]:
         """On a cluster of the suite's own, with two nodes."""
         with running_cluster() as cluster:
-            server = SlurmServer(home / "data", cluster, quiet_port())
+            server = SlurmServer(home / "data", cluster, quiet_port(), under_test=under_test)
             server.environment |= SETTINGS
             with _running(server):
                 yield cls("hpc", server, CLUSTER_KINDS[SLURM].capabilities)
@@ -259,14 +259,21 @@ BACKENDS_UNDER_TEST: Mapping[str, Callable[[Path], contextlib.AbstractContextMan
     "local-http": lambda home: Local.over("http", home),
     "container": Containers.on_podman,
     "slurm": Slurm.on_cluster,
+    "slurmrestd": lambda home: Slurm.on_cluster(home, SlurmRestUnderTest),
     "ray": Ray.on_cluster,
     "kubernetes": Kubernetes.on_cluster,
 }
 """Name -> what runs it, with its server, on a directory of its own."""
-MISSING: Mapping[str, Callable[[], str | None]] = {"container": missing, "slurm": no_slurm, "ray": no_ray}
+MISSING: Mapping[str, Callable[[], str | None]] = {
+    "container": missing,
+    "slurm": no_slurm,
+    "slurmrestd": no_slurm,
+    "ray": no_ray,
+}
 """Name -> why it cannot be run on this machine; None where it can."""
-LONG = frozenset({"ray"})
-"""A Ray cluster takes long to start, and much memory: only `make test-long` has one."""
+LONG = frozenset({"ray", "slurmrestd"})
+"""Only in `make test-long`: a Ray cluster takes long to start, and much memory; jobs on Slurm run in the same way,
+however it is reached."""
 PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in BACKENDS_UNDER_TEST]
 
 

@@ -35,11 +35,17 @@ def instance() -> str:
     return f"t{next(_NUMBERS)}"
 
 
-@pytest.fixture
-def engine(cluster: SlurmCluster, instance: str) -> SlurmEngine:
-    return cluster.engine(instance)
+@pytest.fixture(params=["programs", pytest.param("slurmrestd", marks=pytest.mark.long)])
+def engine(request: pytest.FixtureRequest, cluster: SlurmCluster, instance: str) -> Iterator[SlurmEngine]:
+    """A client that reaches the cluster by Slurm's programs, and one by slurmrestd."""
+    made = cluster.engine(instance) if request.param == "programs" else cluster.rest_engine(instance)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def programs(tmp_path: Path, instance: str) -> Programs:
-    return Programs(tmp_path, instance)
+def programs(tmp_path: Path, instance: str) -> Iterator[Programs]:
+    """After the test, those that wait end by themselves: Slurm would wait ten seconds for those that ignore SIGTERM."""
+    made = Programs(tmp_path, instance)
+    yield made
+    made.go()

@@ -12,6 +12,7 @@ from process_signals import pids
 from slurm_cluster import CPUS, GPUS, NODES, SlurmCluster, slurm_launch, wait_for, wait_for_phase
 from trainmaster.backends.cluster.engine import EnginePhase, EngineRefusedError
 from trainmaster.backends.slurm.client import SlurmEngine
+from trainmaster.backends.slurm.programs import SlurmPrograms
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.resources import NodeState
 
@@ -95,6 +96,13 @@ def test_gpus_of_two_jobs_are_disjoint_and_of_the_wanted_type(engine: SlurmEngin
     assert devices[0].isdisjoint(devices[1])
     held = {node.hostname: node.held_gpus for node in engine.nodes()}
     assert held == {"n1": 4, "n2": 0}
+
+
+def test_preference_that_too_few_nodes_meet_does_not_hold_a_job_up(engine: SlurmEngine, programs: Programs) -> None:
+    launch = programs.launch("exit 0", nodes=2, affinity=("n2-only", "everywhere"))
+    engine.start(launch)
+    wait_for_phase(engine, launch.name, ENDED)
+    assert "--prefer=everywhere\n" in engine.document(launch)
 
 
 def test_gpu_type_that_no_node_has_is_refused(engine: SlurmEngine, programs: Programs) -> None:
@@ -259,14 +267,16 @@ def test_three_hundred_jobs_are_listed_in_one_call(
     submit = f'sed "s/@NAME@/$name/" {template} | sbatch --parsable >/dev/null'
     cluster.run("sh", "-ec", f"while read -r name; do {submit}; done < {names}")
     calls: list[str] = []
-    run = engine._commands.run
+    access = engine._access
+    assert isinstance(access, SlurmPrograms)
+    run = access._commands.run
 
     def counted(program: str, *arguments: str, **values: object) -> str:
         calls.append(program)
         return run(program, *arguments, **values)  # type: ignore[arg-type]
 
     engine.nodes()
-    monkeypatch.setattr(engine._commands, "run", counted)
+    monkeypatch.setattr(access._commands, "run", counted)
     jobs = engine.jobs()
     assert calls == ["squeue"]
     wanted = {launch.name: launch.request.attempt_id for launch in launches}
@@ -298,10 +308,11 @@ def test_drained_node_is_reported_with_its_reason(cluster: SlurmCluster, engine:
     wait_for(lambda: all(node.state is NodeState.READY for node in engine.nodes()), "the node")
 
 
-def test_facts_name_version_cluster_and_partition(cluster: SlurmCluster, engine: SlurmEngine) -> None:
+def test_facts_name_version_cluster_and_partition(engine: SlurmEngine) -> None:
     facts = engine.facts()
     assert facts.name.startswith("Slurm 2")
-    assert (facts.host, facts.problem) == ("test, partition low", "")
+    assert facts.host == f"{engine._options.rest_url or 'test'}, partition low"
+    assert facts.problem == ""
 
 
 @pytest.mark.parametrize(

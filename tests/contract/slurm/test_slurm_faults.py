@@ -48,6 +48,20 @@ def test_time_limit_comes_after_a_sigterm(cluster: SlurmCluster, engine: SlurmEn
     assert loss.reason is Reason.TIMEOUT
 
 
+def test_deadline_of_a_waiting_job_is_told_apart(
+    cluster: SlurmCluster, engine: SlurmEngine, programs: Programs
+) -> None:
+    holder = programs.waiting(job_id="job-holder", nodes=2, cpu_cores=CPUS)
+    engine.start(holder)
+    programs.wait_for_note("up", nodes=2)
+    launch = programs.waiting(cpu_cores=CPUS, max_runtime_s=600.0)
+    handle = engine.start(launch)
+    cluster.scontrol("update", f"JobId={handle}", "Deadline=now+60")
+    loss = wait_for_phase(engine, launch.name, ENDED).loss
+    assert loss is not None
+    assert (loss.reason, "deadline" in loss.message) == (Reason.TIMEOUT, True)
+
+
 def test_worker_over_its_memory_is_killed_and_says_so(engine: SlurmEngine, programs: Programs) -> None:
     eater = "import time; held = bytearray(600 << 20); time.sleep(3600)"
     launch = programs.launch(f"exec python3 -c '{eater}'")
@@ -78,6 +92,29 @@ def test_held_job_says_how_it_is_released(cluster: SlurmCluster, engine: SlurmEn
     handle = engine.start(launch)
     cluster.scontrol("hold", handle)
     assert "scontrol release" in wait_for(lambda: engine.jobs()[launch.name].message, "the reason")
+
+
+def test_requeued_job_ends_and_does_not_run_again(
+    cluster: SlurmCluster, engine: SlurmEngine, programs: Programs
+) -> None:
+    launch = programs.waiting()
+    handle = engine.start(launch)
+    programs.wait_for_note("up")
+    with pytest.raises(AssertionError, match="disabled"):
+        cluster.scontrol("requeue", handle)
+    cluster.scontrol("update", f"JobId={handle}", "Requeue=1")  # an administrator insists
+    cluster.scontrol("requeuehold", handle)
+    programs.wait_for_note("TERM")
+    programs.go()
+    loss = wait_for_phase(engine, launch.name, ENDED).loss
+    assert loss is not None
+    assert (loss.reason, "requeued on Slurm" in loss.message) == (Reason.ENGINE_CANCELLED, True)
+    wait_for(lambda: "CANCELLED" in cluster.scontrol("show", "job", handle), "the end on Slurm")
+    found = engine.find(launch.name)
+    assert found is not None
+    assert found.loss is not None
+    assert found.loss.reason is Reason.ENGINE_CANCELLED
+    assert programs.notes() == ["up", "TERM"]
 
 
 def test_suspended_job_still_runs(cluster: SlurmCluster, engine: SlurmEngine, programs: Programs) -> None:
@@ -141,7 +178,8 @@ def test_controller_that_hangs_is_away(cluster: SlurmCluster, instance: str) -> 
         cluster.resume_controller()
 
 
-def test_absent_munge_is_a_problem_with_a_remedy(cluster: SlurmCluster, engine: SlurmEngine) -> None:
+def test_absent_munge_is_a_problem_with_a_remedy(cluster: SlurmCluster, instance: str) -> None:
+    engine = cluster.engine(instance)
     cluster.kill_munge()
     try:
         assert "start munged" in engine.facts().problem
@@ -158,7 +196,7 @@ def test_job_that_the_controller_forgets_while_it_is_not_looked_at_ends(
     launch = programs.waiting()
     handle = engine.start(launch)
     wait_for_phase(engine, launch.name, RUNNING)
-    monkeypatch.setattr(engine, "_queried", lambda *_: [])
+    monkeypatch.setattr(engine._access, "jobs", lambda *_: [])
     job = engine.jobs()[launch.name]
     assert (job.phase, job.handle) == (ENDED, handle)
     assert job.loss is not None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pwd
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +128,18 @@ def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> No
     assert rendered.startswith("#!/bin/sh\n#SBATCH --job-name=tm-")
     assert "rm -rf" not in rendered
     assert server.jobs_on_cluster() == []
+
+
+def test_doctor_examines_the_cluster(server: SlurmServer) -> None:
+    command = [sys.executable, "-m", "trainmaster", "doctor", "--json"]
+    variables = {"TRAINMASTER_URL": server.url, "TRAINMASTER_API_KEY": server.key}
+    wait_for(lambda: server.data("GET", "/v1/nodes")["nodes"], "the nodes")
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    found = {each["check"]: (each["verdict"], each["found"]) for each in json.loads(done.stdout)}
+    assert found["hpc"][0] == "ok"
+    assert found["hpc"][1].endswith("test, partition low")
+    assert found["hpc: nodes"] == ("ok", "2 of 2 usable, with 8 GPUs")
+    assert found["hpc: workers"] == ("ok", f"reach the server at {server.url}")
 
 
 @pytest.fixture(scope="module")

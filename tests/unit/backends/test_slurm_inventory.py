@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends.slurm.inventory import as_node, choose_gpus, gpu_memory_mb, nodes_of
+from trainmaster.backends.slurm.inventory import as_node, choose_gpus, gpu_memory_mb, nodes_of, preferable
 from trainmaster.backends.slurm.options import SlurmOptions
 from trainmaster.protocol.request import EngineNeeds
 from trainmaster.server.core.resources import NodeState
@@ -154,6 +154,15 @@ def test_gpus_are_asked_for_as_the_cluster_names_them(
 def test_gpus_that_no_node_has_are_a_problem(nodes: list[str], needs: dict[str, Any], says: str) -> None:
     choice = choose_gpus(_needs(gpus=1, **needs), nodes_of("\n".join(nodes)), SlurmOptions())
     assert says in choice.problem
+
+
+@pytest.mark.parametrize(
+    ("count", "preferred"),
+    [(1, ("ib", "fast")), (2, ("ib",)), (3, ())],
+)
+def test_preference_is_what_enough_nodes_have_together(count: int, preferred: tuple[str, ...]) -> None:
+    nodes = nodes_of("\n".join([line(name="a", features="ib,fast"), line(name="b", features="ib,slow")]))
+    assert preferable(("ib", "fast", "slow", "unknown"), count, nodes) == preferred
 
 
 def _needs(**values: Any) -> EngineNeeds:

@@ -40,12 +40,12 @@ def test_host_list_is_expanded(text: str, hosts: list[str]) -> None:
 
 
 LISTED = """\
-7|tm-k3-job-a-1|0|RUNNING|n[1-2]|None|trainmaster k3 job-a.1 acc it's|
-8|tm-k3-job-b-12|18176|FAILED|n1|NonZeroExitCode|(null)|
-9|tm-k3-x-job-c-1|0|RUNNING|n1|None|trainmaster k3-x job-c.1 acc j|
-10|somebody's|0|RUNNING|n1|None|trainmaster k3 job-d.1 acc j|
-11_[1-4]|tm-k3-job-e-1|0|PENDING|(null)|Priority|trainmaster k3 job-e.1 acc j|
-12|tm-k3-job-f-3|0|PENDING||ReqNodeNotAvail, UnavailableNodes:n1|changed by a plugin|
+7|tm-k3-job-a-1|0|RUNNING|n[1-2]|None|0|trainmaster k3 job-a.1 acc it's|
+8|tm-k3-job-b-12|18176|FAILED|n1|NonZeroExitCode|0|(null)|
+9|tm-k3-x-job-c-1|0|RUNNING|n1|None|0|trainmaster k3-x job-c.1 acc j|
+10|somebody's|0|RUNNING|n1|None|0|trainmaster k3 job-d.1 acc j|
+11_[1-4]|tm-k3-job-e-1|0|PENDING|(null)|Priority|0|trainmaster k3 job-e.1 acc j|
+12|tm-k3-job-f-3|0|PENDING||ReqNodeNotAvail, UnavailableNodes:n1|0|changed by a plugin|
 """
 
 

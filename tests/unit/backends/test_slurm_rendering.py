@@ -34,7 +34,7 @@ PLAIN = """\
 #SBATCH --export=ALL
 #SBATCH --propagate=NONE
 
-# Variables of sbatch, the only ones that it exports: PATH HOME USER LOGNAME LANG
+# Variables of the request, the only ones of the server: PATH HOME USER LOGNAME LANG
 # Slurm's signals reach the workers directly; this script waits for them.
 trap '' TERM
 srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
@@ -72,7 +72,7 @@ FULL = """\
 #SBATCH --mail-type=END
 #SBATCH --licenses=solver:1
 
-# Variables of sbatch, the only ones that it exports: PATH HOME USER LOGNAME LANG TRAINMASTER_WORKER_TOKEN
+# Variables of the request, the only ones of the server: PATH HOME USER LOGNAME LANG TRAINMASTER_WORKER_TOKEN
 export SPEC='{"a": "b"}'
 # Slurm's signals reach the workers directly; this script waits for them.
 trap '' TERM
@@ -119,11 +119,11 @@ def test_job_with_everything_names_every_need_and_option() -> None:
         memory_mb=64_000,
         storage_mb=500_000,
         capabilities=("nvlink",),
-        affinity=("fast", "unknown"),
+        affinity=("fast",),
         priority=10,
     )
     gpus = GpuChoice(gres="gpu:h100:8", feature="h100")
-    assert batch_script(launch, options, gpus, frozenset({"fast", "nvlink"})) == FULL
+    assert batch_script(launch, options, gpus, ("fast", "it's")) == FULL
     assert "secret" not in "".join([FULL, *sbatch_arguments(launch)])
 
 

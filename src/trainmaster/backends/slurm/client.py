@@ -1,12 +1,10 @@
-"""A client of one Slurm cluster, through its command line tools."""
+"""A client of one Slurm cluster, reached by its programs or by slurmrestd."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import pwd
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +18,15 @@ from trainmaster.backends.cluster.engine import (
     EnginePhase,
     EngineRefusedError,
 )
-from trainmaster.backends.slurm.commands import TIMEOUT_S, SlurmCommands, SlurmRefusedError
-from trainmaster.backends.slurm.inventory import GpuChoice, SlurmNode, as_node, choose_gpus, nodes_of
-from trainmaster.backends.slurm.listing import SACCT_ARGUMENTS, SQUEUE_ARGUMENTS, SlurmJob, engine_job, jobs_of
+from trainmaster.backends.slurm.access import Partition, SlurmAccess, SlurmRefusedError
+from trainmaster.backends.slurm.commands import TIMEOUT_S
+from trainmaster.backends.slurm.inventory import GpuChoice, SlurmNode, as_node, choose_gpus, preferable
+from trainmaster.backends.slurm.listing import SlurmJob, engine_job
 from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.programs import SlurmPrograms
 from trainmaster.backends.slurm.refusals import explained
-from trainmaster.backends.slurm.render import batch_script, sbatch_arguments, sbatch_environment
+from trainmaster.backends.slurm.render import batch_script
+from trainmaster.backends.slurm.rest import SlurmRest
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.reports import EngineFacts
 from trainmaster.server.core.resources import Node
@@ -36,9 +37,6 @@ _NODES_FRESH_S = 300.0
 """Types of GPUs and features seldom change."""
 _NODES_RECENT_S = 15.0
 """A job on an unknown node does not have nodes listed more often."""
-_NAME_LIST = 200
-"""How many jobs sacct is asked about at a time."""
-_NO_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 
 
 class SlurmEngine:
@@ -51,14 +49,14 @@ class SlurmEngine:
         self._name = name
         self._instance = instance
         self._options = options
-        self._commands = SlurmCommands(options, timeout_s=timeout_s)
+        by = SlurmRest if options.rest_url else SlurmPrograms
+        self._access: SlurmAccess = by(instance, options, timeout_s=timeout_s)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._nodes: tuple[SlurmNode, ...] = ()
         """All nodes of the cluster, as last seen."""
         self._nodes_at = float("-inf")
         self._default_partition = ""
-        self._has_accounting: bool | None = None
         self._listed: dict[str, EngineJob] = {}
         """As of the last list: what is missing from the next one has been purged."""
         self._purged: dict[str, EngineJob] = {}
@@ -70,24 +68,23 @@ class SlurmEngine:
 
     def facts(self) -> EngineFacts:
         try:
-            config = self._config()
-            partitions = self._partitions()
-            self._commands.path_of("sbatch")
-        except (EngineAwayError, SlurmRefusedError) as error:
+            cluster = self._access.cluster()
+        except EngineAwayError as error:
             return EngineFacts(problem=str(error))
+        partitions = cluster.partitions
         partition, problem = self._partition_in(partitions), ""
         names = ", ".join(sorted(partitions)) or "none"
         if not partition:
             problem = f"the cluster has no default partition: name one with the option partition; there are: {names}"
         elif partition not in partitions:
             problem = f"there is no partition {partition}: change the option partition; there are: {names}"
-        elif (state := partitions[partition].get("State", "UP")) != "UP":
+        elif (state := partitions[partition].state) != "UP":
             problem = f"the partition {partition} is {state}: jobs wait until it is UP"
         elif self._options.account_users and os.geteuid() != 0:
             problem = "the option account_users needs a server that runs as root: run it so, or leave the option out"
         return EngineFacts(
-            name=f"Slurm {config.get('SLURM_VERSION', '')}".strip(),
-            host=f"{config.get('ClusterName', '')}, partition {partition}".strip(", "),
+            name=f"Slurm {cluster.version}".strip(),
+            host=f"{cluster.name}, partition {partition}".strip(", "),
             problem=problem,
         )
 
@@ -103,35 +100,31 @@ class SlurmEngine:
         gpus = choose_gpus(launch.needs, self._members(), self._options)
         if gpus.problem:
             raise EngineRefusedError(gpus.problem)
-        user = _user_of(launch)
-        environment = sbatch_environment(launch, self._commands.environment(), user)
-        script, arguments = self._script(launch, gpus), sbatch_arguments(launch)
         try:
-            printed = self._commands.run("sbatch", *arguments, script=script, environment=environment, user=user)
+            return self._access.submit(launch, self._script(launch, gpus))
         except SlurmRefusedError as error:
             raise EngineRefusedError(explained(str(error))) from error
-        handle = printed.strip().splitlines()[-1].partition(";")[0]
-        if not handle.isdigit():
-            raise EngineAwayError(f"sbatch printed {printed.strip()!r} in place of a job id")
-        return handle
 
     def find(self, name: str) -> EngineJob | None:
-        found = self._queried("--name", name)
-        first = min((job for job in found if job.name == name), key=lambda job: job.job_id, default=None)
+        found = (job for job in self._access.jobs(name) if job.name == name)
+        first = min(found, key=lambda job: job.job_id, default=None)
         if first is None:
             with self._lock:
                 if (purged := self._purged.get(name)) is not None:
                     return purged
-            first = next((job for job in self._accounted("--name", (name,)) if job.name == name), None)
+            first = next((job for job in self._access.ended(names=(name,)) if job.name == name), None)
         return self._described([first])[name] if first is not None else None
 
     def jobs(self) -> Mapping[str, EngineJob]:
-        found = self._queried()
+        found = self._access.jobs()
         first: dict[str, SlurmJob] = {}
         for job in sorted(found, key=lambda job: job.job_id):
             if first.setdefault(job.name, job) is not job and not job.has_ended:
                 # The answer to a submission was lost, and it was sent again.
                 _log.warning("%s is on %s twice; job %d is cancelled", job.name, self._name, job.job_id)
+                self.cancel(str(job.job_id))
+            elif job.was_requeued:
+                _log.warning("%s was requeued on %s; job %d is cancelled", job.name, self._name, job.job_id)
                 self.cancel(str(job.job_id))
         listed = self._described(first.values())
         with self._lock:
@@ -153,11 +146,7 @@ class SlurmEngine:
         self._closed.wait(timeout_s)
 
     def cancel(self, handle: str) -> None:
-        try:
-            self._commands.run("scancel", handle)
-        except SlurmRefusedError as error:
-            if not re.search(r"invalid job id|already complet", str(error), re.IGNORECASE):
-                raise EngineAwayError(f"Slurm does not cancel job {handle}: {error}") from error
+        self._access.cancel(handle)
 
     def forget(self, handle: str) -> None:
         """Slurm keeps nothing of an ended job but its record, for MinJobAge seconds."""
@@ -168,73 +157,28 @@ class SlurmEngine:
                 self._forgotten.add(handle)
 
     def nodes(self) -> Sequence[Node]:
-        try:
-            nodes = nodes_of(self._commands.run("scontrol", "--details", "--oneliner", "show", "node"))
-            if not self._options.partition:
-                self._partition_in(self._partitions())
-        except SlurmRefusedError as error:
-            raise EngineAwayError(f"Slurm does not show its nodes: {error}") from error
+        nodes = self._access.nodes()
+        if not self._options.partition:
+            self._partition_in(self._access.cluster().partitions)
         with self._lock:
             self._nodes, self._nodes_at = nodes, time.monotonic()
         return [as_node(node, self._name, self._options) for node in self._members()]
 
     def close(self) -> None:
         self._closed.set()
-
-    # -- asking --
-
-    def _queried(self, *selection: str) -> list[SlurmJob]:
-        whose = () if self._options.account_users else (f"--user={os.geteuid()}",)
-        try:
-            text = self._commands.run("squeue", *whose, *SQUEUE_ARGUMENTS, *selection)
-        except SlurmRefusedError as error:
-            raise EngineAwayError(f"Slurm does not list jobs: {error}") from error
-        return list(jobs_of(text, self._instance))
-
-    def _accounted(self, selector: str, values: Sequence[str]) -> list[SlurmJob]:
-        """From Slurm's accounting, if the cluster has any and it answers."""
-        found: list[SlurmJob] = []
-        if not values or not self._is_accounted():
-            return found
-        whose = "--allusers" if self._options.account_users else f"--uid={os.geteuid()}"
-        for start in range(0, len(values), _NAME_LIST):
-            chosen = f"{selector}={','.join(values[start : start + _NAME_LIST])}"
-            try:
-                text = self._commands.run("sacct", *SACCT_ARGUMENTS, whose, chosen)
-            except (EngineAwayError, SlurmRefusedError) as error:
-                _log.warning("%s: Slurm's accounting does not answer: %s", self._name, error)
-                break
-            found += jobs_of(text, self._instance)
-        return found
-
-    def _is_accounted(self) -> bool:
-        if self._has_accounting is None:
-            self._has_accounting = self._config().get("AccountingStorageType", "") not in _NO_ACCOUNTING
-        return self._has_accounting
-
-    def _config(self) -> dict[str, str]:
-        try:
-            text = self._commands.run("scontrol", "show", "config")
-        except SlurmRefusedError as error:
-            raise EngineAwayError(f"Slurm does not show its configuration: {error}") from error
-        pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    def _partitions(self) -> dict[str, dict[str, str]]:
-        text = self._commands.run("scontrol", "--oneliner", "show", "partition")
-        records = (dict(re.findall(r"(\S+?)=(\S*)", line)) for line in text.splitlines())
-        return {fields["PartitionName"]: fields for fields in records if "PartitionName" in fields}
-
-    def _partition_in(self, partitions: Mapping[str, Mapping[str, str]]) -> str:
-        default = next((name for name, fields in partitions.items() if fields.get("Default") == "YES"), "")
-        self._default_partition = default
-        return self._options.partition or default
+        self._access.close()
 
     # -- putting together --
 
+    def _partition_in(self, partitions: Mapping[str, Partition]) -> str:
+        default = next((name for name, partition in partitions.items() if partition.is_default), "")
+        self._default_partition = default
+        return self._options.partition or default
+
     def _script(self, launch: EngineLaunch, gpus: GpuChoice) -> str:
-        features = frozenset(name for node in self._members() for name in node.features)
-        return batch_script(launch, self._options, gpus, features)
+        return batch_script(
+            launch, self._options, gpus, preferable(launch.needs.affinity, launch.node_count, self._members())
+        )
 
     def _members(self) -> tuple[SlurmNode, ...]:
         """The nodes of the partition, as last seen."""
@@ -270,24 +214,10 @@ class SlurmEngine:
     def _outcomes(self, missing: Mapping[str, EngineJob]) -> dict[str, EngineJob]:
         """How jobs ended that had not when the controller last listed them."""
         handles = [job.handle for job in missing.values()]
-        found = (job for job in self._accounted("--jobs", handles) if job.has_ended and job.name in missing)
+        found = (job for job in self._access.ended(handles=handles) if job.has_ended and job.name in missing)
         ended = self._described(job for job in found if missing[job.name].handle == str(job.job_id))
         words = "Slurm has forgotten the job, and has no accounting that says how it ended"
         for name, job in missing.items():
             loss = Loss(reason=Reason.WORKER_LOST, message=words)
             ended.setdefault(name, replace(job, phase=EnginePhase.ENDED, message=words, loss=loss))
         return ended
-
-
-def _user_of(launch: EngineLaunch) -> pwd.struct_passwd | None:
-    """Who submits an attempt; None: the server's user."""
-    uid = launch.needs.uid
-    if uid is None:
-        return None
-    try:
-        return pwd.getpwuid(uid)
-    except KeyError:
-        raise EngineRefusedError(
-            f"jobs of account {launch.needs.account} are submitted as uid {uid}, whom the server's machine does not "
-            "know; create that user on it and on the cluster, or give the account another uid"
-        ) from None

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainmaster.backends.cluster.engine import EngineAwayError
+from trainmaster.backends.slurm.access import SlurmRefusedError
 from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.refusals import CONFIGURATION_MISSING, CONTROLLER_AWAY, passing_problem
 
 TIMEOUT_S = 60.0
 """Slurm's programs try for half a minute and longer to reach a controller that is away."""
@@ -20,38 +22,6 @@ TIMEOUT_S = 60.0
 _OPTION_VARIABLES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_", "SRUN_")
 """Prefixes of variables that change what Slurm's programs do, as in a server that was started in a Slurm job."""
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
-
-PROBLEMS = (
-    (
-        ("configuration source", "cannot stat file", "unable to process configuration", "clustername needs to be"),
-        "Slurm's configuration was not found: name slurm.conf with the option conf, or set SLURM_CONF for the server",
-    ),
-    (
-        ("munge", "auth_g_pack", "authentication credential", "authentication error"),
-        "Slurm cannot prove who the server is: start munged on this machine, with the cluster's munge.key",
-    ),
-    (
-        (
-            "unable to contact slurm controller", "connection refused", "socket timed out", "zero bytes were",
-            "connection timed out", "no route to host", "connection reset", "unexpected message received",
-            "standby mode", "communication connection failure", "slurm_receive_msg", "unable to resolve",
-            "persistent connection", "transport endpoint", "slurm database",
-        ),
-        "Slurm's controller does not answer: see that slurmctld runs and is reached from here (`scontrol ping`)",
-    ),
-    (
-        (
-            "temporarily unable to accept", "resource temporarily unavailable", "job submit limit",
-            "maxsubmitjob", "submitjobsperaccount", "too many jobs", "job/step already completing",
-        ),
-        "Slurm accepts no more jobs of this user at the moment",
-    ),
-)  # fmt: skip
-"""What Slurm's programs print -> what that means. All of these may pass."""
-
-
-class SlurmRefusedError(Exception):
-    """A program of Slurm failed, although the cluster answers; the message is what it printed."""
 
 
 class SlurmCommands:
@@ -73,7 +43,7 @@ class SlurmCommands:
         conf = self._options.conf or os.environ.get("SLURM_CONF", "")
         if conf and not os.path.exists(conf):
             # Slurm's programs would wait for it for a minute.
-            raise EngineAwayError(f"{PROBLEMS[0][1]}. There is no {conf}")
+            raise EngineAwayError(f"{CONFIGURATION_MISSING}. There is no {conf}")
         try:
             process: subprocess.Popen[str] = subprocess.Popen(
                 [self.path_of(program), *arguments],
@@ -97,7 +67,7 @@ class SlurmCommands:
                     os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     seconds = f"{self._timeout_s:.0f} s"
-                    raise EngineAwayError(f"{program} has not answered after {seconds}. {PROBLEMS[2][1]}") from None
+                    raise EngineAwayError(f"{program} has not answered after {seconds}. {CONTROLLER_AWAY}") from None
                 raise
         if process.returncode != 0:
             raise _error_of(_words_of(problem) or _words_of(printed) or f"{program} failed", process.returncode)
@@ -139,10 +109,8 @@ def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
 
 
 def _error_of(words: str, code: int) -> Exception:
-    lower = words.lower()
-    for signs, meaning in PROBLEMS:
-        if any(sign in lower for sign in signs):
-            return EngineAwayError(f"{meaning}. Slurm: {words}")
+    if meaning := passing_problem(words):
+        return EngineAwayError(f"{meaning}. Slurm: {words}")
     if code < 0:
         return EngineAwayError(f"Slurm's program was killed by signal {-code}: {words}")
     return SlurmRefusedError(words)

@@ -49,8 +49,10 @@ class SlurmNode:
         return bool(self.states & _DOWN)
 
 
-_DOWN = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "INVAL", "INVALID_REG"})
-_CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING", "MAINT", "PERFCTRS", "BLOCKED"})
+_DOWN = frozenset(
+    {"DOWN", "ERROR", "FAIL", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "INVAL", "INVALID_REG"}
+)
+_CLOSED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAILING", "MAINT", "MAINTENANCE", "PERFCTRS", "BLOCKED"})
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING", "DRAINING"})
 _NO_ANSWER = "*"
 
@@ -77,10 +79,10 @@ def _node(line: str) -> SlurmNode:
         states=frozenset(states),
         reason=reason.partition(" Comment=")[0].strip(),
         features=tuple(filter(None, _given(fields.get("AvailableFeatures")).split(","))),
-        gres=_all_gres(fields.get("Gres")),
+        gres=all_gres(fields.get("Gres")),
         held_cpus=_number(fields.get("CPUAlloc")),
         held_memory_mb=_number(fields.get("AllocMem")),
-        held_gres=_all_gres(fields.get("GresUsed")),
+        held_gres=all_gres(fields.get("GresUsed")),
     )
 
 
@@ -93,7 +95,8 @@ def _number(text: str | None) -> int:
     return int(found[0]) if found else 0
 
 
-def _all_gres(text: str | None) -> tuple[tuple[str, str, int], ...]:
+def all_gres(text: str | None) -> tuple[tuple[str, str, int], ...]:
+    """Name, type and count of each entry of Gres."""
     return tuple(_gres(each) for each in split_outside(_given(text), "()"))
 
 
@@ -204,6 +207,15 @@ def choose_gpus(needs: EngineNeeds, nodes: Sequence[SlurmNode], options: SlurmOp
         return GpuChoice(gres=any_type)
     best = max(fit, key=lambda kind: (counts[kind], kind))
     return GpuChoice(gres=f"{options.gres}:{best}:{needs.gpus}" if best else any_type)
+
+
+def preferable(affinity: Sequence[str], count: int, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
+    """The preferred features that as many nodes have together: a preference that cannot be met, Slurm refuses."""
+    chosen: tuple[str, ...] = ()
+    for name in affinity:
+        if sum({*chosen, name} <= {*node.features} for node in nodes) >= count:
+            chosen = (*chosen, name)
+    return chosen
 
 
 def _frequent(names: Iterable[str]) -> list[str]:

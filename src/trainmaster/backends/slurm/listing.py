@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster.engine import EngineJob, EnginePhase
 from trainmaster.backends.slurm.hostlist import expanded
 from trainmaster.backends.slurm.options import SlurmOptions
 from trainmaster.backends.slurm.render import COMMENT, output_path
 from trainmaster.backends.slurm.states import loss_of, state_of, why_it_waits
+from trainmaster.protocol.reasons import Reason
 
-_FIELDS = ("JobID", "Name", "exit_code", "State", "NodeList", "Reason", "Comment")
+_FIELDS = ("JobID", "Name", "exit_code", "State", "NodeList", "Reason", "RestartCnt", "Comment")
 SQUEUE_ARGUMENTS = (
     "--noheader",
     "--states=all",
@@ -44,6 +46,13 @@ class SlurmJob:
     state: str
     hosts: tuple[str, ...]
     reason: str
+    restarts: int = 0
+    """How often it was requeued."""
+
+    @property
+    def was_requeued(self) -> bool:
+        """Whether it waits to run once more, which no attempt does: it has ended."""
+        return self.restarts > 0 and self.phase is EnginePhase.QUEUED
 
     @property
     def phase(self) -> EnginePhase:
@@ -60,7 +69,7 @@ def jobs_of(text: str, instance: str) -> Iterator[SlurmJob]:
         parts = line.split("|", len(_FIELDS) - 1)
         if len(parts) < len(_SACCT_FIELDS) or not parts[0].isdigit() or not parts[1].startswith(f"tm-{instance}-"):
             continue
-        owner, attempt_id = _marks(parts[1], parts[6] if len(parts) == len(_FIELDS) else "", instance)
+        owner, attempt_id = marks(parts[1], parts[7] if len(parts) == len(_FIELDS) else "", instance)
         if owner == instance:
             yield SlurmJob(
                 job_id=int(parts[0]),
@@ -71,10 +80,11 @@ def jobs_of(text: str, instance: str) -> Iterator[SlurmJob]:
                 state=parts[3],
                 hosts=() if parts[4] in ("", "(null)", "None assigned") else expanded(parts[4]),
                 reason=parts[5],
+                restarts=int(parts[6]) if len(parts) == len(_FIELDS) and parts[6].isdigit() else 0,
             )
 
 
-def _marks(name: str, comment: str, instance: str) -> tuple[str, str]:
+def marks(name: str, comment: str, instance: str) -> tuple[str, str]:
     """Instance and attempt of a job: from its comment, or from its name if a plugin of the site replaces comments."""
     words = comment.split(" ")
     if words[0] == COMMENT and len(words) > len(("mark", "instance")):
@@ -86,7 +96,10 @@ def _marks(name: str, comment: str, instance: str) -> tuple[str, str]:
 def engine_job(job: SlurmJob, options: SlurmOptions, addresses: dict[str, str], *, failed_nodes: str = "") -> EngineJob:
     """`addresses`: host -> address, as far as they are known."""
     phase, loss, message = job.phase, None, state_of(job.state).meaning
-    if phase is EnginePhase.ENDED:
+    if job.restarts and phase is not EnginePhase.RUNNING:
+        phase, message = EnginePhase.ENDED, f"it was requeued on Slurm, where it ran before (Slurm: {job.state})"
+        loss = Loss(reason=Reason.ENGINE_CANCELLED, message=message)
+    elif phase is EnginePhase.ENDED:
         output = output_path(job.name, options)
         loss = loss_of(
             job.state.split(" ")[0],

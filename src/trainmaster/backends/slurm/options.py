@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from trainmaster.backends.cluster.engine import ClusterOptions
 
@@ -26,8 +26,8 @@ RESERVED = frozenset({
     "signal", "test-only", "time", "time-min", "tmp", "uid", "usage", "version", "wait", "wrap",
 })  # fmt: skip
 """Options of sbatch that Trainmaster sets itself, or that would break how it starts and finds jobs."""
-
-
+REST_EXTRA = ("licenses", "mail-type", "mail-user", "wckey")
+"""Options of sbatch in extra_args that slurmrestd can be asked for too."""
 IMAGE = "{image}"
 
 
@@ -95,7 +95,21 @@ class SlurmOptions(ClusterOptions):
         description="The path of slurm.conf on the server. Empty: SLURM_CONF of its environment, or Slurm's default.",
     )
     bin_dir: str = Field(
-        default="", pattern=_PATH, description="The directory of sbatch and the other programs. Empty: PATH."
+        default="",
+        pattern=_PATH,
+        description="The directory of sbatch and the other programs, here and on the nodes. Empty: PATH.",
+    )
+    rest_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s/]+(/\S*)?)?$",
+        description="Where slurmrestd answers, such as `http://slurm:6820`. The server then needs none of Slurm's "
+        "programs, and no munge. Empty: it uses the programs.",
+    )
+    rest_user: str = Field(
+        default="", pattern=_WORD, description="With rest_url: the user of the token, as whom jobs are submitted."
+    )
+    token: SecretStr = Field(
+        default=SecretStr(""), description="With rest_url: the JSON Web Token, as `scontrol token` prints it."
     )
     extra_args: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
         default=(),
@@ -130,6 +144,27 @@ class SlurmOptions(ClusterOptions):
     def _check_image(self) -> Self:
         if self.image and not self.container:
             raise ValueError("image: the option container has to say how images run")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rest(self) -> Self:
+        used = {"rest_user": self.rest_user, "token": self.token.get_secret_value()}
+        if not self.rest_url:
+            if given := [name for name, value in used.items() if value]:
+                raise ValueError(f"{' and '.join(given)}: these belong to the option rest_url, which is missing")
+            return self
+        if missing := [name for name, value in {**used, "partition": self.partition}.items() if not value]:
+            raise ValueError(f"{' and '.join(missing)}: with rest_url, these have to be given")
+        if self.account_users:
+            raise ValueError(
+                "account_users: slurmrestd submits all jobs as rest_user; leave out one of the two options"
+            )
+        if self.conf:
+            raise ValueError("conf: it is for Slurm's programs, which are not used with rest_url; leave it out")
+        for argument in self.extra_args:
+            if (name := argument.removeprefix("--").partition("=")[0]) not in REST_EXTRA:
+                names = ", ".join(f"--{each}" for each in REST_EXTRA)
+                raise ValueError(f"extra_args: slurmrestd cannot be asked for --{name}; it can for {names}")
         return self
 
     @field_validator("extra_args")

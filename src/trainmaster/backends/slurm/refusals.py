@@ -1,6 +1,40 @@
-"""What to do about the errors with which sbatch refuses a job."""
+"""What to do about the errors that Slurm prints or answers."""
 
 from __future__ import annotations
+
+CONFIGURATION_MISSING = (
+    "Slurm's configuration was not found: name slurm.conf with the option conf, or set SLURM_CONF for the server"
+)
+CONTROLLER_AWAY = (
+    "Slurm's controller does not answer: see that slurmctld runs and is reached from here (`scontrol ping`)"
+)
+PROBLEMS = (
+    (
+        ("configuration source", "cannot stat file", "unable to process configuration", "clustername needs to be"),
+        CONFIGURATION_MISSING,
+    ),
+    (
+        ("munge", "auth_g_pack", "authentication credential", "authentication error"),
+        "Slurm cannot prove who the server is: start munged on this machine, with the cluster's munge.key",
+    ),
+    (
+        (
+            "unable to contact slurm controller", "connection refused", "socket timed out", "zero bytes were",
+            "connection timed out", "no route to host", "connection reset", "unexpected message received",
+            "standby mode", "communication connection failure", "slurm_receive_msg", "unable to resolve",
+            "persistent connection", "transport endpoint", "slurm database",
+        ),
+        CONTROLLER_AWAY,
+    ),
+    (
+        (
+            "temporarily unable to accept", "resource temporarily unavailable", "job submit limit",
+            "maxsubmitjob", "submitjobsperaccount", "too many jobs", "job/step already completing",
+        ),
+        "Slurm accepts no more jobs of this user at the moment",
+    ),
+)  # fmt: skip
+"""What Slurm says -> what that means. All of these may pass."""
 
 _REMEDIES = (
     ("invalid partition", "change the option partition; `sinfo -s` lists those that there are"),
@@ -36,3 +70,9 @@ def explained(words: str) -> str:
     lower = words.lower()
     remedy = next((remedy for sign, remedy in _REMEDIES if sign in lower), "")
     return f"{words}. To do: {remedy}" if remedy else words
+
+
+def passing_problem(words: str) -> str:
+    """What an error means that may pass by itself, or once an administrator mends the cluster; empty: it will not."""
+    lower = words.lower()
+    return next((meaning for signs, meaning in PROBLEMS if any(sign in lower for sign in signs)), "")

@@ -9,7 +9,7 @@ import math
 import pwd
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice
@@ -26,6 +26,9 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG")
 """What jobs get of the server's environment. Nothing else, which may be secret."""
 _OF_SLURM = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """What sbatch needs in addition."""
+_USER_VARIABLES = 'USER=$(id -un); LOGNAME=$USER; HOME=$(getent passwd "$USER" | cut -d: -f6); export USER LOGNAME HOME'
+"""slurmrestd does not know those of its users."""
+_NODE_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
@@ -33,17 +36,18 @@ _COMMENT_CHARACTERS = 120
 COMMENT = "trainmaster"
 
 
-def batch_script(
-    launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, features: frozenset[str] = frozenset()
-) -> str:
-    """What sbatch gets as its input. `features`: those of the cluster's nodes, any of which a job may prefer.
+def batch_script(launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, preferred: Sequence[str] = ()) -> str:
+    """What sbatch gets as its input. `preferred`: the features that Slurm can be asked to prefer.
 
     Raises EngineRefusedError if a job needs what Slurm cannot express.
     """
     if _NAME.fullmatch(launch.name) is None:
         raise ValueError(f"{launch.name!r} is no name of an attempt")
-    lines = ["#!/bin/sh", *(f"#SBATCH --{line}" for line in _directives(launch, options, gpus, features)), ""]
-    lines.append(f"# Variables of sbatch, the only ones that it exports: {' '.join([*INHERITED, *launch.secrets])}")
+    lines = ["#!/bin/sh", *(f"#SBATCH --{line}" for line in _directives(launch, options, gpus, preferred)), ""]
+    given = ("PATH",) if options.rest_url else INHERITED
+    lines.append(f"# Variables of the request, the only ones of the server: {' '.join([*given, *launch.secrets])}")
+    if options.rest_url:
+        lines.append(_USER_VARIABLES)
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in launch.environment.items()]
     lines += [
         "# Slurm's signals reach the workers directly; this script waits for them.",
@@ -63,7 +67,7 @@ def output_path(name: str, options: SlurmOptions) -> str:
 
 
 def _directives(
-    launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, features: frozenset[str]
+    launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, preferred: Sequence[str]
 ) -> Iterator[str]:
     needs, nodes = launch.needs, launch.node_count
     yield f"job-name={launch.name}"
@@ -84,8 +88,8 @@ def _directives(
     constraint = "&".join(_constraints(launch, options, gpus))
     if constraint:
         yield f"constraint={constraint}"
-    if preferred := [name for name in needs.affinity if name in features and _FEATURE.fullmatch(name)]:
-        yield f"prefer={'&'.join([*([constraint] if constraint else []), *preferred])}"
+    if expressible := [name for name in preferred if _FEATURE.fullmatch(name)]:
+        yield f"prefer={'&'.join([*([constraint] if constraint else []), *expressible])}"
     if options.exclusive:
         yield "exclusive"
     if limit := _time_limit(launch, options):
@@ -163,3 +167,9 @@ def sbatch_environment(
     if user is not None:
         kept |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     return {**kept, **{_variable(name): value for name, value in launch.secrets.items()}}
+
+
+def rest_environment(launch: EngineLaunch, options: SlurmOptions) -> dict[str, str]:
+    """Everything that a job begins with that slurmrestd submits."""
+    path = f"{options.bin_dir}:{_NODE_PATH}" if options.bin_dir else _NODE_PATH
+    return {"PATH": path, **{_variable(name): value for name, value in launch.secrets.items()}}

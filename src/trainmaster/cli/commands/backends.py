@@ -89,12 +89,15 @@ def _parts(backend: Backend) -> list[Any]:
                 "default": "yes" if backend["default"] else "no",
                 "engine": engine["name"] if engine else None,
                 "where": engine["host"] if engine else None,
+                "workers reach": backend["server_url"],
                 **_options(backend),
             }
         ),
     ]
     if engine and engine["problem"]:
         parts.append(styled(f"  {engine['problem']}", "red"))
+    if backend["unreachable"]:
+        parts.append(styled(f"  {backend['unreachable']}", "red"))
     return parts
 
 

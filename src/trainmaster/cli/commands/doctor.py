@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from trainmaster.client import Client
+    from trainmaster.client.types import Backend, Node
 
 
 def doctor(as_json: JsonOption = False) -> None:
@@ -58,8 +60,8 @@ SLOW_FSYNC_S = 0.05
 """Every submission waits for one: slower, and the server feels slow."""
 FORK_SERVER_TIMEOUT_S = 2.0
 CLUSTER_TIMEOUT_S = 15.0
-"""The server itself gives up sooner on an engine that does not answer."""
-_OF_CLUSTERS = "change it with `trainmaster backends add`, or in the settings file; then `trainmaster backends test`"
+"""The server itself waits for an engine for eight seconds."""
+SHOWN_NODES = 3
 CGROUP_MOUNTS = (
     ("memory", Path("/sys/fs/cgroup/memory")),
     ("", Path("/sys/fs/cgroup")),
@@ -169,17 +171,39 @@ def _server() -> Iterator[Finding]:
 
 
 def _clusters(client: Client) -> Iterator[Finding]:
-    """The engine of each declared cluster, as the server sees it."""
-    for backend in client.cluster.backends():
-        if backend["options"] is None:
-            continue
-        name = backend["name"]
-        engine = client.cluster.backend(name)["engine"]
-        if engine is None or engine["problem"]:
-            problem = engine["problem"] if engine else None
-            yield Finding(f"cluster {name}", FAIL, problem or "this server does not run it", _OF_CLUSTERS)
-        else:
-            yield Finding(f"cluster {name}", OK, ", ".join(filter(None, (engine["name"], engine["host"]))))
+    """The clusters that the server declares, as it sees them."""
+    declared = [each["name"] for each in client.cluster.backends() if each["options"] is not None]
+    nodes = client.nodes() if declared else []
+    for name in declared:
+        yield from of_cluster(client.cluster.backend(name), [node for node in nodes if node["backend"] == name])
+
+
+def of_cluster(backend: Backend, nodes: Sequence[Node]) -> Iterator[Finding]:
+    """What the server's facts say of a cluster of any kind: its engine, its nodes, and the way from these to it."""
+    name, engine = backend["name"], backend["engine"]
+    if engine is None:
+        words = f"{backend['kind']}: this server does not run jobs, and knows no engine"
+        yield Finding(name, WARN, words, "set TRAINMASTER_URL to a server with the role coordinator")
+        return
+    found = ", ".join(filter(None, (engine["name"] or f"no {backend['kind']} answers", engine["host"])))
+    yield Finding(name, FAIL if engine["problem"] else OK, found, engine["problem"] or "")
+    usable = [node for node in nodes if node["state"] == "READY"]
+    gpus = sum(len(node["gpus"]) for node in usable)
+    counted = f"{len(usable)} of {len(nodes)} usable, with {gpus} GPUs" if nodes else "none is known"
+    if usable or engine["problem"]:
+        yield Finding(f"{name}: nodes", OK if usable else WARN, counted)
+    else:
+        yield Finding(f"{name}: nodes", WARN, counted, _why_unusable(nodes))
+    if backend["server_url"]:
+        problem, way = backend["unreachable"] or "", f"reach the server at {backend['server_url']}"
+        yield Finding(f"{name}: workers", FAIL if problem else OK, f"cannot {way}" if problem else way, problem)
+
+
+def _why_unusable(nodes: Sequence[Node]) -> str:
+    if not nodes:
+        return "jobs wait until the engine has a node for them; see its own list of nodes"
+    reasons = (f"{node['hostname']} is {node['state']} {node['drain_reason'] or ''}".strip() for node in nodes)
+    return f"bring nodes back with the engine's own tools: {', '.join(itertools.islice(reasons, SHOWN_NODES))}"
 
 
 def _fork_server() -> Iterator[Finding]:

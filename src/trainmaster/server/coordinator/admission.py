@@ -28,7 +28,7 @@ from trainmaster.backends.base import Capabilities, FilesBy
 from trainmaster.protocol.launch import LOCAL, Launch, Lifetime
 from trainmaster.server.archive import CREDENTIALS, Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.account_users import AccountIsolation
-from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
+from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, why_unreachable
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
 from trainmaster.server.core.errors import (
     ForbiddenError,
@@ -143,6 +143,15 @@ class Admission:
                 raise RefusedError.because([absent])
         return compiled
 
+    def reach(self, connection: Connection, backend: str) -> tuple[str, str]:
+        """Where workers of a backend reach this server, and why they cannot; the address is empty where they share its
+        machine."""
+        capable = self.backends[backend]
+        if capable.runs_here:
+            return "", ""
+        server_url = capable.server_url or self._server_url
+        return server_url, why_unreachable(connection, backend, server_url)
+
     def _check_object_root(self, compiled: CompiledJob, backend: str) -> None:
         if self._archive is None:
             raise RefusedError(
@@ -168,8 +177,9 @@ class Admission:
         if resized:
             self._capacity.require(connection, job)
         capable = self._capable(job)
-        if not capable.runs_here:
-            require_reachable(connection, job.backend, capable.server_url or self._server_url)
+        _, unreachable = self.reach(connection, job.backend)
+        if unreachable:
+            raise RefusedError(unreachable)
         if self._tenants is not None:
             self._tenants.require(connection, scope, job.account_id, capable)
             if request.workload is not None and (options := request.workload.kubernetes) is not None:

@@ -76,17 +76,18 @@ class Capacity:
         return self._pool.demand(backend, needs).possible
 
 
-def require_reachable(connection: Connection, backend: str, server_url: str) -> None:
-    """Raise RefusedError if workers on a cluster cannot reach the server there: its address is for this machine only,
-    and the cluster has nodes elsewhere."""
+def why_unreachable(connection: Connection, backend: str, server_url: str) -> str:
+    """Why workers on a cluster cannot reach the server there, and what to do: its address is for this machine only, and
+    the cluster has nodes elsewhere. Empty: nothing is known to keep them from it."""
     if not _is_loopback(urlsplit(server_url).hostname or ""):
-        return
+        return ""
     elsewhere = next((node for node in nodes.all(connection, _EVERYTHING) if _is_elsewhere(node, backend)), None)
-    if elsewhere is not None:
-        raise RefusedError(
-            f"workers on node {elsewhere.node_id} cannot reach this server at {server_url}: set the setting "
-            f"advertise_url, or the option server_url of {backend}, to an address that the cluster can reach"
-        )
+    if elsewhere is None:
+        return ""
+    return (
+        f"workers on node {elsewhere.node_id} cannot reach this server at {server_url}: set the setting "
+        f"advertise_url, or the option server_url of {backend}, to an address that the cluster can reach"
+    )
 
 
 def _is_elsewhere(node: Node, backend: str) -> bool:

@@ -58,7 +58,10 @@ async def show_backend(context: Context, name: BackendName) -> Response:
     engine = None
     if facts is not None:
         engine = schema.EngineResource(name=facts.name or None, host=facts.host or None, problem=facts.problem or None)
-    return ok(schema.BackendResource(**summary, engine=engine))
+    server_url, unreachable = await context.read(context.commands.admission.reach, name)
+    return ok(
+        schema.BackendResource(**summary, engine=engine, server_url=server_url or None, unreachable=unreachable or None)
+    )
 
 
 @router.put("/backends/{name}", **answers(schema.BackendSummary, 422, body=ClusterBody, required=True))
