@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks import (
+    cluster_followed,
+    clusters,
     engine_tokens,
     first_instruction,
     followers,
@@ -36,6 +38,8 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "submissions": submissions.measure,
         "first_instruction": first_instruction.measure,
         "function_start": function_start.measure,
+        "clusters": clusters.measure,
+        "cluster_followed": cluster_followed.measure,
         "throughput": throughput.measure,
         "followers": followers.measure,
         "idle": idle.measure,

@@ -37,9 +37,10 @@ def environment() -> dict[str, str]:
 class Server:
     """A server on a data directory; it can be started several times, one after another."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.data_dir = data_dir
         self._options = options
+        self._environment = environment or {}
         self.host = "127.0.0.1"
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -61,7 +62,11 @@ class Server:
         arguments = ["serve", "--host", self.host, "--port", "0", "--data-dir", str(self.data_dir), *self._options]
         with open(self.data_dir.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
-                [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=log, env=environment(), text=True
+                [COMMAND, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**environment(), **self._environment},
+                text=True,
             )
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -100,9 +105,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(directory: Path, *options: str) -> Iterator[Server]:
+def running_server(directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server that runs in a fresh data directory below `directory`; no process of it is left afterwards."""
-    server = new_server(directory, *options)
+    server = new_server(directory, *options, environment=environment)
     try:
         server.start()
         yield server
@@ -111,9 +116,16 @@ def running_server(directory: Path, *options: str) -> Iterator[Server]:
         server.retire_fork_server()
 
 
-def new_server(directory: Path, *options: str) -> Server:
+def new_server(directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> Server:
     """A server with a fresh data directory below `directory`, not started yet."""
-    return Server(Path(tempfile.mkdtemp(dir=directory), "data"), *options)
+    return Server(Path(tempfile.mkdtemp(dir=directory), "data"), *options, environment=environment)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class Client:

@@ -1,9 +1,16 @@
-"""The engines of clusters that the same tests run over. A new engine is a class, and its name in `ENGINES`."""
+"""The engines of clusters that the same tests run over. A new engine is a class, and its name in `ENGINES`.
+
+`python -m cluster_engines slurm`, with this folder in PYTHONPATH, runs one until its standard input ends. It prints a
+line of JSON: `missing` says why there can be none here; `options` and `environment` are what a server needs.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,3 +180,19 @@ MISSING: Mapping[str, Callable[[], str | None]] = {
     "kubernetes": lambda: None,
 }
 """Kind -> why there can be none on this machine; None where there can."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cluster_engines")
+    parser.add_argument("kind", choices=ENGINES)
+    kind = parser.parse_args().kind
+    if reason := MISSING[kind]():
+        print(json.dumps({"missing": reason}), flush=True)
+        return
+    with ENGINES[kind]() as engine:
+        print(json.dumps({"options": engine.options(), "environment": engine.environment()}), flush=True)
+        sys.stdin.buffer.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ class ScriptedEngine:
     present: dict[str, EngineJob] = field(default_factory=dict)
     """By name."""
     launches: list[EngineLaunch] = field(default_factory=list)
+    new: list[bool] = field(default_factory=list)
+    """Of each start, whether the engine was told that nobody tried before."""
     cancelled: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     known_nodes: list[Node] = field(default_factory=list)
@@ -37,9 +39,10 @@ class ScriptedEngine:
     def document(self, launch: EngineLaunch) -> str:
         return f"run {launch.name} on {launch.node_count} nodes"
 
-    def start(self, launch: EngineLaunch) -> str:
+    def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:
+        self.new.append(is_new)
         self._answer()
-        present = self.present.get(launch.name)
+        present = None if is_new else self.present.get(launch.name)
         if present is not None and present.phase is not EnginePhase.PREPARING:
             return present.handle
         handle = str(len(self.launches) + 1)

@@ -63,7 +63,7 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "backends/cluster/worker_start.py": ("a file of this package", {".read_text"}),
     "backends/worker_package.py": (
         _OWN,
-        {*(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".rglob")},
+        {*(".mkdir", ".chmod", "os.replace", ".glob", ".unlink", ".read_bytes", ".write_bytes", ".rglob")},
     ),
     "backends/stand_ins.py": (_OWN, {".unlink"}),
     "backends/local/fork_client.py": (_OWN, {".mkdir", "open", ".read_text"}),

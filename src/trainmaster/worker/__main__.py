@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 from trainmaster.protocol.request import ContainerOverrides
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
-from trainmaster.worker.forkserver import serve
-from trainmaster.worker.supervise import run_worker
+
+REMOTE = "remote"
 
 
 def main(arguments: list[str] | None = None) -> int:
+    if (sys.argv[1:] if arguments is None else arguments) == [REMOTE]:
+        # A job waits for it: nothing else is imported.
+        from trainmaster.worker.remote import run_remote
+
+        return run_remote(sys.stdin.buffer.read())
+    import argparse
+
+    from trainmaster.worker.forkserver import serve
+    from trainmaster.worker.supervise import run_worker
+
     parser = argparse.ArgumentParser(prog="python -m trainmaster.worker", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fork_server = commands.add_parser("fork-server", help="fork workers on request, until it is retired")
@@ -23,14 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--node", type=int, required=True, help="the node's index in the attempt")
     run.add_argument("--secrets", type=Path, help="a file in memory with the job's secrets; it is removed when read")
     run.add_argument("--within", default="{}", help="JSON: what is different in the container where this runs")
-    commands.add_parser("remote", help="run one node for a server reached by HTTP, as standard input says")
+    commands.add_parser(REMOTE, help="run one node for a server reached by HTTP, as standard input says")
     chosen = parser.parse_args(arguments)
     if chosen.command == "fork-server":
         return serve(chosen.directory)
-    if chosen.command == "remote":
-        from trainmaster.worker.remote import run_remote
-
-        return run_remote(sys.stdin.buffer.read())
     secrets = _taken(chosen.secrets) if chosen.secrets else NO_SECRETS
     return run_worker(chosen.run_dir, chosen.node, secrets, ContainerOverrides.from_json(json.loads(chosen.within)))
 

@@ -1,22 +1,22 @@
 """Starts the worker of a node where Trainmaster is not installed: fetches it from the server, and becomes it.
 
-Run as `python -c SOURCE` with this file's text, on whatever Python the node has, so that one that is too old can say
-so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem),
+Run as `python -I -S -c SOURCE` with this file's text, on whatever Python the node has, so that one that is too old can
+say so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem),
 TRAINMASTER_WORKER_TOKEN, and TRAINMASTER_INTERPRETER (JSON: the command that starts this Python, unless its path does).
+
+Every job waits for this: what only the first one of a node needs is imported by that one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import ssl
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 INTERPRETER = "TRAINMASTER_INTERPRETER"
 TOO_OLD, UNREACHABLE, REFUSED, NO_ROOM = 71, 72, 73, 74
@@ -33,7 +33,7 @@ def main() -> int:
     for name in ("TRAINMASTER_BOOTSTRAP", "TRAINMASTER_PYTHON"):
         os.environ.pop(name, None)
     interpreter = json.loads(os.environ.pop(INTERPRETER, "null")) or [sys.executable, "-P"]
-    work = os.path.join(spec["work_dir"] or tempfile.gettempdir(), f"trainmaster-{os.getuid()}")
+    work = os.path.join(spec["work_dir"] or temporary_directory(), f"trainmaster-{os.getuid()}")
     try:
         os.makedirs(work, mode=0o700, exist_ok=True)
         if os.stat(work).st_uid != os.getuid():
@@ -70,8 +70,19 @@ def become(command: list[str]) -> NoReturn:
     os.execv(command[0], command)
 
 
+def temporary_directory() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()
+
+
 def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
     """The worker's archive; or an exit code."""
+    import http.client
+    import ssl
+    import urllib.error
+    import urllib.request
+
     url = f"{spec['server_url'].rstrip('/')}/v1/worker/attempts/{spec['attempt_id']}/package"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     handlers = [urllib.request.ProxyHandler({})]  # type: list[urllib.request.BaseHandler]
@@ -83,7 +94,7 @@ def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
         try:
             with opener.open(request, timeout=30) as response:
                 data = bytes(response.read())
-            if digest(data) == spec["digest"]:
+            if data[-32:] == (spec["digest"] + digest(data[:-32])).encode():
                 return data
             problem = "the worker arrived damaged"
         except urllib.error.HTTPError as error:
@@ -91,7 +102,7 @@ def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
                 say(f"the server refuses this attempt: status {error.code}")
                 return REFUSED
             problem = str(error)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             problem = str(error)
         if time.time() > deadline:
             say(f"{spec['server_url']} cannot be reached from this node: {problem}")
@@ -100,6 +111,8 @@ def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
 
 
 def digest(data: bytes) -> str:
+    import hashlib
+
     return hashlib.sha256(data).hexdigest()[:16]
 
 

@@ -28,6 +28,7 @@ OPEN_TO_ALL = {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
 RARE = {
     # An attempt that the watch does not show yet.
     ("batch", "jobs", "get"),
+    ("trainer.kubeflow.org", "trainjobs", "get"),
     # What an earlier server has left, that was killed while it started an attempt.
     ("", "secrets", "patch"),
     ("", "services", "patch"),

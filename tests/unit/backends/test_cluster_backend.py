@@ -156,6 +156,25 @@ def test_a_start_whose_answer_was_lost_is_found_again_by_its_name(cluster: Clust
     assert len(cluster.engine.launches) == 1
 
 
+def test_an_engine_is_not_asked_for_an_attempt_that_nobody_can_have_handed_over(cluster: Cluster) -> None:
+    cluster.backend.poll()
+    cluster.backend.poll()  # began after this server leads: it shows all that earlier leaders handed over
+    cluster.engine.away()
+    cluster.queued()
+    cluster.engine.error = None
+    cluster.queued()  # it may have been started the first time
+    assert cluster.engine.new == [True, False]
+
+
+def test_a_start_that_the_engine_lost_is_handed_over_again(cluster: Cluster) -> None:
+    first = cluster.queued()
+    cluster.engine.present.clear()
+    cluster.backend.poll()
+    assert first.until.done()
+    cluster.queued()
+    assert len(cluster.engine.launches) == 2
+
+
 def test_an_engine_that_is_away_leaves_everything_unknown_and_nothing_starts_twice(cluster: Cluster) -> None:
     cluster.runs()
     cluster.directory.claim(0, CLAIM)

@@ -215,6 +215,18 @@ def test_the_archive_of_another_version_goes_when_ours_is_made(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [made]
 
 
+def test_the_packed_worker_starts_from_compiled_modules_that_name_no_directory_of_the_server(packed: Path) -> None:
+    code = "import trainmaster.worker.remote as it; print(it.__cached__, it.run_remote.__code__.co_filename)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(packed)!r}); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    compiled, source = done.stdout.split()
+    assert compiled == f"{packed}/trainmaster/worker/remote.pyc", done.stderr
+    assert source == "trainmaster/worker/remote.py"
+
+
 def test_the_packed_worker_runs_in_a_python_without_any_package(packed: Path) -> None:
     done = subprocess.run([sys.executable, "-I", "-S", packed, "run", "--help"], capture_output=True, text=True)
     assert "--within" in done.stdout, done.stderr

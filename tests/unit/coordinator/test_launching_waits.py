@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -51,10 +53,12 @@ class SlowBackend(ScriptedBackend):
     def __init__(self) -> None:
         super().__init__(ScriptedWorld(lambda _: pytest.fail("it looks at nothing")), [])
         self.error: Exception | None = None
+        self.refuse: Callable[[], None] = lambda: None
         self.submitted = self.revoked = 0
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:
         self.submitted += 1
+        self.refuse()
         if self.error is not None:
             raise self.error
         return "started"
@@ -145,6 +149,42 @@ def test_a_wait_that_is_longer_than_a_launch_may_take_is_survived_and_told(world
     assert world.backend.revoked == 0
     world.pass_at(599.2 + LAUNCH_TIMEOUT_S)
     assert world.backend.revoked == 1
+
+
+def test_an_attempt_in_an_engines_queue_is_left_alone_until_the_engine_reports_a_change(world: World) -> None:
+    change: Future[None] = Future()
+    world.backend.error = NotYetError("waits for a node", change, again_in_s=1000.0, handle="7")
+    for second in range(5):  # handed over, and all that was said of it is taken in
+        world.pass_at(float(second))
+    assert world.acting.is_quiet(world.job, 10.0)
+    assert world.acting.is_quiet(world.job, 999.0)
+    world.pass_at(LAUNCH_TIMEOUT_S + 10.0)
+    assert (world.backend.submitted, world.backend.revoked) == (1, 0)
+    assert not world.acting.is_quiet(world.job, 1001.0)
+    assert not world.acting.is_quiet(world.job, -1.0)  # the clock was set back
+    stopped = cancel(world.job, now=11.0)
+    assert stopped is not None
+    assert not world.acting.is_quiet(stopped.job, 11.0)
+    change.set_result(None)
+    assert not world.acting.is_quiet(world.job, 12.0)
+    world.pass_at(200.0)
+    assert world.backend.submitted == 2
+
+
+def test_a_wait_keeps_nothing_alive_but_what_it_said(world: World) -> None:
+    class Large:
+        pass
+
+    def refuse() -> None:
+        large = Large()
+        seen.append(weakref.ref(large))
+        raise NotYetError("waits for a node", Future())
+
+    seen: list[weakref.ref[Large]] = []
+    world.backend.refuse = refuse
+    world.pass_at(1.0)
+    gc.collect()
+    assert [each() for each in seen] == [None]
 
 
 def test_a_launch_that_nobody_claims_is_withdrawn_in_time(world: World) -> None:

@@ -29,12 +29,11 @@ from trainmaster.backends.cluster.unheard import Unheard
 from trainmaster.backends.worker_package import package_digest, packed_worker
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
-from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import RunDirectory
 from trainmaster.protocol.secrets import Secrets
 from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.reports import EngineFacts, Liveness
 from trainmaster.server.core.resources import Node
-from trainmaster.server.core.states import CONSEQUENCES, AttemptOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +42,10 @@ STALE_S = 30.0
 NODES_EVERY_S = 15.0
 IDLE_EVERY_S = 10.0
 """How often the engine is asked while the server has no attempt there."""
-QUEUED_AGAIN_S = 30.0
+QUEUED_AGAIN_S = 600.0
 """How often an attempt that waits in the engine's queue is looked at, unless the engine reports a change."""
+AWAY_AGAIN_S = 30.0
+"""The same of an attempt that the engine may not have."""
 UNKNOWN_AFTER_S = 60.0
 """A leader asks for every attempt that is not over at least so often."""
 _STOP_S = 2.0
@@ -80,6 +81,8 @@ class ClusterBackend:
         """When the claim of each node was first seen."""
         self._started: set[str] = set()
         """Names of attempts that this process handed to the engine, and that no list shows yet."""
+        self._tried: set[str] = set()
+        """Names of attempts that this process has handed to the engine, or tried to."""
         self._listed: set[str] = set()
         """Those of the attempts that a list has shown."""
         self._found: dict[str, EngineJob | None] = {}
@@ -136,19 +139,23 @@ class ClusterBackend:
                 raise self._wait(name, job.message or "waits in the engine's queue", job.handle)
         except EngineAwayError as error:
             # It may have been started all the same: nothing is known until the engine answers.
-            raise self._wait(name, f"{self.name} does not answer: {error}", None) from error
+            raise self._wait(name, f"{self.name} does not answer: {error}", None, again_in_s=AWAY_AGAIN_S) from error
         if job.phase is EnginePhase.ENDED and claim_free_nodes(self._run_directory(request), request):
             loss = job.loss or Loss(reason=Reason.ENGINE_UNAVAILABLE, message=job.message)
             if all(alive is Liveness.REVOKED for alive in self.observe(request)):
-                raise LaunchError(loss.message, _of_launch(loss.reason))
+                raise LaunchError(loss.message, worker_start.reason_of_launch(loss.reason))
         if job.phase is EnginePhase.RUNNING and self._unheard.is_silent(name):
-            raise self._wait(name, worker_start.UNHEARD.format(url=request.server_url), job.handle)
+            unheard = worker_start.UNHEARD.format(url=request.server_url)
+            raise self._wait(name, unheard, job.handle, again_in_s=AWAY_AGAIN_S)
         return job.handle
 
     def _start(self, request: AttemptRequest, name: str) -> str:
-        package = packed_worker(self._context.workers)
+        packed_worker(self._context.workers)
+        with self._lock:
+            is_new = name not in self._tried and self._knows_of_earlier_leaders()
+            self._tried.add(name)
         try:
-            handle = self._engine.start(self._launch(request, digest=package_digest(package)))
+            handle = self._engine.start(self._launch(request, digest=package_digest()), is_new=is_new)
         except EngineRefusedError as error:
             self.revoke(request)
             raise LaunchError(f"{self.name}: {error}", Reason.LAUNCH_REFUSED) from error
@@ -157,10 +164,14 @@ class ClusterBackend:
         self._wake.set()
         return handle
 
-    def _wait(self, name: str, message: str, handle: str | None) -> NotYetError:
+    def _knows_of_earlier_leaders(self) -> bool:
+        """Whether the last list has all that others have handed to the engine."""
+        return self._leads_from is not None and self._seen.asked_at > self._leads_from
+
+    def _wait(self, name: str, message: str, handle: str | None, *, again_in_s: float = QUEUED_AGAIN_S) -> NotYetError:
         with self._lock:
             until = self._waits.setdefault(name, Future())
-        return NotYetError(message, until, again_in_s=QUEUED_AGAIN_S, handle=handle)
+        return NotYetError(message, until, again_in_s=again_in_s, handle=handle)
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claims, which workers make over HTTP, and the engine's last list of jobs."""
@@ -234,22 +245,13 @@ class ClusterBackend:
         self._wake.set()
 
     def _launch(self, request: AttemptRequest, *, digest: str) -> EngineLaunch:
-        return EngineLaunch(
-            name=self._name_of(request),
+        return worker_start.launch(
+            request,
+            self._options,
             instance=self._context.instance,
-            request=request,
-            grace_s=request.launch.grace_s,
-            command=worker_start.COMMAND,
-            environment=worker_start.variables(
-                request,
-                digest=digest,
-                python=self._options.python,
-                work_dir=self._options.work_dir,
-                node_variable=self._engine.node_variable,
-                grace_s=request.launch.grace_s,
-                ca_pem=self._context.ca_pem,
-            ),
-            secrets={worker_start.TOKEN: request.token},
+            digest=digest,
+            node_variable=self._engine.node_variable,
+            ca_pem=self._context.ca_pem,
         )
 
     def _name_of(self, request: AttemptRequest) -> str:
@@ -295,16 +297,21 @@ class ClusterBackend:
             unlisted = {name for name, _ in list(self._claimed_from)} - self._listed - self._found.keys()
             missing = [*self._started, *(unlisted - jobs.keys() - self._started)]
         jobs |= {name: job for name, job in self._found.items() if job is not None and name not in jobs}
+        lost: set[str] = set()
         for name in missing:
             # A list may be older than the start that it does not show.
             if (job := self._engine.find(name)) is not None:
                 jobs[name] = job
             with self._lock:
+                if job is None and name in self._started:
+                    lost.add(name)  # it is to be handed over again
                 self._started.discard(name)
                 if name in unlisted and (job is None or job.phase is EnginePhase.ENDED):
                     self._found[name] = job
         self._seen = _Seen(jobs=jobs, asked_at=asked_at)
-        changed = {name for name in known.keys() | jobs.keys() if known.get(name) != jobs.get(name)}
+        # Most are the same objects as before, of thousands.
+        changed = {name for name, job in jobs.items() if (last := known.get(name)) is not job and last != job}
+        changed |= lost | (known.keys() - jobs.keys())
         for name in changed:
             with self._lock:
                 until, request = self._waits.pop(name, None), self._attempts.get(name)
@@ -331,7 +338,7 @@ class ClusterBackend:
         with self._lock:
             for known in (self._attempts, self._observed_at, self._claimed_from, self._waits, self._found):
                 known.clear()
-            for names in (self._listed, self._to_cancel, self._not_withdrawn):
+            for names in (self._tried, self._listed, self._to_cancel, self._not_withdrawn):
                 names.clear()
 
     def _tidy(self, jobs: Mapping[str, EngineJob], *, everything: bool) -> None:
@@ -343,8 +350,11 @@ class ClusterBackend:
             # Nobody observes attempts that are over: what still runs of them does not end by itself.
             since = time.monotonic() - UNKNOWN_AFTER_S
             observed = {name for name, at in self._observed_at.items() if at >= since}
+            waiting = (self._not_withdrawn & self._waits.keys()) - withdrawn
         for name, job in jobs.items():
-            is_over = functools.partial(self._is_over, job, if_missing=everything)
+            if name in waiting and job.phase is EnginePhase.QUEUED:
+                continue  # its leader is told of every change, and does not ask meanwhile
+            is_over = functools.partial(self._context.is_over, job, if_missing=everything)
             if job.phase is EnginePhase.ENDED:
                 if (everything and name not in known) or is_over():
                     self._engine.forget(job.handle)
@@ -354,7 +364,12 @@ class ClusterBackend:
         self._not_withdrawn &= jobs.keys()
         with self._lock:
             self._to_cancel -= withdrawn
-            ended = [name for name, request in self._attempts.items() if name not in jobs and self._has_ended(request)]
+            ended = [
+                name
+                for name, request in self._attempts.items()
+                if name not in jobs and self._context.has_ended(request)
+            ]
+            self._tried.difference_update(ended)
             self._listed -= set(ended)
             for name in ended:
                 self._waits.pop(name, None)
@@ -368,33 +383,7 @@ class ClusterBackend:
         """Whether an earlier leader took all claims of an attempt that waits, and died before the engine was told."""
         if job.phase is not EnginePhase.QUEUED or name in self._not_withdrawn:
             return False
-        if self._is_over(job, if_missing=False):
+        if self._context.is_over(job, if_missing=False):
             return True
         self._not_withdrawn.add(name)
         return False
-
-    def _is_over(self, job: EngineJob, *, if_missing: bool) -> bool:
-        """Whether no node of an attempt will run or report any more; `if_missing`: the answer without a directory."""
-        job_id, _, number = job.attempt_id.rpartition(".")
-        directory = RunDirectory(self._context.runs / job_id / number)
-        if not directory.path.exists():
-            return if_missing
-        try:
-            return self._has_ended(directory.request())
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-
-    def _has_ended(self, request: AttemptRequest) -> bool:
-        directory = self._run_directory(request)
-        if directory.is_closed or not directory.path.exists():
-            return True
-        for node in range(len(request.nodes)):
-            if directory.status(exit_document(node)) is None and not (directory.claimant(node) or {}).get("revoked"):
-                return False
-        return True
-
-
-def _of_launch(reason: Reason) -> Reason:
-    """What the end of an attempt that no worker claimed means for its launch."""
-    permanent = CONSEQUENCES[reason].outcome is AttemptOutcome.PERMANENT
-    return Reason.LAUNCH_REFUSED if permanent else reason

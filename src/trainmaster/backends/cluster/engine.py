@@ -142,9 +142,9 @@ class ClusterEngine(Protocol):
     def document(self, launch: EngineLaunch) -> str:
         """What `start` sends, as text that a person can read, without secrets. Pure: asks nobody."""
 
-    def start(self, launch: EngineLaunch) -> str:
-        """Hand an attempt to the engine's queue, unless the engine, asked now, has it; returns its handle. Raises
-        EngineRefusedError."""
+    def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:
+        """Hand an attempt to the engine's queue, unless the engine, asked now, has it; returns its handle. `is_new`:
+        nobody has tried before, so it need not be asked. Raises EngineRefusedError."""
 
     def find(self, name: str) -> EngineJob | None:
         """The attempt of this name, asked now: also one that `jobs` does not list yet. None: the engine has none."""

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 
+from trainmaster.backends.cluster.engine import ClusterOptions, EngineLaunch, engine_name
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.server.core.states import CONSEQUENCES, AttemptOutcome
 from trainmaster.worker import bootstrap
 
 SPEC = "TRAINMASTER_WORKER"
@@ -20,12 +22,13 @@ INTERPRETER = bootstrap.INTERPRETER
 
 
 def command(source: str, *arguments: str) -> tuple[str, ...]:
-    """Runs the Python source that is in a variable."""
+    """Runs the Python source that is in a variable. Isolated: the working directory, which may be /tmp, has no modules
+    for it. Without site packages it starts in half the time."""
     return (
         "sh",
         "-c",
         f'if [ ! -x "${PYTHON}" ] && ! command -v "${PYTHON}" >/dev/null 2>&1; then {PYTHON}=python3; fi; '
-        f'exec "${PYTHON}" -c "${source}" "$@"',
+        f'exec "${PYTHON}" -I -S -c "${source}" "$@"',
         "sh",
         *arguments,
     )
@@ -62,20 +65,34 @@ REASONS: Mapping[int, Reason] = {
 """The same exit codes -> what follows for the attempt."""
 
 
-def variables(
-    request: AttemptRequest, *, digest: str, python: str, work_dir: str, node_variable: str, grace_s: float, ca_pem: str
-) -> dict[str, str]:
-    """The worker's environment, the same on every node; without its token."""
+def launch(
+    request: AttemptRequest, options: ClusterOptions, *, instance: str, digest: str, node_variable: str, ca_pem: str
+) -> EngineLaunch:
+    """What starts the workers of an attempt, the same on every node."""
     spec = {
         "server_url": request.server_url,
         "attempt_id": request.attempt_id,
         "digest": digest,
-        "work_dir": work_dir,
+        "work_dir": options.work_dir,
         "node_variable": node_variable,
-        "grace_s": grace_s,
+        "grace_s": request.launch.grace_s,
         "ca_pem": ca_pem,
     }
-    return {SPEC: json.dumps(spec), SOURCE: _source(), PYTHON: python or sys.executable}
+    return EngineLaunch(
+        name=engine_name(instance, request.attempt_id),
+        instance=instance,
+        request=request,
+        grace_s=request.launch.grace_s,
+        command=COMMAND,
+        environment={SPEC: json.dumps(spec), SOURCE: _source(), PYTHON: options.python or sys.executable},
+        secrets={TOKEN: request.token},
+    )
+
+
+def reason_of_launch(reason: Reason) -> Reason:
+    """What the end of an attempt that no worker claimed means for its launch."""
+    permanent = CONSEQUENCES[reason].outcome is AttemptOutcome.PERMANENT
+    return Reason.LAUNCH_REFUSED if permanent else reason
 
 
 @functools.cache

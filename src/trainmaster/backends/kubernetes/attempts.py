@@ -26,7 +26,6 @@ class Attempts:
         """Jobs that this process made and that no watch has shown, and how many lists there were of their kind."""
         self._train_jobs: dict[str, str] = {}
         """What TrainJobs are called -> their attempts."""
-        self._silent: frozenset[str] | None = None
 
     def __len__(self) -> int:
         return len(self._known)
@@ -132,7 +131,8 @@ class Attempts:
     def broken(self) -> list[str]:
         """The names of TrainJobs that are to be ended: they would go on without one of their nodes."""
         with self._lock:
-            return [attempt.name for attempt in self._known.values() if attempt.is_broken]
+            named = (self._known.get(name) for name in self._train_jobs.values())
+            return [attempt.name for attempt in named if attempt is not None and attempt.is_broken]
 
     def jobs(self, silent: frozenset[str] | None, *, lists: int, train_job_lists: int = 0) -> Mapping[str, EngineJob]:
         with self._lock:

@@ -45,7 +45,7 @@ def with_python(template: dict[str, Any], options: KubernetesOptions) -> dict[st
         "env": [*own["env"], *({"name": name, "value": value} for name, value in variables.items())],
         "volumeMounts": [*own["volumeMounts"], {**mount, "readOnly": True}],
     }
-    python = next(each["value"] for each in own["env"] if each["name"] == worker_start.PYTHON)
+    python = next((each["value"] for each in own["env"] if each["name"] == worker_start.PYTHON), "python3")
     copies = {
         "name": _NAME,
         "image": options.image,

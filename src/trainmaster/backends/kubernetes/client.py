@@ -138,7 +138,7 @@ class KubernetesEngine:
 
     # -- starting --
 
-    def start(self, launch: EngineLaunch) -> str:
+    def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:  # noqa: ARG002 - a name is taken once
         choice = self._choice_for(launch)
         if choice.problem:
             raise EngineRefusedError(choice.problem)

@@ -82,9 +82,9 @@ class RayEngine:
     def document(self, launch: EngineLaunch) -> str:
         return render.document(launch, self._options)
 
-    def start(self, launch: EngineLaunch) -> str:
+    def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:
         name = launch.name
-        if self.find(name) is not None:
+        if not is_new and self.find(name) is not None:
             return name
         self._send(name, "", render.package(launch, self._options))
         waits = EngineJob(

@@ -92,8 +92,8 @@ class SlurmEngine:
         gpus = choose_gpus(launch.needs, self._members(), self._options)
         return self._script(launch, gpus)
 
-    def start(self, launch: EngineLaunch) -> str:
-        if (present := self.find(launch.name)) is not None:
+    def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:
+        if not is_new and (present := self.find(launch.name)) is not None:
             return present.handle
         if time.monotonic() - self._nodes_at > _NODES_FRESH_S:
             self.nodes()

@@ -6,9 +6,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
 from trainmaster.protocol.reasons import Reason
@@ -24,6 +25,7 @@ from trainmaster.server.core.endings import record_engine_handle, record_launch_
 from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
 from trainmaster.server.core.job import Attempt, Change, Job
 from trainmaster.server.core.reports import AttemptObservation, Liveness
+from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.view import ClusterView
 from trainmaster.server.storage import RUNS, Location, Roots, run_directory
@@ -45,6 +47,16 @@ BACKOFF_MAX_S = 30.0
 
 
 @dataclass(slots=True)
+class _Wait:
+    """What a NotYetError said, without the frames that it was raised in: of thousands, each would keep a view alive."""
+
+    message: str
+    until: Future[Any]
+    again_in_s: float
+    is_over: bool = False
+
+
+@dataclass(slots=True)
 class _Memory:
     """What this process did for one attempt."""
 
@@ -60,7 +72,7 @@ class _Memory:
     failures: int = 0
     """Actions that failed in a row, for the back-off."""
     not_before: float = 0.0
-    wait: NotYetError | None = None
+    wait: _Wait | None = None
     """What the backend prepares before it can launch the attempt."""
     wait_told_at: float = float("-inf")
     claim_awaited_from: float | None = None
@@ -110,30 +122,48 @@ class AttemptActions:
         self._pools.close()
         self._restores.close()
 
-    def act(self, view: ClusterView, now: float) -> None:
-        live: set[str] = set()
+    def act(self, view: ClusterView, now: float, only: Collection[str] | None = None) -> None:
+        """Begin what is to be done for attempts. `only`: those of these jobs, as there is nothing to do for others."""
         if now < self._acted_at:
+            only = None
             for memory in self._memory.values():
                 memory.restart_waits()
         self._acted_at = now
-        for job in view.holding.values():
-            attempt_id = f"{job.job_id}.{job.live.number}"
-            live.add(attempt_id)
+        holding = view.holding
+        for job in holding.values() if only is None else [holding[each] for each in only if each in holding]:
+            attempt_id = _attempt_id(job)
             if job.live.claimed:
                 self._refusals.pop(job.job_id, None)
             memory = self._memory.setdefault(attempt_id, _Memory())
             if memory.busy or now < memory.not_before:
                 continue
-            act = self._next(job, view, memory, now)
+            act = self._next(job, view.nodes, memory, now)
             if act is not None:
                 memory.busy = True
                 self._pools.for_action(act, job.live.backend).submit(self._run, attempt_id, memory, act.work, now)
         for job_id in self._refusals.keys() - view.jobs.keys():
             del self._refusals[job_id]
-        if len(self._memory) > len(live):
+        if len(self._memory) > len(holding):
+            live = set(map(_attempt_id, holding.values()))
             for attempt_id in self._memory.keys() - live:
                 self._tidy_up_after(attempt_id, self._memory[attempt_id])
             self._memory = {attempt_id: memory for attempt_id, memory in self._memory.items() if attempt_id in live}
+
+    def is_quiet(self, job: Job, now: float) -> bool:
+        """Whether an attempt waits for its backend, has said why, and nobody wants anything else of it: there is
+        nothing to see or to do before the backend reports a change. Thousands may wait in the queue of a cluster."""
+        attempt = job.live
+        memory = self._memory.get(_attempt_id(job))
+        if memory is None or (wait := memory.wait) is None or memory.launched_at is None:
+            return False
+        return (
+            not (memory.busy or wait.is_over or attempt.claimed)
+            and attempt.stop is None
+            and memory.handle == attempt.handle
+            and memory.refusal is None
+            and 0 <= now - memory.launched_at < wait.again_in_s
+            and job.message == wait.message
+        )
 
     def observe(self, job: Job, view: ClusterView) -> AttemptObservation | None:
         """What can be seen of a job's attempt now; None when it was not launched yet."""
@@ -143,7 +173,7 @@ class AttemptActions:
             memory.request = _readable(directory)
         if memory.request is None and not job.live.claimed:
             return None
-        request = self._prepared(job, view, memory)
+        request = self._prepared(job, view.nodes, memory)
         backend = self._backends[job.live.backend]
         launching = memory.busy and not memory.revoked
         liveness = list(backend.observe(request))
@@ -196,7 +226,7 @@ class AttemptActions:
                 again_in_s=refusal.again_in_s,
             )
         if memory.wait is not None and now - memory.wait_told_at >= WAIT_TOLD_EVERY_S:
-            told = record_launch_wait(job, now=now, message=str(memory.wait))
+            told = record_launch_wait(job, now=now, message=memory.wait.message)
             if told is not None:
                 memory.wait_told_at = now
                 return told
@@ -204,11 +234,11 @@ class AttemptActions:
             return record_engine_handle(job, now=now, handle=memory.handle)
         return None
 
-    def _next(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> PooledAction | None:
+    def _next(self, job: Job, nodes: Mapping[str, Node], memory: _Memory, now: float) -> PooledAction | None:
         attempt = job.live
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
-            act = self._next_for_unclaimed(job, view, memory, now)
+            act = self._next_for_unclaimed(job, nodes, memory, now)
             # A worker may die right after its claim: its node is swept, though the claim was never reported.
             if act is not None or (attempt.stop is None and not memory.lost):
                 return act
@@ -217,27 +247,30 @@ class AttemptActions:
             memory.control = None
         elif not _same(control, memory.control):
             memory.control = control
-            return PooledAction(lambda: backend.stop(self._prepared(job, view, memory), control))
+            return PooledAction(lambda: backend.stop(self._prepared(job, nodes, memory), control))
         if memory.lost:
-            return PooledAction(lambda: self._sweep(backend, job, view, memory), slow=True)
+            return PooledAction(lambda: self._sweep(backend, job, nodes, memory), slow=True)
         if _stop_is_overdue(attempt, memory, now) and not memory.killed:
             memory.killed = True
-            return PooledAction(lambda: backend.kill(self._prepared(job, view, memory)), slow=True)
+            return PooledAction(lambda: backend.kill(self._prepared(job, nodes, memory)), slow=True)
         return None
 
-    def _next_for_unclaimed(self, job: Job, view: ClusterView, memory: _Memory, now: float) -> PooledAction | None:
+    def _next_for_unclaimed(
+        self, job: Job, nodes: Mapping[str, Node], memory: _Memory, now: float
+    ) -> PooledAction | None:
         backend = self._backends[job.live.backend]
-        awaited_from = now if memory.claim_awaited_from is None else memory.claim_awaited_from
-        if job.live.stop is not None or now - awaited_from > LAUNCH_TIMEOUT_S:
+        wait = memory.wait
+        # What waited until now may be claimed from the next launch on.
+        awaited_from = memory.claim_awaited_from if wait is None else None
+        if job.live.stop is not None or (awaited_from is not None and now - awaited_from > LAUNCH_TIMEOUT_S):
             if memory.revoked:
                 return None
             memory.revoked = True
-            return PooledAction(lambda: self._launch(backend.revoke, job, view, memory), launches=True)
-        wait = memory.wait
-        again_s = LAUNCH_AGAIN_S if wait is None else 0.0 if wait.until.done() else wait.again_in_s
+            return PooledAction(lambda: self._launch(backend.revoke, job, nodes, memory), launches=True)
+        again_s = LAUNCH_AGAIN_S if wait is None else 0.0 if wait.is_over else wait.again_in_s
         if memory.launched_at is not None and now - memory.launched_at < again_s:
             return None
-        if memory.wait is not None or memory.claim_awaited_from is None:
+        if awaited_from is None:
             memory.claim_awaited_from = now
         memory.launched_at = now
 
@@ -245,7 +278,7 @@ class AttemptActions:
             self._restores.require(job, request)
             return backend.submit(request, self._launches.secrets(job))
 
-        return PooledAction(lambda: self._launch(submit, job, view, memory), launches=True)
+        return PooledAction(lambda: self._launch(submit, job, nodes, memory), launches=True)
 
     def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
@@ -264,20 +297,29 @@ class AttemptActions:
         self._hint(attempt_id)
 
     def _launch(
-        self, verb: Callable[[AttemptRequest], str | None], job: Job, view: ClusterView, memory: _Memory
+        self, verb: Callable[[AttemptRequest], str | None], job: Job, nodes: Mapping[str, Node], memory: _Memory
     ) -> None:
         """Lay out the run directory and hand the attempt to its backend, to be started or withdrawn."""
         try:
-            request = self._prepared(job, view, memory)
+            request = self._prepared(job, nodes, memory)
             failpoints.reach("act.before_submit")
             memory.handle = verb(request)
             memory.wait = None
         except NotYetError as wait:
             is_new = memory.wait is None or memory.wait.until is not wait.until
-            memory.wait = wait
+            memory.wait = _Wait(str(wait), wait.until, wait.again_in_s)
             memory.handle = wait.handle or memory.handle
             if is_new:
-                wait.until.add_done_callback(lambda _: self._hint(f"{job.job_id}.{job.live.number}"))
+                attempt_id = request.attempt_id
+
+                def wake(_: Future[Any]) -> None:
+                    if memory.wait is not None:
+                        memory.wait.is_over = True
+                    self._hint(attempt_id)
+
+                wait.until.add_done_callback(wake)
+            elif wait.until.done():
+                memory.wait.is_over = True
         except LaunchError as error:
             memory.refusal = error
         except StoreUnavailableError:
@@ -292,18 +334,18 @@ class AttemptActions:
         if memory.refusal is not None:
             _log.warning("%s was not launched: %s", job.job_id, memory.refusal)
 
-    def _prepared(self, job: Job, view: ClusterView, memory: _Memory) -> AttemptRequest:
+    def _prepared(self, job: Job, nodes: Mapping[str, Node], memory: _Memory) -> AttemptRequest:
         """The attempt's request, laid out on disk; computed again from the job where a crash has left none."""
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
             capable = self._backends[job.live.backend].capabilities
-            request = _readable(directory) or self._launches.request(job, view.nodes, capable)
+            request = _readable(directory) or self._launches.request(job, nodes, capable)
             directory.create(request, with_ranks=request.server_url is None)
             memory.request = request
         return memory.request
 
-    def _sweep(self, backend: Backend, job: Job, view: ClusterView, memory: _Memory) -> None:
-        request = self._prepared(job, view, memory)
+    def _sweep(self, backend: Backend, job: Job, nodes: Mapping[str, Node], memory: _Memory) -> None:
+        request = self._prepared(job, nodes, memory)
         for node in sorted(memory.lost):
             backend.sweep(request, node)
             memory.swept.add(node)
@@ -328,6 +370,10 @@ class AttemptActions:
                 _log.warning("%s cannot be removed; it goes with its job: %s", work.uri, error)
 
         self._pools.tidy(remove)
+
+
+def _attempt_id(job: Job) -> str:
+    return f"{job.job_id}.{job.live.number}"
 
 
 def _readable(directory: RunDirectory) -> AttemptRequest | None:

@@ -171,7 +171,8 @@ class Coordinator:
         self.view, touched = self._stored.caught_up(self.view)
         if self.view.nodes is not before.nodes:
             self._reports.refresh()
-        changes = self._observe(now, hinted, everything=timed)
+        looked_at = self._looked_at(now, hinted, everything=timed)
+        changes = self._observe(now, looked_at, everything=timed)
         self._admit(now, changes)
         ahead = self.view.with_jobs(change.job for change in changes.values())
         if freed_real_gpus(self.view, changes.values()):
@@ -184,7 +185,7 @@ class Coordinator:
         if timed:
             self._drain(epoch, now, ahead, changes)
         self._commit(epoch, changes.values())
-        self._actions.act(self.view, now)
+        self._actions.act(self.view, now, looked_at.keys() | touched | changes.keys())
         METERS.passes_s.observe(time.perf_counter() - began)
 
     def _is_time(self, now: float) -> bool:
@@ -209,14 +210,22 @@ class Coordinator:
         self._polled_at = self._inventory_at = None
         self._epoch = epoch
 
-    def _observe(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Change]:
-        """The changes that reports and the clock make to jobs with an attempt."""
+    def _looked_at(self, now: float, hinted: frozenset[str], *, everything: bool) -> dict[str, Job]:
+        """The jobs with an attempt, by id, that were hinted at; or all of which there may be anything to see."""
+        holding = self.view.holding
+        jobs = (holding.get(subject.rpartition(".")[0]) for subject in hinted)
+        found = {job.job_id: job for job in jobs if job is not None}
+        if everything:
+            quiet = self._actions.is_quiet
+            found |= {job_id: job for job_id, job in holding.items() if not quiet(job, now)}
+        return found
+
+    def _observe(self, now: float, looked_at: Mapping[str, Job], *, everything: bool) -> dict[str, Change]:
+        """The changes that reports, and with `everything` the clock, make to jobs with an attempt."""
         changes: dict[str, Change] = {}
         used = self._last_use() if everything else {}
-        for job in self.view.holding.values():
+        for job in looked_at.values():
             attempt_id = f"{job.job_id}.{job.live.number}"
-            if not everything and attempt_id not in hinted:
-                continue
             waits = time.monotonic() < self._next_looks.get(attempt_id, 0.0)
             change = None if waits else self._observe_one(job, now)
             latest = change.job if change else job

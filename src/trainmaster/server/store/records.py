@@ -206,20 +206,17 @@ def _as_is(value: Any) -> Any:
 
 
 class StoredDocument(Mapping[str, Any]):
-    """A JSON object as stored, parsed when somebody looks into it: a leader holds all jobs that wait, and reads few
-    specs."""
+    """A JSON object as stored, parsed when somebody looks into it, and not kept for long: a leader holds the specs of
+    thousands of jobs, and reads each of them once or twice."""
 
-    __slots__ = ("_parsed", "text")
+    __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._parsed: dict[str, Any] | None = None
 
     @property
     def _document(self) -> dict[str, Any]:
-        if self._parsed is None:
-            self._parsed = json.loads(self.text)
-        return self._parsed
+        return _parsed(self.text)
 
     def __getitem__(self, key: str) -> Any:
         return self._document[key]
@@ -239,6 +236,12 @@ class StoredDocument(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self._document)
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 _STORED_DOCUMENT = _Codec(
