@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from trainmaster.protocol.launch import ContainerRequest, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds, NodeAssignment
 
 INSTANCE = "k3f9"
-IMAGE = "localhost/python:test"
+IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "localhost/python:test")
 """The test server takes any name for this machine; a real cluster has to have it."""
 
 

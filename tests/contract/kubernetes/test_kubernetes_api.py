@@ -1,7 +1,7 @@
 """What a Kubernetes 1.32 control plane does, as far as Trainmaster relies on it.
 
-The tests run on the test server, and with TRAINMASTER_TEST_KUBECONFIG (and TRAINMASTER_TEST_IMAGE, an image with
-python3) on a real cluster: what they expect is what the real one does.
+The tests run on the test server, and on the cluster of `kubernetes_under_test.KUBECONFIG`: what they expect is what a
+real one does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
+from kubernetes_launches import IMAGE
 
 pytestmark = pytest.mark.long  # until a backend runs on it
 
-IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "python:3.11-slim")
 ON_TERM_EXIT_0 = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(600)"
 )
@@ -224,9 +224,14 @@ def test_selectors_choose_objects(api: KubernetesClient) -> None:
     assert names(labelSelector="tier notin (front),tier") == ["b"]
     assert names(labelSelector="!tier,other") == ["c"]
     assert names(fieldSelector="metadata.name=b") == ["b"]
-    with pytest.raises(ApiError) as caught:
-        names(fieldSelector="data.x=1")
-    assert "field label not supported: data.x" in caught.value.message
+    for kind, message in (
+        ("ConfigMap", '"data.x" is not a known field selector: only "metadata.name", "metadata.namespace"'),
+        ("Job", 'field label "data.x" not supported for Job'),
+        ("Pod", "field label not supported: data.x"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            api.list(kind, fieldSelector="data.x=1")
+        assert message in caught.value.message
 
 
 def test_pages_of_a_list_continue(api: KubernetesClient) -> None:
@@ -378,8 +383,11 @@ while True:
         time.sleep(0.2)
 print(os.environ["JOB_COMPLETION_INDEX"], socket.gethostname(), address)
 """
+    start = api.ask("GET", api.path("Pod"))["metadata"]["resourceVersion"]
     api.create(job("ring", program, spec=indexed(2), pod_spec={"subdomain": "ring"}))
-    pods = sorted(api.pods_of("ring", 2), key=lambda each: str(each["spec"]["hostname"]))
+    with api.watch("Pod", resourceVersion=start) as events:
+        added = (event["object"] for event in events if event["type"] == "ADDED")
+        pods = sorted((next(added) for _ in range(2)), key=lambda each: str(each["spec"]["hostname"]))
     assert [each["spec"]["hostname"] for each in pods] == ["ring-0", "ring-1"]
     for i, each in enumerate(pods):
         metadata = each["metadata"]

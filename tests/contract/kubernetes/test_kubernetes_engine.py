@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +26,6 @@ from trainmaster.server.core.resources import NodeState
 PREPARING, QUEUED, RUNNING, ENDED = EnginePhase
 FOREVER = "echo up; while :; do sleep 0.1; done"
 SAVES = "trap 'echo TERM; sleep 1; echo saved; exit 0' TERM; " + FOREVER
-POLICY = "Never" if os.environ.get("TRAINMASTER_TEST_KUBECONFIG") else "IfNotPresent"
 _NUMBERS = itertools.count(1)
 MakeEngine = Callable[..., KubernetesEngine]
 
@@ -44,7 +42,7 @@ def make_engine(api: KubernetesClient, instance: str) -> Iterator[MakeEngine]:
         def make(**options: Any) -> KubernetesEngine:
             given = {"kubeconfig": str(api.kubeconfig), "namespace": api.namespace, "image": IMAGE, **options}
             own = given.pop("instance", instance)
-            engine = KubernetesEngine("k8s", own, KubernetesOptions(image_pull_policy=POLICY, **given))
+            engine = KubernetesEngine("k8s", own, KubernetesOptions(**given))
             stack.callback(engine.close)
             return engine
 
@@ -226,7 +224,7 @@ def test_two_trainmasters_in_one_namespace_leave_each_other_alone(
 
 
 def _job_of_somebody() -> Object:
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": POLICY, "command": ["sh", "-c", FOREVER]}
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", FOREVER]}
     spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
     return {"template": {"spec": spec}}
 
@@ -391,7 +389,7 @@ def test_nodes_have_what_jobs_can_take_and_what_others_hold(
     assert "kubernetes.io/os=linux" in owner.labels
     assert owner.state is NodeState.READY
     resources = {"limits": {unit: "3"}, "requests": {unit: "3"}}
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": POLICY, "command": ["sh", "-c", FOREVER]}
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", FOREVER]}
     spec = {"containers": [{**container, "resources": resources}], "terminationGracePeriodSeconds": 1}
     api.create({"kind": "Pod", "metadata": {"name": "of-somebody"}, "spec": spec})
 

@@ -5,7 +5,6 @@ Like `test_kubernetes_api`, on the test server or on the real cluster of TRAINMA
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pytest
 
 from kubeflow_programs import run_program
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
+from kubernetes_launches import IMAGE
 
-IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "python:3.11-slim")
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 TELL = (
     "import os, socket; print(socket.gethostname(), *(f'{n}={v}' for n, v in sorted(os.environ.items()) "
