@@ -167,7 +167,7 @@ class RealKubernetes(KubernetesUnderTest):
                 api.delete("Namespace", name)
 
     def options(self) -> dict[str, Any]:
-        return {**super().options(), "gpu_resource": self.gpu_resource, "pod_template": with_this_machine()}
+        return {**super().options(), "gpu_resource": self.gpu_resource, "pod_template": json.dumps(with_this_machine())}
 
     def environment(self) -> dict[str, str]:
         """Pods reach a server at the address of their node."""

@@ -350,7 +350,9 @@ def test_watch_without_version_begins_with_what_there_is(api: KubernetesClient) 
 
 
 def test_watch_ends_with_its_timeout(api: KubernetesClient) -> None:
-    with api.watch("ConfigMap", fieldSelector="metadata.name=none", timeoutSeconds=1) as events:
+    start = api.ask("GET", api.path("ConfigMap"))["metadata"]["resourceVersion"]
+    query = {"resourceVersion": start, "fieldSelector": "metadata.name=none", "timeoutSeconds": 1}
+    with api.watch("ConfigMap", **query) as events:
         assert list(events) == []
 
 
@@ -521,21 +523,28 @@ def test_log_is_followed_and_cut(api: KubernetesClient) -> None:
 
 def test_container_is_restarted_on_failure(api: KubernetesClient) -> None:
     program = """
-import os, sys
+import os, sys, time
 if not os.path.exists("/state/second"):
     open("/state/second", "w").close()
     print("first", flush=True)
     sys.exit(3)
 print("second", flush=True)
+time.sleep(5)
 """
     mounts = [{"name": "state", "mountPath": "/state"}]
     volumes = [{"name": "state", "emptyDir": {}}]
     api.create(pod("again", program, spec={"restartPolicy": "OnFailure", "volumes": volumes}, volumeMounts=mounts))
+    found = api.until("Pod", "again", lambda each: "terminated" in status_of(each).get("lastState", {}))
+    assert status_of(found)["lastState"]["terminated"]["exitCode"] == 3
+    assert api.log("again", previous="true") == "first\n"
     found = api.until("Pod", "again", has_phase("Succeeded"))
     assert status_of(found)["restartCount"] == 1
-    assert status_of(found)["lastState"]["terminated"]["exitCode"] == 3
     assert api.log("again") == "second\n"
-    assert api.log("again", previous="true") == "first\n"
+    # Of the containers that have ended, the kubelet keeps one.
+    assert status_of(found)["lastState"] == {}
+    with pytest.raises(ApiError) as caught:
+        api.log("again", previous="true")
+    assert caught.value.message == 'previous terminated container "main" in pod "again" not found'
 
 
 def test_pod_gets_environment_and_volumes(api: KubernetesClient) -> None:
@@ -604,7 +613,10 @@ def test_missing_secret_keeps_a_pod_waiting(api: KubernetesClient) -> None:
     api.create(pod("no-secret", "pass", env=[variable]))
     found = api.until("Pod", "no-secret", waits_for("CreateContainerConfigError"))
     assert status_of(found)["state"]["waiting"]["message"] == 'secret "none" not found'
-    api.create(pod("no-volume", "pass", spec={"volumes": [{"name": "v", "secret": {"secretName": "none"}}]}))
+    missing = {"volumes": [{"name": "v", "secret": {"secretName": "none"}}]}
+    api.create(pod("not-mounted", "pass", spec=missing))
+    api.until("Pod", "not-mounted", has_phase("Succeeded"))
+    api.create(pod("no-volume", "pass", spec=missing, volumeMounts=[{"name": "v", "mountPath": "/v"}]))
     (event,) = api.events_of(api.get("Pod", "no-volume"), "FailedMount")
     assert event["message"] == 'MountVolume.SetUp failed for volume "v" : secret "none" not found'
     with pytest.raises(ApiError) as caught:

@@ -57,6 +57,8 @@ class ContainerRun:
             "containerID": f"test://{self.identity}",
         }
         self.state = {"terminated": ended}
+        # Of containers that have ended, only the last one is kept.
+        self.last_state = {}
         self.ready = False
 
     def status(self) -> Object:

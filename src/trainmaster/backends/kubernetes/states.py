@@ -234,7 +234,7 @@ class Attempt:
         job = self.job
         if job is None or not job.is_train_job or self.is_gone or job.is_deleting or job.is_over:
             return False
-        return any(pod.has_ended and pod.exit_code != 0 for pod in self.pods.values())
+        return any(pod.has_failed for pod in self.pods.values())
 
     @property
     def running(self) -> list[PodView]:
@@ -343,7 +343,7 @@ def _loss_in(attempt: Attempt, pod: PodView) -> Loss | None:
 
 
 def _first_plain(attempt: Attempt) -> Loss:
-    bad = [pod for pod in attempt.pods.values() if pod.has_ended and pod.exit_code != 0]
+    bad = [pod for pod in attempt.pods.values() if pod.has_failed]
     if bad:
         return _plain_loss(_first(bad))
     job = attempt.job
