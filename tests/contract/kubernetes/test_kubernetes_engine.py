@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from kubernetes_client import KubernetesClient, Object, wait_for
 from kubernetes_launches import IMAGE, kubernetes_launch
 from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, EngineRefusedError
-from trainmaster.backends.kubernetes import manifests
+from trainmaster.backends.kubernetes import connection, manifests
 from trainmaster.backends.kubernetes.client import KubernetesEngine
 from trainmaster.backends.kubernetes.gpus import GpuChoice
 from trainmaster.backends.kubernetes.options import KubernetesOptions
@@ -410,6 +411,26 @@ def test_nodes_have_what_jobs_can_take_and_what_others_hold(
     finally:
         cluster.patch("Node", owner.hostname, {"spec": {"unschedulable": None}})
     wait_for(lambda: state()[0] is NodeState.READY, "the end of the cordon")
+
+
+def test_kinds_that_nothing_happens_to_are_no_sign_of_an_absent_server(
+    make_engine: MakeEngine, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SILENCE_S", 0.5)
+    engine = make_engine()
+    attempt = launch(FOREVER, grace_s=0)
+    engine.start(attempt)
+    until_phase(engine, attempt.name, RUNNING)
+    lists = [follower.lists for follower in engine._followers]
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        engine.wait(0.1)
+        engine.jobs()  # raises if the API server does not seem to answer
+        assert [follower.problem for follower in engine._followers] == [None] * len(lists)
+    # A watch goes on where the last one ended.
+    assert [follower.lists for follower in engine._followers] == lists
+    engine.cancel(attempt.name)
+    until_phase(engine, attempt.name, ENDED)
 
 
 def test_facts_name_the_version_and_what_is_wrong(make_engine: MakeEngine, api: KubernetesClient) -> None:
