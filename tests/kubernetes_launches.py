@@ -11,8 +11,9 @@ from trainmaster.protocol.launch import ContainerRequest, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds, NodeAssignment
 
 INSTANCE = "k3f9"
-IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "localhost/python:test")
-"""The test server takes any name for this machine; a real cluster has to have it."""
+IMAGE, BARE = os.environ.get("TRAINMASTER_TEST_IMAGE", "localhost/python:test"), "localhost/bare:test"
+"""The test server takes any name for this machine, and hides its programs from containers of the second; a real cluster
+has to have them."""
 
 
 def kubernetes_launch(

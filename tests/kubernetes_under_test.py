@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,14 +17,16 @@ import pytest
 from engine_under_test import EngineUnderTest
 from job_server import processes_marked, shown_of
 from kubernetes_client import KubernetesClient, condition_of
-from kubernetes_launches import IMAGE
+from kubernetes_launches import BARE, IMAGE
 from kubernetes_server.process import KubernetesServer, running
+from process_signals import kill_marked
 from real_server import wait_for
 
 KUBECONFIG = os.environ.get("TRAINMASTER_TEST_KUBECONFIG", "")
 """Leads to a real cluster, which takes the place of the test server; TRAINMASTER_TEST_IMAGE then names an image with
 `sh`, `getent` and `python3` that its nodes have. Where jobs of a server run on it, the nodes are on this machine."""
 _KINDS = ("Job", "Pod", "Secret", "Service")
+_OPTIONS = ("--nodes", "2", "--bare", BARE)
 _AWAY_S = 3600
 
 
@@ -74,7 +75,9 @@ class KubernetesUnderTest(EngineUnderTest):
             return [pid for pid in own if shown_of(pid, "cmdline").endswith(b".pyz\0remote\0")]
 
         for pid in wait_for(found, f"the worker of {job_id}"):
-            os.kill(pid, signal.SIGKILL)
+            # All that a worker has forked ends with it, which may be the first of them.
+            with contextlib.suppress(ProcessLookupError):
+                kill_marked(pid, "remote")
 
     def shown(self, job_id: str) -> str:
         """All that whoever may list everything but Secrets sees of a job."""
@@ -96,7 +99,7 @@ class KubernetesOfTests(KubernetesUnderTest):
     def started(cls) -> Iterator[KubernetesOfTests]:
         with (
             tempfile.TemporaryDirectory(prefix="tm-kubernetes-") as place,
-            running(Path(place), "--nodes", "2", "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
+            running(Path(place), *_OPTIONS, "--gpus", str(cls.gpus), "--cpu", str(cls.cores)) as cluster,
             contextlib.closing(KubernetesClient(cluster.kubeconfig)) as api,
         ):
             yield cls(cluster, api)

@@ -107,6 +107,43 @@ BESIDE: tuple[Difference, ...] = (
         why="the same on every backend",
     ),
     Difference(
+        what="`TrainerClient()` where `TRAINMASTER_URL` or `trainmaster login` names a server",
+        theirs="the Kubernetes cluster",
+        ours="that server, on its default backend; without a server the Kubernetes cluster, else this machine",
+        why="a server can have several backends; `client.backend` says what was chosen, and why",
+    ),
+    Difference(
+        what="credentials of `KubernetesBackendConfig`",
+        theirs="used by the client itself",
+        ours="used by the server: read from the kubeconfig on the same machine, else sent and stored encrypted; "
+        "needs the scope `cluster_admin` once for each cluster",
+        why="jobs outlive the client",
+    ),
+    Difference(
+        what="a job on a cluster without Kubeflow Trainer",
+        theirs="RuntimeError",
+        ours="runs as an Indexed Job",
+        why="only Kubeflow's own client needs TrainJobs",
+    ),
+    Difference(
+        what="a job of a Kubernetes runtime with initializers, or with MPI",
+        theirs="a TrainJob",
+        ours="an Indexed Job; our initializers and `mpirun` run in its pods",
+        why="the worker fetches data and starts processes in the same way on every backend",
+    ),
+    Difference(
+        what="`RuntimePatch` on Kubernetes",
+        theirs="changes any replicated job of the runtime",
+        ours="changes the pods of the replicated job `node`; anything else is a ValueError",
+        why="there are no other pods: initializers run in these, too",
+    ),
+    Difference(
+        what="deleting a TrainJob on Kubernetes that another client made",
+        theirs="deletes it",
+        ours="RuntimeError; it is listed and shown, with its logs",
+        why="jobs of others are not touched",
+    ),
+    Difference(
         what="`LoraConfig.quantize_base=True` of a `BuiltinTrainer`",
         theirs="passed to torchtune (Kubernetes)",
         ours="ValueError",

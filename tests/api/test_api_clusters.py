@@ -169,6 +169,33 @@ def test_a_job_that_no_node_could_hold_is_refused(api: Api, world: World) -> Non
     assert "the largest has 4" in answer.text
 
 
+def test_a_job_that_waits_for_a_cluster_says_why_by_its_inventory(api: Api, world: World) -> None:
+    add(api)
+    report(world, "127.0.0.1")
+    waiting = {**JOB, "scheduling_config": {"allow_waiting_for_nodes": True}}
+
+    def pending(gpus: int) -> Any:
+        document = {**waiting, "resource_config": {"gpu_count": gpus}}
+        job_id = api.call("POST", "/v1/jobs", 201, json=document)["job_id"]
+        world.queue(job_id)
+        return api.show(job_id)["pending"]
+
+    why = pending(8)
+    assert why["code"] == "IMPOSSIBLE"
+    assert "the largest has 4" in why["message"]
+    assert pending(4)["code"] != "IMPOSSIBLE"
+
+
+@pytest.mark.parametrize("name", ["a%3Fwatch=true", "a%2C b", "%2E%2E", "-a"])
+def test_what_is_no_name_of_a_job_reaches_no_engine(api: Api, name: str) -> None:
+    add(api)
+    for path in (name, f"{name}/logs"):
+        answer = api.http.get(f"/v1/backends/hpc/foreign-jobs/{path}")
+        assert answer.status_code in (404, 422), answer.text
+        assert "there is no job" not in answer.text  # which the engine would have been asked
+    assert "there is no job" in api.http.get("/v1/backends/hpc/foreign-jobs/job-a.b").text
+
+
 def test_workers_must_be_able_to_reach_the_server(api: Api, world: World) -> None:
     add(api)
     report(world, "10.1.2.3")

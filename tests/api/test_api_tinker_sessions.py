@@ -107,6 +107,53 @@ def test_model_that_is_made_after_its_session_was_finished_is_let_go(client: Cli
     wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
 
 
+def finish_elsewhere(client: Client, session_id: str) -> None:
+    """As another server does that dies before it says so to anybody."""
+    everything, finish = Scope.everything(), {"reason": {"type": "interrupted"}}
+    client.world.database.write_now(
+        lambda connection: records.finish_session(connection, everything, session_id, at=1.0, finish=finish)
+    )
+
+
+def test_model_whose_session_another_server_ended_fails_though_its_trainer_does_not_answer(
+    tinker_world: TinkerWorld, trainer: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "REMEMBER_S", 0.1)
+    with Served.serve(tinker_world.context()) as served, Client.of(served, tinker_world) as client:
+        session_id = client.session()
+        trainer.gate.clear()
+        ack = client.ask_for_model(session_id)
+        client.start_trainer(trainer)
+        wait_for(lambda: trainer.of("retrieve_future"))
+        finish_elsewhere(client, session_id)
+        assert "its session ended before the model was made" in client.result(ack)["error"]
+        trainer.gate.set()
+        wait_for(lambda: trainer.of(f"sessions/{session_id}/finish"))
+
+
+def test_model_that_was_given_up_does_not_become_pending_again(client: Client) -> None:
+    """Whoever follows it notes its trainer at the same moment."""
+    session_id = client.session()
+    ack = client.ask_for_model(session_id)
+    pending = wait_for(lambda: run if (run := run_of(client, ack)).job_id else None)
+    client.post(f"sessions/{session_id}/finish", {"reason": {"type": "interrupted"}})
+    scope = Scope(client.account_id)
+    client.world.database.write_now(lambda connection: records.settle_run(connection, scope, pending))
+    assert run_of(client, ack).state is RunState.FAILED
+
+
+def test_model_of_a_session_that_a_server_finished_with_its_last_breath_is_given_up(tinker_world: TinkerWorld) -> None:
+    with Served.serve(tinker_world.context()) as first, Client.of(first, tinker_world) as client:
+        session_id = client.session()
+        ack = client.ask_for_model(session_id)
+        wait_for(lambda: run_of(client, ack).job_id)
+    finish_elsewhere(client, session_id)
+    with Served.serve(tinker_world.context()) as second:
+        second.loop.call_soon_threadsafe(second.front.open)
+        wait_for(lambda: run_of(client, ack).state is RunState.FAILED)
+        wait_for(lambda: client.jobs()[0].status is JobStatus.CANCELLED)
+
+
 def test_trainer_that_only_a_finished_session_waits_for_is_not_started(client: Client, trainer: StandIn) -> None:
     session_id = client.session()
     ack = client.ask_for_model(session_id)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api_world import Api
 
-from trainmaster.server.coordinator import retention
+from trainmaster.server.coordinator import tombstones
 from trainmaster.server.coordinator.maintenance import Maintenance
 from trainmaster.server.core.accounts import KeyScope
 from trainmaster.server.storage import ARTIFACTS, RUNS
@@ -65,8 +65,8 @@ def test_deleted_jobs_are_listed_while_they_have_files(api: Api) -> None:
 
 
 def test_pages_go_on_past_jobs_without_files(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_BATCH", 2)
-    monkeypatch.setattr(retention, "_BATCHES", 2)
+    monkeypatch.setattr(tombstones, "_BATCH", 2)
+    monkeypatch.setattr(tombstones, "_BATCHES", 2)
     with_files = [buried(api), buried(api)]
     for _ in range(5):
         api.call("DELETE", f"/v1/jobs/{api.submit()}")

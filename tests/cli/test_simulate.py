@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_server import TRAINMASTER, Server
 from click.testing import CliRunner, Result
+
+from trainmaster.cli.commands import simulate as command
 
 SMALL_MIX = """
 - className: cohort
@@ -92,6 +96,7 @@ def test_mixes_of_kueue_are_built_in(name: str) -> None:
         (["--trace", "t.yaml"], "cohorts: 3", "cohorts must be a list"),
         (["--trace", "t.yaml"], "- className: c\n  count: 1\n", "has no 'queuesSets'"),
         (["--trace", "kueue-baseline", "--nodes", "3"], None, "has nodes and queues of its own"),
+        (["--backend", "hpc", "--nodes", "3"], None, "the backend hpc has nodes of its own"),
         (["--queue", "a=x"], None, "such as research=2:64"),
         (["--queue", "=1"], None, "such as research=2:64"),
     ],
@@ -128,6 +133,32 @@ def test_jobs_of_a_server_are_recorded_and_simulated(
     result = simulate("--record", str(tmp_path / "nowhere" / "trace.jsonl"))
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
+
+
+def test_jobs_run_on_the_nodes_of_a_backend_as_the_server_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def node(name: str, gpus: int, **more: Any) -> dict[str, Any]:
+        units = [{"index": index, "type": "H100-80GB", "memory_mb": 81920, "healthy": True} for index in range(gpus)]
+        amount = {"total": 64, "free": 0}
+        amounts = dict.fromkeys(("cpu_cores", "ram_mb", "storage_mb", "slots"), amount)
+        described = {"id": f"hpc:{name}", "hostname": name, "backend": "hpc", "labels": [], "capabilities": []}
+        return {**described, "gpus": units, "state": "READY", **amounts, **more}
+
+    nodes = [node("n1", 4), node("n2", 4), node("n3", 8, state="DRAINED"), node("n4", 16, backend="other")]
+    client = SimpleNamespace(cluster=SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(command, "connect", lambda: contextlib.nullcontext(client))
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"arrival_s": 0, "duration_s": 100, "gpus": 4} for _ in range(4)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "gpus": 8}]))
+    answer = figures("--trace", str(trace), "--backend", "hpc")
+    assert (answer["nodes"], answer["gpus"], answer["makespan_s"], answer["impossible"]) == (3, 16, 200.0, 1)
+    refused = simulate("--backend", "nowhere")
+    assert "it knows those of: hpc, other" in refused.stderr
+
+
+def test_server_knows_the_nodes_of_its_own_machine(connected: Server) -> None:
+    assert figures("--backend", "local", "--jobs", "1")["nodes"] == 1
 
 
 def test_server_without_ended_jobs_has_nothing_to_record(connected: Server, tmp_path: Path) -> None:

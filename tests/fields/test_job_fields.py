@@ -63,6 +63,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     **KINDS,
     "volumes": changed(COMMAND, "workload.volumes", [{"source": "/srv/a", "target": "/a"}]),
     "container options": changed(COMMAND, "workload.container", {}),
+    "kubernetes options": changed(COMMAND, "workload.kubernetes", {}),
     "files": changed(COMMAND, "workload.files", [{"path": "a", "sha256": DIGEST}]),
     "hub dataset": initialized("dataset", **HUB),
     "hub model": initialized("model", **HUB),

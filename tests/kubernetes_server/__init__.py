@@ -20,7 +20,8 @@
 What differs from a real cluster:
 
 - Every image is this machine: its root, with volumes mounted over it, and what a pod writes outside its volumes is
-  written on this machine. `--hidden FOLDER` hides folders from pods. `python3` is the one that runs the tests.
+  written on this machine. `--hidden FOLDER` hides folders from pods, and `--bare IMAGE` those with programs from the
+  containers of an image. `python3` is the one that runs the tests.
 - A container has its own processes, mounts and host name, but not its own network: pods have addresses of this machine
   (127.x.y.z), and what one binds to 0.0.0.0 no other can bind. Names of headless services are in /etc/hosts, where they
   appear and disappear while a pod runs, but programs that ask a DNS server do not find them. Nothing serves ClusterIPs.

@@ -27,6 +27,7 @@ def main() -> None:
     add("--max-pods", type=int, default=110, help="of each node")
     add("--fake", action="store_true", help="only pretend to run pods")
     add("--image", action="append", default=[], help="an image that can be pulled (default: every image)")
+    add("--bare", action="append", default=[], help="an image without programs, such as sh and python3")
     add("--hidden", action="append", default=[], help="a folder of this machine that is empty in pods")
     add("--trainer", choices=VERSIONS, default="", help="install Kubeflow Trainer, with JobSet")
     add("--real-timing", action="store_true", help="wait as long as the real components do")
@@ -48,6 +49,7 @@ def main() -> None:
             max_pods=given.max_pods,
             fake=given.fake,
             images=tuple(given.image),
+            bare=tuple(given.bare),
             hidden=tuple(given.hidden),
             trainer=given.trainer,
             timing=timing,

@@ -34,6 +34,9 @@ from kubernetes_server.statuses import StatusError
 from kubernetes_server.store import Store
 from kubernetes_server.trainer.install import install
 
+PROGRAMS = tuple(sorted({os.path.realpath(f"{place}/bin") for place in ("", "/usr", sys.prefix, sys.base_prefix)}))
+"""The folders of this machine in which images have their programs."""
+
 
 class Cluster:
     def __init__(self, settings: ClusterSettings, certificate: str) -> None:
@@ -138,4 +141,5 @@ class Cluster:
     def image(self, image: str) -> dict[str, Any]:
         """Every image is this machine, with the Python that runs the tests."""
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        return {"entrypoint": ["/bin/sh"], "command": [], "environment": {"PATH": path}, "folder": "/"}
+        lacks = PROGRAMS if image in self.settings.bare else ()
+        return {"entrypoint": ["/bin/sh"], "command": [], "environment": {"PATH": path}, "folder": "/", "lacks": lacks}

@@ -54,6 +54,8 @@ class ClusterSettings:
     """Whether kubelets only pretend to run pods: their phases follow the annotations that `kubelet/fake.py` names."""
     images: tuple[str, ...] = ()
     """The images that can be pulled; empty for all."""
+    bare: tuple[str, ...] = ()
+    """Images without programs: `cluster.PROGRAMS` is empty in their containers."""
     hidden: tuple[str, ...] = ()
     """Folders of this machine that are empty in pods, whose root is otherwise this machine's."""
     trainer: str = ""

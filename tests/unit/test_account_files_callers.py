@@ -21,6 +21,7 @@ CALLERS = {
     "server/coordinator/promotion.py",
     "server/coordinator/restoring.py",
     "server/coordinator/retention.py",
+    "server/coordinator/tombstones.py",
     "protocol/documents.py",
     "protocol/run_directory.py",
     "server/storage.py",
@@ -52,6 +53,13 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
     "server/coordinator/assembly.py": ("the operator's certificates", {".read_text"}),
     "backends/ray/keeper.py": ("/proc of a node, where it runs beside the worker", {"open", "os.listdir"}),
     "backends/ray/render.py": ("files of this package", {".read_text"}),
+    "backends/ray/driver.py": ("a file of its own on the head node, where it runs", {"open", "os.replace"}),
+    "backends/kubernetes/python_copy.py": (
+        "a volume of a pod, where it runs",
+        {*("open", "os.makedirs", "os.listdir", "os.symlink", "shutil.copy", "shutil.copy2", "shutil.copytree")},
+    ),
+    "backends/kubernetes/carried_python.py": ("a file of this package", {".read_text"}),
+    "backends/kubernetes/connection.py": ("what Kubernetes mounts into the server's own pod", {"open"}),
     "backends/cluster/worker_start.py": ("a file of this package", {".read_text"}),
     "backends/worker_package.py": (
         _OWN,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,14 +59,24 @@ def _enter(home: Path, bring: Callable[[Path], None]) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if checkpoint.is_at(home, descriptor) and (home / _FILES).is_dir():
                 return descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if checkpoint.is_at(home, descriptor) and not (home / _FILES).is_dir():
+            if _becomes_exclusive(descriptor) and checkpoint.is_at(home, descriptor) and not (home / _FILES).is_dir():
                 _fill(home, bring)
         except BaseException:
             os.close(descriptor)
             raise
         # Once more: an exclusive lock cannot become a shared one in one step.
         os.close(descriptor)
+
+
+def _becomes_exclusive(descriptor: int) -> bool:
+    """Without waiting, as the one that gets it first may read for long; if several found the directory empty, only one
+    of them fills it, after a pause of random length."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(random.uniform(0.001, 0.02))
+        return False
+    return True
 
 
 def _fill(home: Path, bring: Callable[[Path], None]) -> None:

@@ -50,6 +50,8 @@ class EngineNeeds:
     account: str
     job_name: str
     """As its user wrote it: any text."""
+    handle: str = ""
+    """The name by which its user finds it; empty: it has none."""
     uid: int | None = None
     """The user that submits it; None: the server's."""
     priority: int = 5

@@ -5,15 +5,18 @@
     <root>/artifacts/<job_id>/checkpoints/<name>/...  a checkpoint, committed by its manifest (`jobs.object_root`)
     <root>/blobs/<account_id>/<sha256>                uploaded files
 
-Paths are the same as below the server's own directories, with the name of the directory in front. A unit is everything
-that one index or manifest commits. Without that, its files are not there for any reader.
+Paths are the same as below the server's own directories, with the name of the directory in front; a file of a unit with
+a name that object stores refuse has its digest for a name there. A unit is everything that one index or manifest
+commits. Without that, its files are not there for any reader.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -33,7 +36,7 @@ PATIENCE_S = 10.0
 AWAY_S = 3.0
 """For so long nothing is asked of a store that has just failed: those who wait for it would fill all threads."""
 PIECE = 8 << 20
-_CREDENTIALS = (
+CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -42,8 +45,12 @@ _CREDENTIALS = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
 )
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _VERSION = 1
 _TAIL = ".tail"
+_DIGESTS = ".named"
+_LONGEST_NAME = 600
+"""In bytes: a key has at most 1,024, the path of the unit and the root's own included."""
 _MOST_INDEXES = 256
 _BLOCK = 1 << 20
 _MOST_BLOCKS = 32
@@ -102,7 +109,7 @@ class Archive:
 
     def credentials(self) -> dict[str, str]:
         """The variables of this process that make others reach the store as it does."""
-        return {name: os.environ[name] for name in _CREDENTIALS if os.environ.get(name)}
+        return {name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)}
 
     def check(self) -> None:
         """Raise unless objects can be written and read."""
@@ -147,7 +154,7 @@ class Archive:
             return None
         home, at = "/".join(filter(None, (path, manifest.data))), manifest.created_at
         files = {
-            file.path: StoredFile(key=f"{home}/{file.path}", size=file.size, modified_at=at, sha256=file.sha256)
+            file.path: StoredFile(key=key_of(home, file.path), size=file.size, modified_at=at, sha256=file.sha256)
             for file in manifest.files
         }
         shown = replace(manifest, data="").to_bytes() if manifest.data else data
@@ -156,7 +163,10 @@ class Archive:
         return StoredUnit(files=files)
 
     def send(self, path: str, descriptor: int, *, gap: Gap | None = None) -> StoredFile:
-        """Send a file, in place of any other. It is not there for readers before its unit is committed."""
+        """Send a file, in place of any other. It is not there for readers before its unit is committed.
+
+        Raises OSError if the file becomes shorter meanwhile.
+        """
         status = os.fstat(descriptor)
         size = status.st_size
         if gap is not None and not gap.start <= gap.end <= size:
@@ -227,17 +237,17 @@ class Archive:
 
     def remove(self, path: str) -> None:
         """Remove a file, or everything below a path: first what commits it."""
+        with self._reached():
+            keys = [each["path"] for each in self.place.listing(self.place.below(path))]
+            first = {key for key in keys if key.rpartition("/")[2] in (INDEX, MANIFEST)}
+            for doomed in (first, set(keys) - first, {self.place.below(path)}):
+                self.place.delete(doomed)
+        # Last: a reader remembers an index that it finds.
         with self._lock:
             for known in [known for known in self._indexes if known == path or known.startswith(f"{path}/")]:
                 del self._indexes[known]
             for block in [block for block in self._blocks if block[0].startswith(path)]:
                 del self._blocks[block]
-        with self._reached():
-            keys = [each["path"] for each in self.place.listing(self.place.below(path))]
-        first = [key for key in keys if key.rpartition("/")[2] in (INDEX, MANIFEST)]
-        for doomed in (first, [key for key in keys if key not in set(first)], [self.place.below(path)]):
-            with self._reached():
-                self.place.delete(doomed)
 
     def _delete(self, paths: list[str]) -> None:
         with self._reached():
@@ -298,11 +308,22 @@ class StoredStreams:
         return unit.files if unit is not None else {}
 
 
+def key_of(unit: str, name: str) -> str:
+    """Where a file of a unit lies.
+
+    >>> key_of("runs/job-1/1", "nodes/0/exit.json"), key_of("artifacts/job-1", "a\\nb")[:24]
+    ('runs/job-1/1/nodes/0/exit.json', 'artifacts/job-1/.named/7')
+    """
+    if len(name.encode()) > _LONGEST_NAME or _CONTROL_CHARACTER.search(name):
+        name = f"{_DIGESTS}/{hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{unit}/{name}"
+
+
 def _pieces_of(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
     while begin < end:
         data = os.pread(descriptor, min(PIECE, end - begin), begin)
         if not data:
-            raise ObjectStoreError("the file became shorter while it was sent")
+            raise OSError("the file became shorter while it was sent")
         begin += len(data)
         yield data
 
@@ -324,7 +345,7 @@ def _unit_of(path: str, document: Mapping[str, object]) -> StoredUnit:
     assert isinstance(listed, dict)
     files = {
         name: StoredFile(
-            key=f"{path}/{name}",
+            key=key_of(path, name),
             size=int(file["size"]),
             modified_at=float(file["modified_at"]),
             gap=Gap.from_json(file["gap"]) if "gap" in file else None,

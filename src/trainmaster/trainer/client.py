@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainmaster import client as api
-from trainmaster.client import local
 from trainmaster.client.file_upload import submit
 from trainmaster.client.types import TERMINAL
 from trainmaster.trainer.builtin_trainer import default_runtime
 from trainmaster.trainer.constants import DEFAULT_TRAINING_RUNTIME, TRAINJOB_COMPLETE, TRAINJOB_RUNNING
 from trainmaster.trainer.errors import IN_CONTAINERS, only_in_containers, translated
+from trainmaster.trainer.foreign_jobs import ForeignJobs
 from trainmaster.trainer.functions import files_of
-from trainmaster.trainer.job_document import RUNTIME_LABEL, job_document, random_name
-from trainmaster.trainer.job_view import log_filter, name_of
-from trainmaster.trainer.jobs import Jobs, log_lines, named
+from trainmaster.trainer.job_document import job_document, random_name
+from trainmaster.trainer.job_view import name_of
+from trainmaster.trainer.jobs import Jobs
+from trainmaster.trainer.place import Place
 from trainmaster.trainer.progress_bar import Wait
 from trainmaster.trainer.runtimes import RuntimeCatalog, TrainingRuntime, runtime_of, runtime_packages
-from trainmaster.trainer.server_choice import AnyBackendConfig, ChosenBackend, choose, connect, surroundings
+from trainmaster.trainer.server_choice import AnyBackendConfig, choose, connect, surroundings
 from trainmaster.trainer.types import (
     BuiltinTrainer,
     CustomTrainer,
@@ -50,25 +51,20 @@ class TrainerClient:
         """Find the server; the local one is started when none runs.
 
         `backend_config` says where jobs run; the URL of a server is short for `ServerBackendConfig(url=...)`. None:
-        where TRAINMASTER_URL says, else on this machine; `backend` tells. Raises ValueError for a configuration that
-        cannot be used, and RuntimeError if the server cannot be used, or no container engine answers.
+        where TRAINMASTER_URL or `trainmaster login` says, else on the Kubernetes cluster that Kubeflow's client would
+        use, else on this machine; `backend` tells. Raises ValueError for a configuration that cannot be used, and
+        RuntimeError if the server cannot be used, or neither container engine nor cluster answers.
         """
         around = surroundings()
         choice = choose(backend_config, around)
         with translated():
-            self._client = connect(choice, around)
-        own = local.running()
-        self.backend = ChosenBackend(
-            url=self._client.url,
-            name=choice.name,
-            why=choice.why,
-            this_machine=own is not None and own.url == self._client.url,
-        )
+            self._client, self.backend = connect(choice, around)
         """Where jobs run, and why there."""
         _log.info("jobs run on %s", self.backend)
         self._common, self._initializers = choice.workload, choice.initializers
-        self._catalog = RuntimeCatalog(self._client, choice.runtime_sources)
-        self._jobs = Jobs(self._client, self._catalog)
+        self._place = Place(self._client, self.backend.name)
+        self._catalog = RuntimeCatalog(self._client, choice.runtime_sources, place=self._place)
+        self._jobs = Jobs(self._client, self._catalog, ForeignJobs(self._client, self._place))
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +115,8 @@ class TrainerClient:
         definition = self._placed(self._definition(DEFAULT_TRAINING_RUNTIME if runtime is None else runtime))
         whole = trainer.directory if isinstance(trainer, ScriptTrainer) else None
         directory = None if whole is None else Path(whole).expanduser()
+        with translated():
+            kind = self._place.options_kind
         document = job_document(
             name=random_name(),
             runtime=definition,
@@ -126,6 +124,7 @@ class TrainerClient:
             initializer=initializer,
             options=options,
             backend=self.backend.name,
+            kind=kind,
             common=self._common,
             initializers=self._initializers,
             shipped=files_of(directory) if directory else (),
@@ -137,7 +136,7 @@ class TrainerClient:
                 else:
                     submitted = self._client.submit(document)
             except api.RefusedError as error:
-                if only_in_containers(error.problems) and not self._runs_images():
+                if only_in_containers(error.problems) and not self._place.runs_images:
                     raise ValueError(IN_CONTAINERS) from error
                 raise
         if document.get("resource_config"):
@@ -145,15 +144,16 @@ class TrainerClient:
         return name_of(submitted)
 
     def list_jobs(self, runtime: Runtime | str | None = None) -> list[TrainJob]:
-        """All jobs of the account, the newest first; of one runtime alone, where it is named.
+        """All jobs of the account, the newest first; of one runtime alone, where it is named. On Kubernetes also the
+        TrainJobs that others made in the namespace, which are only shown.
 
         Their steps are those of their nodes; checkpoints, and what a job waits for, are left out: `get_job` has them.
         """
-        return self._jobs.list(None if runtime is None else {RUNTIME_LABEL: _runtime_name(runtime)})
+        return self._jobs.list(None if runtime is None else _runtime_name(runtime))
 
     def get_job(self, name: str) -> TrainJob:
         """A job, with its steps, progress, metrics and checkpoints."""
-        return self._jobs.shown(self._jobs.get(name))
+        return self._jobs.shown(name)
 
     def get_job_logs(
         self,
@@ -172,12 +172,7 @@ class TrainerClient:
             tail: only the last so many.
             since: only those since a time: a datetime, or ISO 8601.
         """
-        job = self._jobs.get(name)
-        chosen = log_filter(job, step)
-        if chosen is None:
-            steps = ", ".join(each.name for each in self._jobs.shown(job).steps)
-            raise ValueError(f"job {name} has no step {step!r}; its steps are {steps}")
-        return log_lines(self._client, name, chosen, follow=bool(follow), tail=tail, since=since)
+        return self._jobs.log(name, step, follow=bool(follow), tail=tail, since=since)
 
     def get_job_events(self, name: str) -> list[Event]:
         """What happened to a job, from the beginning."""
@@ -205,8 +200,7 @@ class TrainerClient:
         with contextlib.closing(wait.looks()) as looks:
             for _ in looks:
                 try:
-                    job = self._jobs.get(name)
-                    shown = self._jobs.shown(job)
+                    shown = self._jobs.shown(name)
                 except (RuntimeError, TimeoutError) as error:
                     if isinstance(error.__cause__, api.UnreachableError | api.UnavailableError):
                         continue
@@ -216,12 +210,12 @@ class TrainerClient:
                     callback(shown)
                 if shown.status in wait.wanted:
                     return shown
-                if job["status"] == "COMPLETED" and TRAINJOB_RUNNING in wait.wanted:
+                if shown.state == "COMPLETED" and TRAINJOB_RUNNING in wait.wanted:
                     return shown  # it has run, between two looks
-                if job["status"] == "COMPLETED":
+                if shown.state == "COMPLETED":
                     raise TimeoutError(f"job {name} is Complete, and will not be {wait.words()}")
-                if job["status"] in TERMINAL:
-                    raise self._jobs.failure(job)
+                if shown.state in TERMINAL:
+                    raise self._jobs.failure(shown)
         raise TimeoutError(wait.too_late(name))
 
     def get_job_result(self, name: str) -> Any:
@@ -240,8 +234,7 @@ class TrainerClient:
 
     def resume_job(self, name: str) -> None:
         """Queue a suspended job again; it resumes from its latest checkpoint."""
-        with translated(name):
-            self._client.resume(named(name))
+        self._jobs.resume(name)
 
     def retry_job(self, name: str) -> str:
         """Make a new job of a failed one, which resumes from its checkpoint; returns the new one's name.
@@ -252,8 +245,7 @@ class TrainerClient:
 
     def cancel_job(self, name: str) -> None:
         """End a job for good; it stays in lists, as Failed. RuntimeError: it has ended already."""
-        with translated(name):
-            self._client.cancel(named(name))
+        self._jobs.cancel(name)
 
     def delete_job(self, name: str) -> None:
         """Stop a job and take it off the lists; returns when nothing of it runs, and its name is free.
@@ -268,17 +260,12 @@ class TrainerClient:
         self._jobs.forget_runtimes()
         return definition
 
-    def _runs_images(self) -> bool:
-        name = self.backend.name
-        backends = self._client.cluster.backends()
-        return next(each for each in backends if (each["default"] if name is None else each["name"] == name))["images"]
-
     def _placed(self, definition: TrainingRuntime) -> TrainingRuntime:
         """A runtime as it is where jobs run: without its image, where the backend runs none."""
         if definition.image is None:
             return definition
         with translated():
-            return definition if self._runs_images() else replace(definition, image=None)
+            return definition if self._place.runs_images else replace(definition, image=None)
 
 
 def _runtime_name(runtime: object) -> str:

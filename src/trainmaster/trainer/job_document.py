@@ -13,12 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
+from trainmaster.protocol.launch import KUBERNETES
 from trainmaster.trainer import types
 from trainmaster.trainer.builtin_trainer import training_from
 from trainmaster.trainer.constants import JOB_NAME_UUID_LENGTH
 from trainmaster.trainer.errors import NameRefusedError
 from trainmaster.trainer.functions import check_arguments, source_of, tuple_paths
-from trainmaster.trainer.options.kubernetes import environment_of, take_train_job_fields
+from trainmaster.trainer.options.train_job import add_objects, environment_of, take_train_job_fields
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.document import TORCH, TrainingRuntime, torchrun_variables
 from trainmaster.trainer.server_choice import INITIALIZER_TIMEOUT_S
@@ -79,15 +80,17 @@ def job_document(
     initializer: types.Initializer | None = None,
     options: object = None,
     backend: str | None = None,
+    kind: str | None = None,
     common: Mapping[str, Any] = MappingProxyType({}),
     initializers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     shipped: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The job that is submitted; raises ValueError if something is missing, unreadable, or does not fit together.
 
-    An option may give another `name`. The `runtime` is without its image for a backend that runs none. `common` are
-    fields for the workload of every job of the client, `initializers` for every `dataset` and `model` that is fetched,
-    and `shipped` the files of a ScriptTrainer's directory that are uploaded.
+    An option may give another `name`. The `runtime` is without its image for a backend that runs none; `kind` is what
+    options are told of the `backend`. `common` are fields for the workload of every job of the client, `initializers`
+    for every `dataset` and `model` that is fetched, and `shipped` the files of a ScriptTrainer's directory that are
+    uploaded.
     """
     if initializer is not None and not isinstance(initializer, types.Initializer):
         raise ValueError(f"initializer must be an Initializer, not a {type(initializer).__name__}")
@@ -107,7 +110,9 @@ def job_document(
         document |= _job(trainer, runtime, initializer, initializers, shipped)
     if common:
         document.setdefault("workload", {"kind": "trainer"}).update(deepcopy(dict(common)))
-    _apply(options, document, trainer, backend)
+    _apply(options, document, trainer, kind or backend)
+    if kind == KUBERNETES:
+        add_objects(document, runtime)
     check_name(document["handle"])
     for variable in runtime.job_name_variables:
         environment_of(document).setdefault(variable, document["handle"])

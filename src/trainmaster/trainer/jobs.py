@@ -18,8 +18,10 @@ from trainmaster.client import Client
 from trainmaster.client.event_stream import OpenLineStates
 from trainmaster.client.types import TERMINAL, Job
 from trainmaster.trainer.errors import NotFoundError, translated
-from trainmaster.trainer.job_document import successors
-from trainmaster.trainer.job_view import event, failure, name_of, preparing_steps, train_job
+from trainmaster.trainer.foreign_jobs import ForeignJobs, foreign_train_job, refusal
+from trainmaster.trainer.foreign_jobs import failure as foreign_failure
+from trainmaster.trainer.job_document import RUNTIME_LABEL, successors
+from trainmaster.trainer.job_view import event, failure, log_filter, name_of, preparing_steps, train_job
 from trainmaster.trainer.runtimes import RuntimeCatalog
 from trainmaster.trainer.types import Event, Listing, Runtime, TrainJob
 
@@ -37,24 +39,57 @@ _log = logging.getLogger(__name__)
 
 
 class Jobs:
-    """What a server says of jobs. Errors are those that `translated` promises."""
+    """What a server says of jobs, and of those that others made on a cluster. Errors are those that `translated`
+    promises."""
 
-    def __init__(self, client: api.Client, catalog: RuntimeCatalog) -> None:
+    def __init__(self, client: api.Client, catalog: RuntimeCatalog, foreign: ForeignJobs) -> None:
         self._client = client
         self._catalog = catalog
+        self._foreign = foreign
         self._runtimes: Mapping[str, Runtime] | None = None
 
-    def get(self, name: str) -> Job:
+    def shown(self, name: str) -> TrainJob:
+        """A job, or a TrainJob of others that has the name."""
         with translated(name):
-            return self._client.get(named(name))
-
-    def shown(self, job: Job) -> TrainJob:
-        with translated():
+            try:
+                job = self._client.get(named(name))
+            except api.NotFoundError:
+                if (foreign := self._foreign.get(name)) is None:
+                    raise
+                return foreign_train_job(foreign, self._known_runtimes())
             return train_job(job, self._known_runtimes(), current_step=self._current_step(job))
 
-    def list(self, labels: Mapping[str, str] | None) -> Listing[TrainJob]:
+    def list(self, runtime: str | None) -> Listing[TrainJob]:
+        labels = None if runtime is None else {RUNTIME_LABEL: runtime}
         with translated():
-            return Listing(train_job(job, self._known_runtimes()) for job in self._client.list(labels=labels))
+            known = self._known_runtimes()
+            jobs = [train_job(job, known) for job in self._client.list(labels=labels)]
+            others = [foreign_train_job(each, known) for each in self._foreign.list()]
+        others = [each for each in others if runtime in (None, each.runtime.name)]
+        if others:
+            jobs = sorted([*jobs, *others], key=lambda job: job.creation_timestamp, reverse=True)
+        return Listing(jobs)
+
+    def log(
+        self, name: str, step: str, *, follow: bool, tail: int | None, since: datetime | str | None
+    ) -> Iterator[str]:
+        """The lines of a step. Raises ValueError, at once, for a step that the job does not have."""
+        try:
+            job = self._get(name)
+        except NotFoundError:
+            with translated():
+                if self._foreign.get(name) is None:
+                    raise
+            if since is not None:
+                raise ValueError(
+                    f"{name} is a TrainJob of others: `tail` works for its log, and `since` does not"
+                ) from None
+            return self._foreign.lines(name, step, follow=follow, tail=checked_tail(tail))
+        chosen = log_filter(job, step)
+        if chosen is None:
+            steps = ", ".join(each.name for each in self.shown(name).steps)
+            raise ValueError(f"job {name} has no step {step!r}; its steps are {steps}")
+        return log_lines(self._client, name, chosen, follow=follow, tail=tail, since=since)
 
     def forget_runtimes(self) -> None:
         self._runtimes = None
@@ -62,7 +97,7 @@ class Jobs:
     def events(self, name: str) -> Listing[Event]:
         found: Listing[Event] = Listing()
         after: int | None = None
-        with translated(name):
+        with self._own(name):
             while True:
                 page = self._client.events(named(name), after=after, limit=EVENTS_PER_PAGE)
                 found += [event(each, name) for each in page["events"]]
@@ -71,10 +106,11 @@ class Jobs:
                 after = page["next_cursor"]
 
     def result(self, name: str) -> Any:
-        job = self.get(name)
+        with self._own(name):
+            job = self._get(name)
         if job["status"] != "COMPLETED":
             if job["status"] in TERMINAL:
-                raise self.failure(job)
+                raise self._failure(job)
             raise RuntimeError(f"job {name} has no result yet: it is {job['status']}")
         with translated(name), tempfile.TemporaryDirectory() as directory:
             self._client.results.download(job["job_id"], directory, patterns=[RESULT_FILE])
@@ -96,7 +132,7 @@ class Jobs:
                 _log.warning("job %s %s; it waits until that changes", name, pending["message"])
 
     def suspend(self, name: str, *, save_checkpoint: bool) -> None:
-        with translated(name):
+        with self._own(name):
             try:
                 self._client.pause(named(name), save_checkpoint=save_checkpoint)
             except api.ConflictError as error:
@@ -107,9 +143,17 @@ class Jobs:
                     "as it is, and it resumes from its last checkpoint, or restarts"
                 ) from error
 
+    def resume(self, name: str) -> None:
+        with self._own(name):
+            self._client.resume(named(name))
+
+    def cancel(self, name: str) -> None:
+        with self._own(name):
+            self._client.cancel(named(name))
+
     def retry(self, name: str) -> str:
-        job = self.get(name)
-        with translated(name):
+        with self._own(name):
+            job = self._get(name)
             for handle in successors(job["handle"], is_retry=job["parent_job_id"] is not None):
                 try:
                     return name_of(self._client.retry(job["job_id"], handle=handle))
@@ -119,7 +163,7 @@ class Jobs:
         raise AssertionError("there is always a next name")
 
     def delete(self, name: str) -> None:
-        with translated(name):
+        with self._own(name):
             job_id = self._client.delete(named(name))["job_id"]
             deadline = time.monotonic() + DELETE_PATIENCE_S
             while time.monotonic() < deadline:
@@ -130,7 +174,30 @@ class Jobs:
                 time.sleep(DELETE_POLL_S)
         raise TimeoutError(f"job {name} has not stopped after {DELETE_PATIENCE_S:g} s; it goes when it has")
 
-    def failure(self, job: Job) -> RuntimeError:
+    def failure(self, shown: TrainJob) -> RuntimeError:
+        """Of one that has failed."""
+        try:
+            return self._failure(self._get(shown.name))
+        except NotFoundError:
+            return foreign_failure(shown)
+
+    def _get(self, name: str) -> Job:
+        with translated(name):
+            return self._client.get(named(name))
+
+    @contextlib.contextmanager
+    def _own(self, name: str) -> Iterator[None]:
+        """For what works on jobs of this server alone."""
+        try:
+            with translated(name):
+                yield
+        except NotFoundError:
+            with translated(name):
+                if self._foreign.get(name) is not None:
+                    raise refusal(name) from None
+            raise
+
+    def _failure(self, job: Job) -> RuntimeError:
         lines: list[str] = []
         with contextlib.suppress(api.ClientError):
             lines = [line["message"] for line in self._client.logs(job["job_id"], tail=LAST_LINES)["lines"]]
@@ -139,7 +206,11 @@ class Jobs:
     def _known_runtimes(self) -> Mapping[str, Runtime]:
         """Those of the last look; jobs are shown more often than runtimes change."""
         if self._runtimes is None:
-            self._runtimes = {runtime.name: runtime for runtime in self._catalog.list()}
+            try:
+                self._runtimes = {runtime.name: runtime for runtime in self._catalog.list()}
+            except api.UnavailableError as error:
+                _log.warning("jobs are shown without their runtimes: %s", error)
+                return {}
         return self._runtimes
 
     def _current_step(self, job: Job) -> str | None:
@@ -170,9 +241,13 @@ def log_lines(
     since: datetime | str | None,
 ) -> Iterator[str]:
     """The lines that a filter of the server's chooses. Raises ValueError, at once, if `tail` or `since` is wrong."""
+    return _lines(client, job, chosen, checked_tail(tail), _moment(since), follow=follow)
+
+
+def checked_tail(tail: int | None) -> int | None:
     if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
         raise ValueError(f"tail must be a number of lines, not {tail!r}")
-    return _lines(client, job, chosen, tail, _moment(since), follow=follow)
+    return tail
 
 
 def _lines(

@@ -6,11 +6,9 @@ ValidationError, which is a ValueError. Without one this module decides; `Chosen
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +19,14 @@ from trainmaster import client as api
 from trainmaster.client import local
 from trainmaster.client.server_lookup import URL_VARIABLE, load_login
 from trainmaster.client.types import Engine
-from trainmaster.plain_yaml import YamlError, parse_yaml
 from trainmaster.protocol.launch import CONTAINER, LOCAL, PullPolicy
+from trainmaster.trainer.kubernetes_cluster import (
+    SERVICE_ACCOUNT,
+    WantedCluster,
+    cluster_of_configuration,
+    declare,
+    find_cluster,
+)
 
 RUNTIME_SOURCE = re.compile(r"github://[^\s/]+/\S+|https?://\S+|file:///\S.*|/.*", re.DOTALL)
 SERVER_URL = re.compile(r"https?://[^\s/]+")
@@ -60,7 +64,7 @@ class BackendConfig(BaseModel):
 
 
 class ServerBackendConfig(BackendConfig):
-    """A Trainmaster server, which runs jobs on the backend that it is set up with."""
+    """A Trainmaster server, and where it runs jobs."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a mistake beside the key would show the key
 
@@ -69,6 +73,8 @@ class ServerBackendConfig(BackendConfig):
     """None: TRAINMASTER_API_KEY."""
     ca: str | None = None
     """A file with certificates to trust in place of the system's. None: TRAINMASTER_CA."""
+    backend: str | None = None
+    """One of its backends, such as a cluster. None: its default."""
 
 
 class LocalProcessBackendConfig(BackendConfig):
@@ -108,22 +114,24 @@ class ContainerBackendConfig(BackendConfig):
 
 
 class KubernetesBackendConfig(BackendConfig):
+    """A namespace of a Kubernetes cluster, of which the server learns where it does not know it."""
+
     namespace: str | None = None
+    """None: that of the context."""
     config_file: str | None = None
-    """A kubeconfig. None: that of the environment, or the cluster that this process runs in."""
+    """A kubeconfig. None: the cluster that this process runs in, else that of KUBECONFIG or `~/.kube/config`."""
     context: str | None = None
+    """A context of the kubeconfig. None: its current one."""
     client_configuration: Annotated[Any, AfterValidator(_kubernetes_configuration)] = None
-    """A `kubernetes.client.Configuration`, in place of the fields above."""
+    """A `kubernetes.client.Configuration`, in place of a kubeconfig."""
 
 
 AnyBackendConfig = ServerBackendConfig | LocalProcessBackendConfig | ContainerBackendConfig | KubernetesBackendConfig
 
-NOT_YET = "this version has no Kubernetes backend"
 _REMEDY = (
     "to run on this machine, pass LocalProcessBackendConfig() or ContainerBackendConfig(); for a server elsewhere, "
     f"pass ServerBackendConfig(url=...) or set {URL_VARIABLE}"
 )
-_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +143,10 @@ class Choice:
     why: str
     server: ServerBackendConfig | None = None
     """None: the configured server, or the local one."""
+    cluster: WantedCluster | None = None
+    """The Kubernetes cluster whose backend jobs name, in place of `name`."""
+    remedy: str = ""
+    """What to do if that cannot be used: nobody asked for it by name."""
     engine: Mapping[str, str] = field(default_factory=dict)
     """What was asked of the engine, as settings of a server: `container_host`, `container_runtime`."""
     runtime_sources: tuple[str, ...] = ()
@@ -169,19 +181,15 @@ class Surroundings:
     environment: Mapping[str, str]
     home: Path
     in_cluster: bool
-    ask: Callable[[str], bool] | None
-    """Asks a person to agree; None: there is nobody to ask."""
     login: str | None = None
     """The URL of the server that `trainmaster login` saved."""
 
 
 def surroundings() -> Surroundings:
-    present = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
     return Surroundings(
         environment=os.environ,
         home=Path.home(),
-        in_cluster="KUBERNETES_SERVICE_HOST" in os.environ and _IN_CLUSTER.exists(),
-        ask=_ask_once if present else None,
+        in_cluster="KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists(),
         login=saved.url if (saved := load_login()) else None,
     )
 
@@ -198,7 +206,7 @@ def choose(config: AnyBackendConfig | str | None, around: Surroundings) -> Choic
                 )
             return Choice(name=None, why="as its URL says", server=ServerBackendConfig(url=config))
         case ServerBackendConfig():
-            return Choice(name=None, why="as its ServerBackendConfig says", server=config)
+            return Choice(name=config.backend, why="as its ServerBackendConfig says", server=config)
         case LocalProcessBackendConfig():
             return Choice(name=LOCAL, why="as its LocalProcessBackendConfig says", workload=_cleaning(config))
         case ContainerBackendConfig():
@@ -220,7 +228,7 @@ def choose(config: AnyBackendConfig | str | None, around: Surroundings) -> Choic
                 },
             )
         case KubernetesBackendConfig():
-            raise ValueError(f"a KubernetesBackendConfig cannot be used: {NOT_YET}; {_REMEDY}")
+            return Choice(name=None, why="as its KubernetesBackendConfig says", cluster=_cluster_of(config, around))
     raise ValueError(
         "backend_config must be a LocalProcessBackendConfig, ContainerBackendConfig, ServerBackendConfig, "
         f"KubernetesBackendConfig, the URL of a server or None, not a {type(config).__name__}"
@@ -236,14 +244,34 @@ def _choose_without(around: Surroundings) -> Choice:
         return Choice(name=None, why=f"as {URL_VARIABLE} says")
     if around.login:
         return Choice(name=None, why="as `trainmaster login` says")
-    cluster = _cluster(around)
+    try:
+        cluster = find_cluster(environment=around.environment, home=around.home, in_cluster=around.in_cluster)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
     if cluster is None:
         return _this_machine("as nothing else was named, and there is no Kubernetes cluster")
-    if around.ask is None:
-        raise ValueError(f"there is {cluster}, but {NOT_YET}; {_REMEDY}")
-    if not around.ask(f"There is {cluster}, but {NOT_YET}. Run jobs on this machine instead? [y/N] "):
-        raise ValueError(f"jobs cannot run on {cluster}: {NOT_YET}; {_REMEDY}")
-    return _this_machine(f"as was agreed to: {NOT_YET}, to use {cluster}")
+    return Choice(name=None, why=f"as there is {cluster.shown}", cluster=cluster, remedy=_REMEDY)
+
+
+def _cluster_of(config: KubernetesBackendConfig, around: Surroundings) -> WantedCluster:
+    if config.client_configuration is not None:
+        if config.config_file is not None or config.context is not None:
+            raise ValueError("client_configuration stands in place of config_file and context: leave these out")
+        return cluster_of_configuration(config.client_configuration, config.namespace)
+    found = find_cluster(
+        environment=around.environment,
+        home=around.home,
+        in_cluster=around.in_cluster,
+        config_file=config.config_file,
+        context=config.context,
+        namespace=config.namespace,
+    )
+    if found is None:
+        raise ValueError(
+            "there is no kubeconfig with a current context in KUBECONFIG or ~/.kube/config, and this process does not "
+            "run in a Kubernetes cluster: name a file as config_file"
+        )
+    return found
 
 
 def _this_machine(why: str) -> Choice:
@@ -255,32 +283,6 @@ def _cleaning(config: LocalProcessBackendConfig) -> dict[str, Any]:
     return {"remove_working_directory": True} if config.cleanup_venv else {}
 
 
-def _cluster(around: Surroundings) -> str | None:
-    """The cluster that Kubeflow's client would use."""
-    if around.in_cluster:
-        return "the Kubernetes cluster that this process runs in"
-    named = [Path(part) for part in around.environment.get("KUBECONFIG", "").split(os.pathsep) if part]
-    for path in named or [around.home / ".kube" / "config"]:
-        context = _context(path)
-        if context is not None:
-            return f"the Kubernetes context {context!r} of {path}"
-    return None
-
-
-def _context(path: Path) -> str | None:
-    try:
-        document = parse_yaml(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, YamlError):
-        return None  # none that Kubeflow's client could use either
-    context = document.get("current-context") if isinstance(document, Mapping) else None
-    return str(context) if context else None
-
-
-@functools.cache
-def _ask_once(question: str) -> bool:
-    return input(question).strip().lower() in ("y", "yes")
-
-
 _VARIABLES = ("DOCKER_HOST", "CONTAINER_HOST")
 """Where a server looks for an engine; as they were when it was started."""
 _ANEW = (
@@ -289,24 +291,24 @@ _ANEW = (
 )
 
 
-def connect(choice: Choice, around: Surroundings) -> api.Client:
-    """A client of the server that was chosen; the local one is started when none runs.
+def connect(choice: Choice, around: Surroundings) -> tuple[api.Client, ChosenBackend]:
+    """A client of the server that was chosen, and where its jobs run; the local one is started when none runs.
 
     Raises ClientError if the server cannot be used, ValueError if it lacks the backend or has another engine than was
     asked for, and RuntimeError if no engine answers.
     """
-    if choice.server is not None:
-        return api.Client(choice.server.url, choice.server.api_key, ca=choice.server.ca)
     started: local.LocalServer | None = None
-    if choice.engine and not around.environment.get(URL_VARIABLE) and not around.login:
+    if choice.engine and choice.server is None and not around.environment.get(URL_VARIABLE) and not around.login:
         found = local.find()
         started = found or local.start(settings=choice.engine)
         if found is not None or not local.started_here(started):
             started = None
-    client = api.Client()
+    server = choice.server
+    client = api.Client(server.url, server.api_key, ca=server.ca) if server is not None else api.Client()
     try:
-        if choice.name is not None:
-            check_engine(choice.engine, client.cluster.backend(choice.name)["engine"], around.environment)
+        own = local.running()
+        here = own is not None and own.url == client.url
+        name = _checked_name(choice, client, around, here=here)
     except api.NotFoundError as error:
         client.close()
         raise ValueError(str(error)) from error
@@ -316,7 +318,22 @@ def connect(choice: Choice, around: Surroundings) -> api.Client:
         if started is not None and local.running() == started:
             local.stop()
         raise
-    return client
+    return client, ChosenBackend(url=client.url, name=name, why=choice.why, this_machine=here)
+
+
+def _checked_name(choice: Choice, client: api.Client, around: Surroundings, *, here: bool) -> str | None:
+    """The server's backend, which is there, and whose engine is the one that was asked for."""
+    if choice.cluster is not None:
+        try:
+            return declare(client, choice.cluster, here=here)
+        except (ValueError, RuntimeError) as error:
+            if not choice.remedy:
+                raise
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            raise kind(f"{error}; {choice.remedy}") from error
+    if choice.name is not None:
+        check_engine(choice.engine, client.cluster.backend(choice.name)["engine"], around.environment)
+    return choice.name
 
 
 def check_engine(asked: Mapping[str, str], engine: Engine | None, environment: Mapping[str, str]) -> None:

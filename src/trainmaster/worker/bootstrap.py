@@ -1,8 +1,8 @@
 """Starts the worker of a node where Trainmaster is not installed: fetches it from the server, and becomes it.
 
 Run as `python -c SOURCE` with this file's text, on whatever Python the node has, so that one that is too old can say
-so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem) and
-TRAINMASTER_WORKER_TOKEN.
+so. Variables: TRAINMASTER_WORKER (JSON: server_url, attempt_id, digest, work_dir, node_variable, grace_s, ca_pem),
+TRAINMASTER_WORKER_TOKEN, and TRAINMASTER_INTERPRETER (JSON: the command that starts this Python, unless its path does).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from typing import Any, NoReturn
 
+INTERPRETER = "TRAINMASTER_INTERPRETER"
 TOO_OLD, UNREACHABLE, REFUSED, NO_ROOM = 71, 72, 73, 74
 """Exit codes; `backends.cluster.worker_start` says what they mean."""
 PATIENCE_S = 600
@@ -31,13 +32,18 @@ def main() -> int:
     token = os.environ.pop("TRAINMASTER_WORKER_TOKEN")
     for name in ("TRAINMASTER_BOOTSTRAP", "TRAINMASTER_PYTHON"):
         os.environ.pop(name, None)
+    interpreter = json.loads(os.environ.pop(INTERPRETER, "null")) or [sys.executable, "-P"]
     work = os.path.join(spec["work_dir"] or tempfile.gettempdir(), f"trainmaster-{os.getuid()}")
     try:
         os.makedirs(work, mode=0o700, exist_ok=True)
         if os.stat(work).st_uid != os.getuid():
             say(f"{work} belongs to another user")
             return NO_ROOM
-        ca = None
+        ca = os.environ.pop("TRAINMASTER_CA", None)
+        if ca and os.path.exists(ca):
+            os.environ["TRAINMASTER_CA"] = ca
+        else:
+            ca = None
         if spec["ca_pem"]:
             os.environ["TRAINMASTER_CA"] = ca = os.path.join(work, f"ca-{digest(spec['ca_pem'].encode())}.pem")
             write(ca, spec["ca_pem"].encode())
@@ -57,11 +63,11 @@ def main() -> int:
     os.write(given, json.dumps({**spec, "work_dir": work, "token": token}).encode())
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)
-    return become(worker)
+    return become([*interpreter, worker, "remote"])
 
 
-def become(worker: str) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-P", worker, "remote"])
+def become(command: list[str]) -> NoReturn:
+    os.execv(command[0], command)
 
 
 def fetch(spec: dict[str, Any], token: str, ca: str | None) -> bytes | int:
@@ -98,7 +104,8 @@ def digest(data: bytes) -> str:
 
 
 def write(path: str, data: bytes) -> None:
-    draft = f"{path}.{os.getpid()}"
+    # In containers that share the directory, all workers may have the same process id.
+    draft = f"{path}.{os.urandom(8).hex()}"
     with open(draft, "wb") as file:
         file.write(data)
     os.replace(draft, path)

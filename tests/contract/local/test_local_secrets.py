@@ -74,7 +74,9 @@ class Search:
             roots.append(Path(f"/proc/{pid}/root{directory}"))
         for root in roots:
             # The first key lies in a file: how else would its owner get it.
-            yield from (path for path in root.rglob("*") if path.is_file() and path != root / "api-key")
+            # `walk` passes over directories that are removed meanwhile.
+            found = (Path(directory, name) for directory, _, names in os.walk(root) for name in names)
+            yield from (path for path in found if path.is_file() and path != root / "api-key")
         yield self._server._log_path
 
 

@@ -23,6 +23,7 @@ from trainmaster.jobs import object_root, objects
 from trainmaster.jobs.lock import LockedError, LockLostError
 from trainmaster.jobs.object_root import ObjectRoot
 from trainmaster.jobs.objects import AccessRefusedError, ObjectStoreError
+from trainmaster.jobs.staging import local_copy
 
 
 @pytest.fixture
@@ -138,6 +139,20 @@ def test_copy_is_brought_once_for_all_who_want_it(root: ObjectRoot) -> None:
     assert sum(came) == made.size_bytes
     with root.fetch("a/1", on_bytes=came.append), root.fetch("a/1", on_bytes=came.append):
         assert sum(came) == 2 * made.size_bytes
+
+
+def test_nobody_waits_for_a_reader_of_a_copy(tmp_path: Path) -> None:
+    """However the locks of those who found it empty at the same time follow each other."""
+
+    def read(everybody: threading.Barrier) -> None:
+        with local_copy(tmp_path, "name", lambda directory: (directory / "file").touch()) as directory:
+            everybody.wait()
+            assert (directory / "file").exists()
+
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        for _ in range(300):
+            everybody = threading.Barrier(3, timeout=PATIENCE_S)
+            list(pool.map(read, [everybody] * 3))
 
 
 def test_lock_that_expired_is_taken_and_its_holder_learns_it(root: ObjectRoot, monkeypatch: pytest.MonkeyPatch) -> None:

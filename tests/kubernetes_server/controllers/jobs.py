@@ -174,8 +174,8 @@ class Sync:
                     set_condition(self._conditions, "FailureTarget", "True", reason="PodFailurePolicy", message=why)
                 if action != "Ignore":
                     failures += 1
-            else:
-                continue
+            elif not is_deleting(job):
+                continue  # those of a job that is being deleted go, whatever they do
             counted.append(pod)
         if failures:
             status["failed"] = status.get("failed", 0) + failures

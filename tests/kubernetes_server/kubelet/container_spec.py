@@ -37,7 +37,7 @@ def container_spec(
         "cwd": container.get("workingDir") or image["folder"],
         "hostname": host_name(pod),
         "mounts": [hosts, *volumes.mounts_of(container, values)],
-        "hidden": list(cluster.settings.hidden),
+        "hidden": [*cluster.settings.hidden, *image["lacks"]],
         "scratch": str(scratch),
         "memory": int(quantity(limit)) if limit else 0,
         "uid": security.get("runAsUser"),

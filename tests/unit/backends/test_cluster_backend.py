@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import backend as module
-from trainmaster.backends.cluster.backend import ClusterBackend, ClusterContext
+from trainmaster.backends.cluster.backend import ClusterBackend
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
 from trainmaster.backends.cluster.worker_start import MESSAGES, SPEC, TOKEN
 from trainmaster.protocol.launch import Launch, LaunchStep
@@ -77,6 +80,13 @@ class Cluster:
 
     def liveness(self) -> list[Liveness]:
         return list(self.backend.observe(self.request))
+
+
+def stop_time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, which the test moves on."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    return now
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +191,35 @@ def test_a_job_that_the_engine_does_not_know_any_more_was_removed_by_somebody(cl
     told = cluster.backend.loss(cluster.request, 0)
     assert told is not None
     assert told.reason is Reason.ENGINE_CANCELLED
+
+
+def test_what_ended_while_no_server_ran_is_found_by_its_name(cluster: Cluster) -> None:
+    """Slurm lists ended jobs for minutes, and its accounting knows them by their names for long."""
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    lost = Loss(reason=Reason.NODE_LOST, message="n1 failed")
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=lost)
+    cluster.engine.lists = False
+    asked: list[str] = []
+    find = cluster.engine.find
+
+    def counted(name: str) -> Any:
+        asked.append(name)
+        return find(name)
+
+    cluster.engine.find = counted  # type: ignore[method-assign]
+    cluster.backend = cluster.server()
+    assert cluster.liveness() == [Liveness.UNKNOWN]
+    for _ in range(3):
+        cluster.backend.poll()
+        assert cluster.liveness() == [Liveness.GONE]
+        assert cluster.backend.loss(cluster.request, 0) == lost
+    assert asked == [NAME]
+    cluster.directory.close()
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == ["1"]
+    cluster.backend.poll()
+    assert cluster.engine.forgotten == ["1"]
 
 
 def test_a_node_of_a_running_gang_is_lost_alone(tmp_path: Path, workers: Path) -> None:
@@ -299,6 +338,54 @@ def test_an_ended_job_that_no_leader_asks_for_is_removed(cluster: Cluster, monke
     assert cluster.engine.forgotten == ["1"]
 
 
+def test_what_still_runs_of_an_attempt_that_is_over_is_cancelled_after_a_while(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a batch script that hangs when its worker has ended: it would hold its nodes for ever."""
+    now = stop_time(monkeypatch)
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
+    cluster.backend.observe(cluster.request)  # for the last time
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == []
+    now[0] += module.UNKNOWN_AFTER_S + 1
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_what_a_leader_knew_does_not_outlive_its_term(cluster: Cluster) -> None:
+    leads = [True]
+    cluster.context = replace(cluster.context, leads=lambda: leads[0])
+    cluster.backend = cluster.server()
+    cluster.runs()
+    leads[0] = False
+    cluster.backend.poll()
+    cluster.directory.claim(0, CLAIM)
+    cluster.directory.close()  # by another leader, which died before it told the engine
+    leads[0] = True
+    cluster.backend.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_list_of_jobs_is_as_old_as_the_question_for_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the question for the nodes before it, which may take long."""
+    now = stop_time(monkeypatch)
+    nodes = cluster.engine.nodes
+
+    def slow() -> Any:
+        now[0] += module.STALE_S + 1
+        return nodes()
+
+    monkeypatch.setattr(cluster.engine, "nodes", slow)
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.liveness()
+    now[0] += module.NODES_EVERY_S + 1
+    cluster.backend.poll()
+    assert cluster.liveness() == [Liveness.ALIVE]
+
+
 def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.PREPARING)
@@ -307,11 +394,19 @@ def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
     assert len(cluster.engine.launches) == 2
 
 
-def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(cluster: Cluster) -> None:
+def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = stop_time(monkeypatch)
     cluster.queued()
     gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
     cluster.engine.present["tm-k3f9-job-2-1"] = gone
-    cluster.server().poll()  # one that has not observed any attempt yet
+    server = cluster.server()  # one that has not observed any attempt yet
+    server.poll()
+    # A new leader has not laid out, or mounted, all run directories yet.
+    assert cluster.engine.cancelled == []
+    now[0] += module.UNKNOWN_AFTER_S + 1
+    server.poll()
     assert cluster.engine.cancelled == ["7"]
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from trainmaster.backends import CLUSTER_KINDS, capabilities_of
-from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.backends.base import Capabilities, FilesBy, PlacementBy
+from trainmaster.jobs.objects import ObjectPlace
 from trainmaster.protocol.launch import Lifetime
+from trainmaster.server.archive import Archive
 from trainmaster.server.coordinator.admission import Admission, importable
 from trainmaster.server.coordinator.admission_checks import check_backend
 from trainmaster.server.core.commands import new_job_id, submit
@@ -281,3 +283,19 @@ def test_package_is_found_without_being_imported() -> None:
     before = set(sys.modules)
     importable("torch")
     assert "torch" in before or "torch" not in sys.modules
+
+
+def test_job_that_saves_with_the_servers_keys_of_the_object_store_has_no_others() -> None:
+    capable = replace(CLUSTER_KINDS["slurm"].capabilities, files=FilesBy.OBJECT_ROOT)
+    archive = Archive(ObjectPlace(store=None, bucket="b", key=""))  # type: ignore[arg-type]
+
+    def compile_with(archive: Archive | None, environment: dict[str, str]) -> None:
+        workload = {**COMMAND["workload"], "environment": environment}
+        request = parse_submit({**COMMAND, "workload": workload})
+        Admission(backends={"hpc": capable}, default_backend="hpc", archive=archive).compile(request, "a")
+
+    compile_with(archive, {"A": "b"})
+    with pytest.raises(RefusedError, match=r"AWS_ACCESS_KEY_ID: .*can have no others"):
+        compile_with(archive, {"AWS_ACCESS_KEY_ID": "mine"})
+    with pytest.raises(RefusedError, match="the server has none"):
+        compile_with(None, {})

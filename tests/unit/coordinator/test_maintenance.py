@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 from sqlalchemy import Connection
 
 from trainmaster.backends import capabilities_of
+from trainmaster.jobs.objects import ObjectPlace, ObjectStoreError
+from trainmaster.server.archive import Archive
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.commands import Commands
 from trainmaster.server.coordinator.launch import JobSecrets
@@ -137,3 +140,24 @@ def test_server_that_starts_collects_nothing_before_its_settings_can_be_looked_a
     place.now += 1
     place.maintenance.do()
     assert not unused.exists()
+
+
+def test_store_that_is_away_delays_the_collection_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.roots.archive = Archive(ObjectPlace(store=MemoryStore(), bucket="b", key="root"))  # type: ignore[arg-type]
+    maintenance = place.maintenance
+    maintenance.collector = Collector(place.database, place.roots, RetentionPolicy(runs_s=1.0, blobs_s=KEEP_S))
+    swept: list[float] = []
+    monkeypatch.setattr(maintenance.collector, "sweep", lambda: swept.append(place.now))
+    unused = place.upload_files("a")
+    place.now += KEEP_S + 1
+
+    def away(*_: object) -> list[str]:
+        raise ObjectStoreError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPlace, "directories", away)
+        maintenance.do()
+    assert (unused.exists(), len(swept)) == (True, 1)
+    monkeypatch.setattr("trainmaster.server.archive.AWAY_S", 0.0)
+    maintenance.do()  # in the next round already
+    assert (unused.exists(), len(swept)) == (False, 2)

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
-from trainmaster.backends import BACKENDS
-from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.backends import BACKENDS, CLUSTER_KINDS
+from trainmaster.backends.base import Capabilities, FilesBy, PlacementBy
 from trainmaster.server.coordinator.account_users import ROOT, AccountIsolation, is_confined, runs_as
+from trainmaster.server.coordinator.admission import Admission
+from trainmaster.server.coordinator.commands import Commands
+from trainmaster.server.coordinator.launch import JobSecrets
 from trainmaster.server.core.accounts import Account
 from trainmaster.server.core.errors import RefusedError
+from trainmaster.server.core.spec.documents import parse_submit
+from trainmaster.server.settings.encryption import Sealer
 from trainmaster.server.settings.settings import Settings
 from trainmaster.server.store import accounts
 from trainmaster.server.store.database import Database
@@ -121,3 +128,78 @@ def test_user_of_an_account_matters_only_to_backends_that_run_jobs_here(tmp_path
             tenants.require(connection, Scope("default"), "default", shared)
     finally:
         database.close()
+
+
+def test_accounts_get_no_keys_with_which_they_could_read_the_files_of_others(tmp_path: Path) -> None:
+    capable = Capabilities(
+        placement=PlacementBy.ENGINE, lifetimes=frozenset(), isolates_accounts=True, files=FilesBy.OBJECT_ROOT
+    )
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    try:
+        with database.read() as connection:
+            tenants = AccountIsolation(Settings(data_dir=tmp_path))
+            tenants.require(connection, Scope("default"), "default", capable)
+            for each in (capable, replace(capable, submits_as_users=True)):
+                with pytest.raises(RefusedError, match=r"keys of the object store.*option `files`"):
+                    tenants.require(connection, Scope("vision"), "vision", each)
+            sharing = AccountIsolation(Settings(data_dir=tmp_path, shared_uid=True))
+            sharing.require(connection, Scope("vision"), "vision", capable)
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"spec": {"volumes": [{"name": "x", "secret": {"secretName": "tm-k3f9-job-1-1"}}]}},
+        {"spec": {"nodeSelector": {"a": "b"}, "serviceAccountName": "admin"}},
+        {"spec": {"containers": [{"name": "node", "envFrom": [{"secretRef": {"name": "tm-k3f9-job-1-1"}}]}]}},
+        {"spec": {"hostPID": True}},
+        {"metadata": {"ownerReferences": []}},
+    ],
+)
+def test_accounts_patch_nothing_by_which_they_could_reach_others(patch: Any, tmp_path: Path) -> None:
+    tenants = AccountIsolation(Settings(data_dir=tmp_path))
+    tenants.require_patches("default", [patch])
+    with pytest.raises(RefusedError, match="account vision may not patch"):
+        tenants.require_patches("vision", [patch])
+    AccountIsolation(Settings(data_dir=tmp_path, shared_uid=True)).require_patches("vision", [patch])
+
+
+def test_submission_with_such_a_patch_is_refused(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    backends = {"k8s": CLUSTER_KINDS["kubernetes"].capabilities}
+    tenants = AccountIsolation(Settings(data_dir=tmp_path))
+    commands = Commands(
+        database,
+        admission=Admission(backends=backends, default_backend="k8s", tenants=tenants),
+        vault=JobSecrets(Sealer(bytes(32))),
+        hint=lambda _: None,
+    )
+
+    def ensure(account_id: str, connection: Connection) -> None:
+        accounts.ensure(connection, Scope.everything(), account_id, 0.0)
+
+    def submit(account_id: str, spec: dict[str, Any]) -> Any:
+        patch = {
+            "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": spec}]}}}
+        }
+        workload = {"kind": "command", "argv": ["x"], "image": "python", "kubernetes": {"runtime_patches": [patch]}}
+        request = parse_submit({"name": "j", "workload": workload, "resource_config": {}})
+        return commands.submit(Scope(account_id), request, created_by="t").result()
+
+    try:
+        for account_id in ("default", "vision"):
+            database.write_now(functools.partial(ensure, account_id))
+        host = {"spec": {"template": {"spec": {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}}}}
+        submit("default", host)
+        with pytest.raises(RefusedError, match=r"may not patch spec\.volumes"):
+            submit("vision", host)
+        submit("vision", {"spec": {"template": {"spec": {"nodeSelector": {"pool": "a"}}}}})
+    finally:
+        database.close()
+
+
+def test_accounts_choose_nodes_by_patches(tmp_path: Path) -> None:
+    chosen = {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {"pool": "a"}, "tolerations": []}}
+    AccountIsolation(Settings(data_dir=tmp_path)).require_patches("vision", [chosen, {"spec": None}, {}])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends.base import Capabilities, PlacementBy
+from trainmaster.backends.base import Capabilities, ImageFeature, PlacementBy
 from trainmaster.protocol.documents import from_json
 from trainmaster.protocol.launch import Launch, Lifetime
 from trainmaster.server.coordinator.admission_checks import check_backend
@@ -128,7 +128,8 @@ def test_image_and_time_are_checked(field: str, value: object) -> None:
 
 def test_backend_without_images_runs_no_initializer_in_one() -> None:
     local = Capabilities(placement=PlacementBy.US, lifetimes=frozenset(Lifetime))
-    backends = {"local": local, "boxes": replace(local, images=True, own_image="image")}
+    runs_images = {"images": True, "own_image": "image", "image_features": frozenset(ImageFeature)}
+    backends = {"local": local, "boxes": replace(local, **runs_images)}
     request = parse_submit(document(dataset={**S3, "timeout_s": 5}, model={**HUB, "image": "fetch:1"}))
     check_backend(compile_job(request), "boxes", backends)
     with pytest.raises(RefusedError) as caught:

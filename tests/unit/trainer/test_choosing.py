@@ -17,13 +17,20 @@ from trainmaster.trainer import (
     TrainingRuntimeSource,
 )
 from trainmaster.trainer.functions import files_of
-from trainmaster.trainer.server_choice import ChosenBackend, Surroundings, _ask_once, check_engine, choose
+from trainmaster.trainer.server_choice import ChosenBackend, Surroundings, check_engine, choose
 
-KUBECONFIG = "apiVersion: v1\nkind: Config\ncurrent-context: team-a\n"
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: team-a
+clusters: [{name: c, cluster: {server: "https://10.0.0.1:6443"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: team-a, context: {cluster: c, user: u, namespace: a}}]
+"""
 
 
 def around(home: Path, **changes: Any) -> Surroundings:
-    fields: dict[str, Any] = {"environment": {}, "home": home, "in_cluster": False, "ask": None, **changes}
+    fields: dict[str, Any] = {"environment": {}, "home": home, "in_cluster": False, **changes}
     return Surroundings(**fields)
 
 
@@ -35,6 +42,7 @@ def test_configuration_that_is_given_is_what_is_used(tmp_path: Path) -> None:
     chosen = choose(server, around(tmp_path, in_cluster=True))
     assert (chosen.name, chosen.server) == (None, server)
     assert choose("http://127.0.0.1:1", around(tmp_path, in_cluster=True)).server == server
+    assert choose(ServerBackendConfig(url="http://127.0.0.1:1", backend="hpc"), around(tmp_path)).name == "hpc"
     containers = choose(
         ContainerBackendConfig(
             pull_policy="never",  # type: ignore[arg-type]
@@ -70,7 +78,8 @@ def test_images_and_time_of_initializers_are_those_of_the_configuration(tmp_path
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (KubernetesBackendConfig(namespace="a"), "no Kubernetes backend"),
+        (KubernetesBackendConfig(namespace="a"), "no kubeconfig with a current context"),
+        (KubernetesBackendConfig(config_file="/absent"), "/absent cannot be read"),
         ("local", "not the URL of a server"),
         ({}, "not a dict"),
     ],
@@ -120,41 +129,29 @@ def test_without_a_cluster_jobs_run_on_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["home", "variable", "inside"])
-def test_cluster_is_not_replaced_by_this_machine_unasked(where: str, tmp_path: Path) -> None:
+def test_without_a_server_the_cluster_of_the_surroundings_is_used(where: str, tmp_path: Path) -> None:
     found = tmp_path / ".kube" / "config" if where == "home" else tmp_path / "named"
     found.parent.mkdir(exist_ok=True)
     found.write_text(KUBECONFIG)
     environment = {"KUBECONFIG": f"/absent:{found}"} if where == "variable" else {}
-    says = "process runs in" if where == "inside" else "context 'team-a'"
-    with pytest.raises(ValueError, match=rf"{says}.*LocalProcessBackendConfig"):
-        choose(None, around(tmp_path, environment=environment, in_cluster=where == "inside"))
+    chosen = choose(None, around(tmp_path, environment=environment, in_cluster=where == "inside"))
+    assert chosen.cluster is not None
+    says = "process runs in" if where == "inside" else f"context 'team-a' of {found}"
+    assert says in chosen.why
+    assert "LocalProcessBackendConfig" in chosen.remedy
+    asked_for = choose(
+        KubernetesBackendConfig(), around(tmp_path, environment=environment, in_cluster=where == "inside")
+    )
+    assert (asked_for.cluster, asked_for.remedy) == (chosen.cluster, "")
+    server = {**environment, "TRAINMASTER_URL": "http://127.0.0.1:1"}
+    assert choose(None, around(tmp_path, environment=server)).cluster is None
+    assert choose(None, around(tmp_path, environment=environment, login="http://127.0.0.1:1")).cluster is None
 
 
-def test_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def answer(question: str) -> bool:
-        asked.append(question)
-        return len(asked) == 1
-
-    agreed = choose(None, around(tmp_path, in_cluster=True, ask=answer))
-    assert agreed.name is None
-    assert "was agreed to" in agreed.why
-    with pytest.raises(ValueError, match="no Kubernetes backend"):
-        choose(None, around(tmp_path, in_cluster=True, ask=answer))
-    assert "Run jobs on this machine instead?" in asked[0]
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
-    with pytest.raises(ValueError, match="team-a"):
-        choose(None, around(tmp_path, environment={"KUBECONFIG": str(tmp_path / "kubeconfig")}, ask=answer))
-    assert "the Kubernetes context 'team-a' of" in asked[-1]
-
-
-def test_who_has_answered_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["n", "y"]
-    monkeypatch.setattr("builtins.input", lambda question: answers.pop(0))
-    questions = ["Instead? (asked by a test)", "Instead of another? (asked by a test)"]
-    assert [_ask_once(question) for question in questions for _ in range(3)] == [False] * 3 + [True] * 3
-    assert not answers
+def test_broken_kubeconfig_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "named").write_text("current-context: team-a\n")
+    with pytest.raises(ValueError, match=r"no context 'team-a'; there are: none; .*LocalProcessBackendConfig"):
+        choose(None, around(tmp_path, environment={"KUBECONFIG": str(tmp_path / "named")}))
 
 
 def write(directory: Path, *names: str) -> None:

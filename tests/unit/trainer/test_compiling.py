@@ -18,6 +18,7 @@ from trainmaster.trainer.functions import check_arguments, source_of
 from trainmaster.trainer.job_document import FRAMEWORK_LABEL, RUNTIME_LABEL, check_name, job_document, random_name
 from trainmaster.trainer.options import (
     ActiveDeadlineSeconds,
+    Annotations,
     Labels,
     Limits,
     Name,
@@ -408,7 +409,7 @@ def test_initializers_say_what_the_client_says_of_all() -> None:
 
 def test_time_limit_of_initializers_is_refused_for_a_built_in_trainer_which_has_none(tmp_path: Path) -> None:
     def initializers(**values: Any) -> Mapping[str, Mapping[str, Any]]:
-        around = Surroundings(environment={}, home=tmp_path, in_cluster=False, ask=None)
+        around = Surroundings(environment={}, home=tmp_path, in_cluster=False)
         return choose(ContainerBackendConfig(**values), around).initializers
 
     limited = initializers(initializer_timeout=5)
@@ -598,3 +599,39 @@ def test_every_built_in_runtime_makes_a_job(definition: TrainingRuntime) -> None
         compiled(trainer, runtime=definition, initializer=Initializer(DATA, MODEL))
     except TrainmasterError as error:
         raise AssertionError(f"{error}: {error.problems}") from error
+
+
+def test_job_on_kubernetes_is_a_train_job_of_a_runtime_of_the_cluster() -> None:
+    def on_kubernetes(**arguments: Any) -> Any:
+        function = CustomTrainer(func=nothing, image="i:1")
+        options = [Labels({"team": "a"}), Annotations({"note": "b c"})]
+        document = compiled(function, kind="kubernetes", backend="k8s", **{"options": options, **arguments})
+        assert document["backend"] == "k8s"
+        return document["workload"].get("kubernetes")
+
+    objects = {"labels": {"team": "a"}, "annotations": {"note": "b c"}}
+    found = runtime("wide", kind=RuntimeKind.CLUSTER_TRAINING_RUNTIME, in_cluster=True)
+    assert on_kubernetes(runtime=found) == {"runtime": "wide", "runtime_kind": "ClusterTrainingRuntime", **objects}
+    # One of the server, which no cluster knows.
+    assert on_kubernetes(runtime=replace(found, in_cluster=False)) == objects
+    assert on_kubernetes(runtime=replace(found, in_cluster=False), options=[]) is None
+    tuned = compiled(
+        BuiltinTrainer(TorchTuneConfig()),
+        kind="kubernetes",
+        initializer=Initializer(DATA, MODEL),
+        runtime=replace(TUNING, in_cluster=True),
+    )
+    assert tuned["workload"]["kubernetes"]["runtime"] == "tuning"
+
+
+def test_runtime_patches_that_kubeflows_own_options_set_are_taken_on_kubernetes() -> None:
+    patch = {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [{"name": "node"}]}}}}
+
+    def option(job: Any, trainer: object, backend: object) -> None:
+        job.setdefault("spec", {})["runtimePatches"] = [patch]
+
+    function = CustomTrainer(func=nothing, image="i:1")
+    document = compiled(function, kind="kubernetes", options=[option])
+    assert document["workload"]["kubernetes"] == {"runtime_patches": [patch]}
+    with pytest.raises(ValueError, match="objects of a Kubernetes cluster"):
+        compiled(function, options=[option])

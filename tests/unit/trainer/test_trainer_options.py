@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from trainmaster.server.core.spec.submit import SubmitJobRequest
+from trainmaster.server.core.spec.submit import SubmitJobRequest, compile_job
 from trainmaster.trainer import CustomTrainer, CustomTrainerContainer
 from trainmaster.trainer import options as o
 from trainmaster.trainer.job_document import job_document
@@ -185,17 +186,41 @@ def test_container_patch_of_a_wrong_value_is_refused(given: dict[str, Any]) -> N
         o.ContainerPatch(**given)
 
 
-def test_runtime_patch_is_made_of_its_parts() -> None:
+def node_patch(name: str = "node", **pod: Any) -> o.RuntimePatch:
+    inner = o.PodTemplatePatch(metadata={"labels": {"a": "b"}}, spec=o.PodSpecPatch(**pod))
+    job = o.ReplicatedJobPatch(name=name, template=o.JobTemplatePatch(spec=o.JobSpecPatch(template=inner)))
+    template = o.JobSetTemplatePatch(spec=o.JobSetSpecPatch(replicated_jobs=[job]))
+    return o.RuntimePatch(training_runtime_spec=o.TrainingRuntimeSpecPatch(template=template))
+
+
+def test_runtime_patch_is_written_as_kubernetes_writes_it() -> None:
     container = o.ContainerPatch(
         name="node",
         env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
         volume_mounts=[{"name": "data", "mountPath": "/data"}],
     )
-    pod = o.PodTemplatePatch(spec=o.PodSpecPatch(containers=[container], node_selector={"zone": "a"}))
-    node = o.ReplicatedJobPatch(name="node", template=o.JobTemplatePatch(spec=o.JobSpecPatch(template=pod)))
-    template = o.JobSetTemplatePatch(spec=o.JobSetSpecPatch(replicated_jobs=[node]))
-    patch = o.RuntimePatch(training_runtime_spec=o.TrainingRuntimeSpecPatch(template=template))
-    assert patch.training_runtime_spec is not None
+    document = job()
+    option = node_patch(containers=[container], node_selector={"zone_name": "a"}, volumes=[])
+    option(document, None, "kubernetes")
+    patched = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {
+            "containers": [{"name": "node", "env": container.env, "volumeMounts": container.volume_mounts}],
+            "nodeSelector": {"zone_name": "a"},
+        },
+    }
+    replicated = {"name": "node", "template": {"spec": {"template": patched}}}
+    patch = {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}}}
+    assert document["workload"]["kubernetes"] == {"runtime_patches": [patch]}
+    launch = compile_job(SubmitJobRequest.model_validate(document)).launch
+    assert launch.kubernetes.pod_patches == (patched,)
+
+
+def test_runtime_patch_of_pods_that_there_are_not_is_refused_by_the_server() -> None:
+    document = job()
+    node_patch("dataset-initializer", node_selector={"zone": "a"})(document, None, "kubernetes")
+    with pytest.raises(ValidationError, match="initializers run in these pods"):
+        SubmitJobRequest.model_validate(document)
 
 
 def test_options_make_a_job_that_the_server_takes() -> None:

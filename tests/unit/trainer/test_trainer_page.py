@@ -21,11 +21,7 @@ CONFIGS = [
     and issubclass(each, server_choice.BackendConfig)
     and each is not server_choice.BackendConfig
 ]
-OPTIONS = [
-    name
-    for name in options.__all__
-    if issubclass(getattr(options, name), options.Option) and name not in ("Option", "RuntimePatch")
-]
+OPTIONS = [name for name in options.__all__ if issubclass(getattr(options, name), options.Option) and name != "Option"]
 
 
 @pytest.mark.parametrize("name", OPTIONS)

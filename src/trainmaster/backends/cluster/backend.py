@@ -3,16 +3,17 @@ time, so that nobody who observes a job waits for an engine that hangs."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trainmaster.backends.base import Capabilities, LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import worker_start
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import (
     ClusterEngine,
     ClusterOptions,
@@ -44,29 +45,8 @@ IDLE_EVERY_S = 10.0
 QUEUED_AGAIN_S = 30.0
 """How often an attempt that waits in the engine's queue is looked at, unless the engine reports a change."""
 UNKNOWN_AFTER_S = 60.0
-"""A leader has asked for every attempt that is not over after so long."""
+"""A leader asks for every attempt that is not over at least so often."""
 _STOP_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterContext:
-    """What a server tells the backend of a cluster."""
-
-    name: str
-    instance: str
-    """Identifies this Trainmaster on the engine."""
-    run_directory: Callable[[AttemptRequest], RunDirectory]
-    runs: Path
-    workers: Path
-    """Where the worker's archive is made."""
-    ca_pem: str = ""
-    """The certificates that workers trust in place of their system's."""
-    hint: Callable[[str], None] = lambda _: None
-    """Tells the leader that something happened to an attempt."""
-    on_nodes: Callable[[], None] = lambda: None
-    """Called when the nodes have changed."""
-    leads: Callable[[], bool] = lambda: True
-    """Whether this server leads: only the leader tidies up on the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +73,16 @@ class ClusterBackend:
         self._nodes_at = float("-inf")
         self._attempts: dict[str, AttemptRequest] = {}
         """Attempts that were submitted or observed here, by their names on the engine."""
+        self._observed_at: dict[str, float] = {}
+        """When each of them was last submitted or observed, by the monotonic clock."""
         self._claimed_from: dict[tuple[str, int], float] = {}
         """When the claim of each node was first seen."""
-        self._started: dict[str, str] = {}
-        """Name -> handle of attempts that this process handed to the engine, and that no list shows yet."""
+        self._started: set[str] = set()
+        """Names of attempts that this process handed to the engine, and that no list shows yet."""
+        self._listed: set[str] = set()
+        """Those of the attempts that a list has shown."""
+        self._found: dict[str, EngineJob | None] = {}
+        """What the engine said of claimed attempts that no list shows: they may have ended while no server ran."""
         self._waits: dict[str, Future[None]] = {}
         self._to_cancel: set[str] = set()
         """Names of attempts that were withdrawn while the engine was away."""
@@ -137,9 +123,7 @@ class ClusterBackend:
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:  # noqa: ARG002 - the worker fetches them
         """Hand the attempt to the engine's queue, unless it is there; NotYetError while it waits there."""
-        name = self._name_of(request)
-        with self._lock:
-            self._attempts[name] = request
+        name = self._note(request)
         try:
             seen = self._seen
             job = seen.jobs.get(name) if self._fresh(seen) else None
@@ -165,7 +149,7 @@ class ClusterBackend:
             self.revoke(request)
             raise LaunchError(f"{self.name}: {error}", Reason.LAUNCH_REFUSED) from error
         with self._lock:
-            self._started[name] = handle
+            self._started.add(name)
         self._wake.set()
         return handle
 
@@ -176,10 +160,16 @@ class ClusterBackend:
 
     def observe(self, request: AttemptRequest) -> Sequence[Liveness]:
         """By the claims, which workers make over HTTP, and the engine's last list of jobs."""
-        name, directory = self._name_of(request), self._run_directory(request)
+        name, directory = self._note(request), self._run_directory(request)
+        return [self._liveness(name, directory, node) for node in range(len(request.nodes))]
+
+    def _note(self, request: AttemptRequest) -> str:
+        """The name of an attempt, which is followed from now on."""
+        name = self._name_of(request)
         with self._lock:
             self._attempts[name] = request
-        return [self._liveness(name, directory, node) for node in range(len(request.nodes))]
+            self._observed_at[name] = time.monotonic()
+        return name
 
     def _liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
         claimant = directory.claimant(node)
@@ -240,12 +230,11 @@ class ClusterBackend:
         self._wake.set()
 
     def _launch(self, request: AttemptRequest, *, digest: str) -> EngineLaunch:
-        grace_s = request.launch.grace_s
         return EngineLaunch(
             name=self._name_of(request),
             instance=self._context.instance,
             request=request,
-            grace_s=grace_s,
+            grace_s=request.launch.grace_s,
             command=worker_start.COMMAND,
             environment=worker_start.variables(
                 request,
@@ -253,7 +242,7 @@ class ClusterBackend:
                 python=self._options.python,
                 work_dir=self._options.work_dir,
                 node_variable=self._engine.node_variable,
-                grace_s=grace_s,
+                grace_s=request.launch.grace_s,
                 ca_pem=self._context.ca_pem,
             ),
             secrets={worker_start.TOKEN: request.token},
@@ -292,59 +281,81 @@ class ClusterBackend:
 
     def poll(self) -> None:
         """Take in the engine's jobs, wake those who wait for a change, and tidy up after what has ended."""
-        asked_at = time.monotonic()
-        if asked_at - self._nodes_at > NODES_EVERY_S:
-            before, now = self._nodes, time.time()
-            self._nodes = [replace(node, pool=self.name, last_seen_at=now) for node in self._engine.nodes()]
-            self._nodes_at = asked_at
-            if [replace(node, last_seen_at=now) for node in before] != self._nodes:
-                self._context.on_nodes()
-        known = self._seen.jobs
+        if time.monotonic() - self._nodes_at > NODES_EVERY_S:
+            self._take_nodes()
+        known, asked_at = self._seen.jobs, time.monotonic()
         jobs = dict(self._engine.jobs())
         with self._lock:
-            for name in [name for name in self._started if name in jobs]:
-                del self._started[name]
-            missing = [name for name in self._started if name not in jobs]
+            self._started -= jobs.keys()
+            self._listed |= jobs.keys() & self._attempts.keys()
+            unlisted = {name for name, _ in list(self._claimed_from)} - self._listed - self._found.keys()
+            missing = [*self._started, *(unlisted - jobs.keys() - self._started)]
+        jobs |= {name: job for name, job in self._found.items() if job is not None and name not in jobs}
         for name in missing:
             # A list may be older than the start that it does not show.
             if (job := self._engine.find(name)) is not None:
                 jobs[name] = job
             with self._lock:
-                self._started.pop(name, None)
+                self._started.discard(name)
+                if name in unlisted and (job is None or job.phase is EnginePhase.ENDED):
+                    self._found[name] = job
         self._seen = _Seen(jobs=jobs, asked_at=asked_at)
         changed = {name for name in known.keys() | jobs.keys() if known.get(name) != jobs.get(name)}
         for name in changed:
             with self._lock:
-                until = self._waits.pop(name, None)
-                request = self._attempts.get(name)
+                until, request = self._waits.pop(name, None), self._attempts.get(name)
             if until is not None:
                 until.set_result(None)
             elif request is not None:
                 self._context.hint(request.attempt_id)
         if not self._context.leads():
-            self._leads_from = None
-            self._not_withdrawn.clear()
-            return
-        if self._leads_from is None:
-            self._leads_from = asked_at
-        self._tidy(jobs, everything=asked_at - self._leads_from > UNKNOWN_AFTER_S)
+            self._forget_term()
+        else:
+            self._leads_from = asked_at if self._leads_from is None else self._leads_from
+            self._tidy(jobs, everything=asked_at - self._leads_from > UNKNOWN_AFTER_S)
+
+    def _take_nodes(self) -> None:
+        before, now = self._nodes, time.time()
+        self._nodes = [replace(node, pool=self.name, last_seen_at=now) for node in self._engine.nodes()]
+        self._nodes_at = time.monotonic()
+        if [replace(node, last_seen_at=now) for node in before] != self._nodes:
+            self._context.on_nodes()
+
+    def _forget_term(self) -> None:
+        """Another server leads, which sees by the run directories what is over and what was withdrawn."""
+        self._leads_from = None
+        with self._lock:
+            for known in (self._attempts, self._observed_at, self._claimed_from, self._waits, self._found):
+                known.clear()
+            for names in (self._listed, self._to_cancel, self._not_withdrawn):
+                names.clear()
 
     def _tidy(self, jobs: Mapping[str, EngineJob], *, everything: bool) -> None:
         """Remove what ended jobs left on the engine, and cancel jobs whose attempt is over or gone. `everything`: what
-        nobody has asked for by now, nobody will."""
+        nobody has asked for by now, nobody will; before that, run directories may be missing that are yet to be made or
+        mounted."""
         with self._lock:
             withdrawn, known = set(self._to_cancel), set(self._attempts)
+            # Nobody observes attempts that are over: what still runs of them does not end by itself.
+            since = time.monotonic() - UNKNOWN_AFTER_S
+            observed = {name for name, at in self._observed_at.items() if at >= since}
         for name, job in jobs.items():
+            is_over = functools.partial(self._is_over, job, if_missing=everything)
             if job.phase is EnginePhase.ENDED:
-                if (everything and name not in known) or self._is_over(job):
+                if (everything and name not in known) or is_over():
                     self._engine.forget(job.handle)
-            elif name in withdrawn or self._was_withdrawn(name, job) or (name not in known and self._is_over(job)):
+                    self._found.pop(name, None)
+            elif name in withdrawn or self._was_withdrawn(name, job) or (name not in observed and is_over()):
                 self._engine.cancel(job.handle)
         self._not_withdrawn &= jobs.keys()
         with self._lock:
             self._to_cancel -= withdrawn
             ended = [name for name, request in self._attempts.items() if name not in jobs and self._has_ended(request)]
+            self._listed -= set(ended)
             for name in ended:
+                self._waits.pop(name, None)
+                self._observed_at.pop(name, None)
+                self._found.pop(name, None)
                 for node in range(len(self._attempts.pop(name).nodes)):
                     self._claimed_from.pop((name, node), None)
 
@@ -352,17 +363,17 @@ class ClusterBackend:
         """Whether an earlier leader took all claims of an attempt that waits, and died before the engine was told."""
         if job.phase is not EnginePhase.QUEUED or name in self._not_withdrawn:
             return False
-        if self._is_over(job):
+        if self._is_over(job, if_missing=False):
             return True
         self._not_withdrawn.add(name)
         return False
 
-    def _is_over(self, job: EngineJob) -> bool:
-        """Whether no node of an attempt will run or report any more."""
+    def _is_over(self, job: EngineJob, *, if_missing: bool) -> bool:
+        """Whether no node of an attempt will run or report any more; `if_missing`: the answer without a directory."""
         job_id, _, number = job.attempt_id.rpartition(".")
         directory = RunDirectory(self._context.runs / job_id / number)
         if not directory.path.exists():
-            return True
+            return if_missing
         try:
             return self._has_ended(directory.request())
         except (OSError, ValueError, KeyError, TypeError):

@@ -107,7 +107,8 @@ class ClusterOptions(BaseModel):
         description="How checkpoints and results of jobs on the cluster are stored: `server`, over HTTP; `shared`, if "
         "the nodes have the server's directories at the same paths, and its user may write there; or `object_root`, "
         "checkpoints straight to the object store of the setting `object_root`, and results over HTTP. The job's "
-        "Python then needs `trainmaster[s3]`, and every job sees the server's `AWS_*` variables.",
+        "Python then needs `trainmaster[s3]`, and every job sees the server's `AWS_*` variables; jobs of accounts "
+        "other than the default one are refused, unless the setting shared_uid allows them.",
     )
     poll_s: float = Field(default=1.0, ge=0.1, le=60, description="How often the engine is asked for its jobs.")
 

@@ -12,7 +12,8 @@ from pydantic import SecretStr, ValidationError
 
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import Capabilities
-from trainmaster.backends.cluster.backend import ClusterBackend, ClusterContext
+from trainmaster.backends.cluster.backend import ClusterBackend
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions
 
 

@@ -16,13 +16,22 @@ SPEC = "TRAINMASTER_WORKER"
 TOKEN = "TRAINMASTER_WORKER_TOKEN"
 SOURCE = "TRAINMASTER_BOOTSTRAP"
 PYTHON = "TRAINMASTER_PYTHON"
+INTERPRETER = bootstrap.INTERPRETER
 
-COMMAND = (
-    "sh",
-    "-c",
-    f'if [ ! -x "${PYTHON}" ] && ! command -v "${PYTHON}" >/dev/null 2>&1; then {PYTHON}=python3; fi; '
-    f'exec "${PYTHON}" -c "${SOURCE}"',
-)
+
+def command(source: str, *arguments: str) -> tuple[str, ...]:
+    """Runs the Python source that is in a variable."""
+    return (
+        "sh",
+        "-c",
+        f'if [ ! -x "${PYTHON}" ] && ! command -v "${PYTHON}" >/dev/null 2>&1; then {PYTHON}=python3; fi; '
+        f'exec "${PYTHON}" -c "${source}" "$@"',
+        "sh",
+        *arguments,
+    )
+
+
+COMMAND = command(SOURCE)
 """The same for every attempt: what differs is in variables."""
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126

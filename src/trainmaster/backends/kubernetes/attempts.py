@@ -24,7 +24,8 @@ class Attempts:
         self._dirty: set[str] = set()
         self._begun: dict[str, tuple[JobView, int]] = {}
         """Jobs that this process made and that no watch has shown, and how many lists there were of their kind."""
-        self._cancelled: set[str] = set()
+        self._train_jobs: dict[str, str] = {}
+        """What TrainJobs are called -> their attempts."""
         self._silent: frozenset[str] | None = None
 
     def __len__(self) -> int:
@@ -36,6 +37,7 @@ class Attempts:
         """A Job has just been made: it counts until the watch shows it, or a later list does not."""
         with self._lock:
             attempt = self._of(view.name, view.attempt_id)
+            self._note_name(view)
             if attempt.job is None or attempt.job.uid != view.uid:
                 self._begun[view.name] = (view, lists)
             elif attempt.job.is_started:
@@ -52,6 +54,8 @@ class Attempts:
             if new is None and attempt.job is not None and attempt.job.uid != view.uid:
                 return  # another has taken its place
             attempt.job = view
+            if new is not None:
+                self._note_name(view)
             attempt.is_gone = new is None
             self._drop_if_over(view.name)
 
@@ -73,7 +77,7 @@ class Attempts:
 
     def event(self, event: EventView) -> None:
         with self._lock:
-            attempt = self._known.get(event.subject.removesuffix(OF_TRAIN_JOB))
+            attempt = self._with_job(event.subject)
             if attempt is not None:
                 if attempt.event is None or attempt.event.at <= event.at:
                     attempt.event = event
@@ -111,6 +115,11 @@ class Attempts:
     def get(self, name: str) -> EngineJob | None:
         with self._lock:
             return self._worked_out.get(name)
+
+    def has(self, subject: str) -> bool:
+        """Whether the name of an object is of an attempt."""
+        with self._lock:
+            return self._with_job(subject) is not None or bool(self._with_pod(subject))
 
     def orphans(self, name: str) -> list[str]:
         """The names of pods that are left of a Job that is gone."""
@@ -165,10 +174,17 @@ class Attempts:
         attempt.attempt_id = attempt.attempt_id or attempt_id  # not every pod tells
         return attempt
 
+    def _note_name(self, view: JobView) -> None:
+        if view.is_train_job:
+            self._train_jobs[view.train_job] = view.name
+
+    def _with_job(self, subject: str) -> Attempt | None:
+        name = subject.removesuffix(OF_TRAIN_JOB)
+        return self._known.get(self._train_jobs.get(name, name))
+
     def _with_pod(self, pod: str) -> list[Attempt]:
         """A pod's name is that of its Job, its index and a random word."""
-        name = pod.rpartition("-")[0].rpartition("-")[0].removesuffix(OF_TRAIN_JOB)
-        attempt = self._known.get(name)
+        attempt = self._with_job(pod.rpartition("-")[0].rpartition("-")[0])
         return [attempt] if attempt is not None else []
 
     def _drop_if_over(self, name: str) -> None:
@@ -178,3 +194,5 @@ class Attempts:
         if attempt.job is None or (attempt.is_gone and attempt.is_forgotten):
             del self._known[name]
             self._worked_out.pop(name, None)
+            if attempt.job is not None and self._train_jobs.get(attempt.job.train_job) == name:
+                del self._train_jobs[attempt.job.train_job]

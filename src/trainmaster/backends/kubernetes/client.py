@@ -147,15 +147,16 @@ class KubernetesEngine:
             job = self._made(kind, wanted)
             if (job["metadata"].get("labels") or {}).get(manifests.INSTANCE) != self._instance:
                 raise EngineRefusedError(f"there is a {job['kind']} {launch.name} of somebody else in the namespace")
+            name = job["metadata"]["name"]
             if "deletionTimestamp" in job["metadata"]:
-                raise EngineAwayError(f"an earlier {job['kind']} {launch.name} is still being deleted")
+                raise EngineAwayError(f"an earlier {job['kind']} {name} is still being deleted")
             if not manifests.is_started(job):
                 owner = manifests.owner_of(job)
                 self._own("secrets", manifests.secret(launch, owner))
                 if manifests.needs_service(launch, job):
                     self._own("services", manifests.service(launch, owner))
                 patch = train_jobs.started() if kind == TRAIN_JOBS else manifests.started(self._options)
-                job = self._api.patch(self._path(kind, launch.name), patch)
+                job = self._api.patch(self._path(kind, name), patch)
         except KubernetesRefusedError as error:
             raise self._refusal(error) from error
         is_train_job = kind == TRAIN_JOBS
@@ -183,6 +184,8 @@ class KubernetesEngine:
         return True
 
     def _made(self, kind: str, wanted: Object) -> Object:
+        if kind == TRAIN_JOBS:
+            return self._trainer.make(wanted)
         try:
             created: Object = self._api.create(self._path(kind), wanted)
         except KubernetesRefusedError as error:
@@ -224,7 +227,7 @@ class KubernetesEngine:
         except KubernetesRefusedError as error:
             if error.code != 404:
                 raise EngineAwayError(f"Kubernetes does not show {name}: {error}") from error
-            job = self._found_train_job(name)
+            job = self._trainer.find(name)
         if job is None:
             return self._attempts.without_job(name, self._silent())
         view = job_view(job) if job["kind"] == "Job" else train_job_view(job)
@@ -232,22 +235,10 @@ class KubernetesEngine:
             return None
         return self._attempts.with_job(view, self._silent())
 
-    def _found_train_job(self, name: str) -> Object | None:
-        self._trainer.look()
-        if self._trainer.dialect is None:
-            return None
-        try:
-            found: Object = self._api.get(self._path(TRAIN_JOBS, name))
-        except KubernetesRefusedError as error:
-            if error.code in (404, _FORBIDDEN):
-                return None
-            raise EngineAwayError(f"Kubernetes does not show the TrainJob {name}: {error}") from error
-        return found
-
     def jobs(self) -> Mapping[str, EngineJob]:
         self._require()
         for name in self._attempts.broken():
-            self._delete(self._path(TRAIN_JOBS, name), "Foreground")
+            self._end(TRAIN_JOBS, name, "Foreground")
         return self._attempts.jobs(self._silent(), lists=self._jobs.lists, train_job_lists=self._train_jobs.lists)
 
     def _require(self) -> None:
@@ -295,7 +286,7 @@ class KubernetesEngine:
         """The Job stays until its pods have ended."""
         kind, name = _parsed(handle)
         self._attempts.cancelled(name)
-        self._delete(self._path(kind, name), "Foreground")
+        self._end(kind, name, "Foreground")
         if (job := self._attempts.get(name)) is not None and job.phase is not EnginePhase.ENDED:
             # Of a Job that was deleted without them.
             for pod in self._attempts.orphans(name):
@@ -305,12 +296,22 @@ class KubernetesEngine:
         kind, name = _parsed(handle)
         if kind == TRAIN_JOBS and self._trainer.keeps(name, self._options.keep_train_jobs_s):
             return
-        self._delete(self._path(kind, name), "Background")
+        self._end(kind, name, "Background")
         self._attempts.forget(name)
 
-    def _delete(self, path: str, propagation: str) -> None:
+    def _end(self, kind: str, name: str, propagation: str) -> None:
+        """Delete what runs an attempt. A TrainJob may have a name that was another's before."""
+        if kind == TRAIN_JOBS:
+            if (found := self._trainer.find(name)) is not None:
+                head = found["metadata"]
+                self._delete(self._path(kind, head["name"]), propagation, uid=head["uid"])
+            return
+        self._delete(self._path(kind, name), propagation)
+
+    def _delete(self, path: str, propagation: str, **preconditions: str) -> None:
+        options = {"propagationPolicy": propagation, **({"preconditions": preconditions} if preconditions else {})}
         try:
-            self._api.delete(path, {"propagationPolicy": propagation})
+            self._api.delete(path, options)
         except KubernetesRefusedError as error:
             if error.code not in (404, 409):
                 raise EngineAwayError(f"Kubernetes does not delete {path.rpartition('/')[2]}: {error}") from error
@@ -360,7 +361,8 @@ class KubernetesEngine:
 
     def _view_of_event(self, event: Object) -> EventView | None:
         name = (event.get("involvedObject") or {}).get("name", "")
-        return event_view(event) if name.startswith(f"tm-{self._instance}-") else None
+        is_own = name.startswith(f"tm-{self._instance}-") or self._attempts.has(name)
+        return event_view(event) if is_own else None
 
     def _job_changed(self, old: JobView | None, new: JobView | None) -> None:
         self._noted(lambda: self._attempts.job(old, new))

@@ -1,6 +1,7 @@
 """The objects of an attempt: an Indexed Job, the Secret that it owns, and for a gang a headless Service. Pure.
 
-The text of users is in annotations and, changed to what labels allow, in one label; nowhere else.
+The text of users is in annotations and, changed to what labels allow, in one label; a TrainJob may have the name of its
+job.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
+from trainmaster.backends.kubernetes.carried_python import carries_python, with_python
 from trainmaster.backends.kubernetes.gpus import GpuChoice
 from trainmaster.backends.kubernetes.options import KubernetesOptions
 from trainmaster.backends.kubernetes.overlays import WORKER, check_overlay, merged
@@ -175,7 +177,8 @@ def pod_template(launch: EngineLaunch, options: KubernetesOptions, gpus: GpuChoi
     for patch in launch.request.launch.kubernetes.pod_patches:
         template = merged(template, _of_worker(patch))
     # An overlay adds labels and annotations; it does not change whose the pods are.
-    return merged(template, {"metadata": own["metadata"]})
+    template = merged(template, {"metadata": own["metadata"]})
+    return with_python(template, options) if carries_python(launch, options) else template
 
 
 def _of_worker(patch: Mapping[str, Any]) -> Manifest:

@@ -62,8 +62,9 @@ class KubernetesOptions(ClusterOptions):
     image: str = Field(
         default="",
         pattern=r"^\S*$",
-        description="The image of jobs that name none; it has a shell and Python 3.11 or newer. Empty: such jobs are "
-        "refused.",
+        description="The image of jobs that name none; it has a shell and Python 3.11 or newer. Commands in "
+        "other images need neither there: an init container brings the Python of this one. Empty: jobs without an "
+        "image are refused.",
     )
     image_pull_policy: PullPolicy = Field(
         default=PullPolicy.IF_NOT_PRESENT, description="When nodes pull images, unless a job says otherwise."

@@ -67,8 +67,9 @@ def why_it_waits(attempt: Attempt) -> str:
         if job is not None and job.is_suspended:
             if job.queue:
                 return f"waits in the queue {job.queue} of Kueue"
+            what = f"trainjob {job.train_job} --type merge" if job.is_train_job else f"job {job.name}"
             patch = '{"spec":{"suspend":false}}'
-            return f"waits: somebody suspended it; `kubectl patch job {job.name} -p '{patch}'` lets it start"
+            return f"waits: somebody suspended it; `kubectl patch {what} -p '{patch}'` lets it start"
         return "waits for its pods"
     waiting = [pod for pod in pods if not pod.has_run]
     count = job.count if job is not None else len(pods)
@@ -123,12 +124,14 @@ _POD_REASONS: Mapping[str, tuple[Reason, str]] = MappingProxyType({
 })  # fmt: skip
 """The reason of a pod's status -> what that means. `OutOfcpu` and the like are of nodes that were full after all."""
 
+_NO_WORKER = (
+    "its image cannot start a worker: jobs that run Python need an image with `sh` and Python 3.11 or newer, and other "
+    "jobs need the option image of the cluster"
+)
 _EXITS: Mapping[str, tuple[Reason, str]] = MappingProxyType({
     "OOMKilled": (Reason.OUT_OF_MEMORY, "it used more memory than it may"),
-    "StartError": (Reason.LAUNCH_REFUSED, "its image cannot start a worker: it needs `sh` and Python 3.11 or newer"),
-    "ContainerCannotRun": (
-        Reason.LAUNCH_REFUSED, "its image cannot start a worker: it needs `sh` and Python 3.11 or newer"
-    ),
+    "StartError": (Reason.LAUNCH_REFUSED, _NO_WORKER),
+    "ContainerCannotRun": (Reason.LAUNCH_REFUSED, _NO_WORKER),
     "ContainerStatusUnknown": (Reason.NODE_LOST, "its node no longer knows what became of it"),
     "DeadlineExceeded": (Reason.TIMEOUT, "it reached its time limit on Kubernetes"),
 })  # fmt: skip
@@ -161,6 +164,8 @@ def loss_of(pod: PodView, silent: frozenset[str] | None = None) -> Loss | None:
         known = (Reason.ENGINE_UNAVAILABLE, "its node was full after all")
     if known is not None:
         return Loss(reason=known[0], message=_of_node(pod, _words(known[1], pod.reason, pod.message)))
+    if pod.init_failure and pod.has_ended and not pod.is_deleting:
+        return Loss(reason=Reason.LAUNCH_REFUSED, message=f"its init container {pod.init_failure}")
     if pod.exit_reason in _EXITS:
         reason, meaning = _EXITS[pod.exit_reason]
         return Loss(reason=reason, message=_words(meaning, pod.exit_reason, pod.exit_message))
@@ -196,7 +201,7 @@ def _plain_loss(pod: PodView) -> Loss:
 # -- attempts --
 
 TRAIN_JOB = "trainjob"
-"""Precedes the name of an attempt that is no Job, as kubectl has it."""
+"""Precedes the name of an attempt that is no Job."""
 
 
 @dataclass(slots=True, kw_only=True)

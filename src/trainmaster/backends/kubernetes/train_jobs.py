@@ -7,6 +7,7 @@ left out, as `LEFT_OUT` says, or makes the attempt an Indexed Job.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,8 @@ def inexpressible(template: Manifest, dialect: Dialect) -> str:
     if wrong := sorted(containers[0].keys() - dialect.container - _OF_TRAINER):
         return f"TrainJobs of this cluster cannot say {', '.join(wrong)} of their containers"
     image, policy = containers[0]["image"], containers[0].get("imagePullPolicy")
-    if policy not in (None, _default_policy(image)):
+    # An image that is pulled more often than it need be is the same, or newer.
+    if policy not in (None, "IfNotPresent", _default_policy(image)):
         return f"TrainJobs cannot say that the image is pulled {policy}"
     if not dialect.has_metadata and _own_metadata(template):
         return "TrainJobs of this cluster cannot give their pods labels and annotations"
@@ -149,6 +151,23 @@ def started() -> Manifest:
     return {"metadata": {"annotations": {manifests.STARTED: "true"}}}
 
 
+_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_LONGEST_POD = 63
+_OURS = "tm-"
+
+
+def name_of(launch: EngineLaunch, dialect: Dialect) -> str:
+    """The name of an attempt's TrainJob: that of its job, where it can be, as clients of Kubeflow look for it.
+
+    Another may have it already. Where pods cannot have our labels, they are known by the name of the attempt.
+    """
+    handle, number = launch.needs.handle, launch.request.attempt
+    name = handle if number == 1 else f"{handle}-attempt-{number}"
+    longest = f"{name}-{NODE}-0-{launch.node_count - 1}-abcde"
+    fits = dialect.has_metadata and _NAME.fullmatch(name) is not None and len(longest) <= _LONGEST_POD
+    return name if handle and fits and not name.startswith(_OURS) else launch.name
+
+
 def train_job(launch: EngineLaunch, template: Manifest, dialect: Dialect) -> Manifest:
     """It is not suspended: clients of Kubeflow never again call one Running that was. Its pods wait for the Secret."""
     asked = launch.request.launch.kubernetes
@@ -167,7 +186,8 @@ def train_job(launch: EngineLaunch, template: Manifest, dialect: Dialect) -> Man
     }
     if dialect.has_deadline and launch.request.max_runtime_s is not None:
         spec["activeDeadlineSeconds"] = math.ceil(launch.request.max_runtime_s + manifests.SETUP_S + launch.grace_s)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": manifests.metadata_of_job(launch), "spec": spec}
+    head = {**manifests.metadata_of_job(launch), "name": name_of(launch, dialect)}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": head, "spec": spec}
 
 
 def _patch(template: Manifest, container: Manifest, dialect: Dialect) -> Manifest:

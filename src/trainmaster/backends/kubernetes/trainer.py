@@ -16,6 +16,7 @@ from trainmaster.backends.kubernetes.manifests import NODE
 from trainmaster.backends.kubernetes.options import KubernetesOptions
 from trainmaster.backends.kubernetes.train_jobs import (
     API_VERSION,
+    KIND,
     REPLICATED_JOB,
     SCHEMA,
     SET_NAME,
@@ -123,6 +124,37 @@ class Trainer:
         if runtime is None:
             return ""  # Kubernetes says what is wrong with it
         return unsuited(runtime) or inexpressible(template, self.dialect)
+
+    def make(self, wanted: Object) -> Object:
+        """Make the TrainJob of an attempt, unless it is there, under whatever name."""
+        head = wanted["metadata"]
+        attempt = head["labels"][manifests.ATTEMPT]
+        if (found := self.find(attempt)) is not None:
+            return found
+        try:
+            created: Object = self._api.create(self.path(), wanted)
+        except KubernetesRefusedError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            if head["name"] != attempt:
+                return self.make({**wanted, "metadata": {**head, "name": attempt}})
+            created = self._api.get(self.path(attempt))
+        return created
+
+    def find(self, attempt: str) -> Object | None:
+        """The TrainJob of an attempt, asked now; None: there is none."""
+        self.look()
+        if self.dialect is None:
+            return None
+        selector = f"{manifests.ATTEMPT}={attempt},{manifests.INSTANCE}={self._instance}"
+        try:
+            items = self._api.get(self.path(), labelSelector=selector)["items"]
+        except KubernetesRefusedError as error:
+            if error.code in (_NOT_FOUND, _NOT_ALLOWED):
+                return None
+            raise EngineAwayError(f"Kubernetes does not show the TrainJob of {attempt}: {error}") from error
+        # The entries of a list do not say what they are.
+        return {**items[0], "apiVersion": API_VERSION, "kind": KIND} if items else None
 
     def keeps(self, name: str, seconds: float) -> bool:
         """Whether an ended TrainJob stays for a while: clients of Kubeflow still want to see that it is Complete."""

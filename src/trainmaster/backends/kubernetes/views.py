@@ -34,6 +34,7 @@ _NONE = Condition(False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     name: str
+    """Of the attempt."""
     uid: str
     attempt_id: str
     count: int
@@ -49,6 +50,8 @@ class JobView:
     is_over: bool
     """Complete or Failed, for good."""
     is_train_job: bool = False
+    train_job: str = ""
+    """What a TrainJob is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class PodView:
     exit_reason: str
     exit_message: str
     ended_at: float
+    init_failure: str
+    """Which of its init containers failed, and how; empty: none has."""
     memory_limit: str
     amounts: Amounts
 
@@ -178,7 +183,7 @@ def train_job_view(train_job: Object) -> JobView | None:
     conditions = _conditions(train_job)
     failed = conditions.get("Failed", _NONE)
     return JobView(
-        name=head["name"],
+        name=(head.get("labels") or {}).get(manifests.ATTEMPT, head["name"]),
         uid=head["uid"],
         attempt_id=given[manifests.ATTEMPT_ID],
         count=int(spec["trainer"].get("numNodes") or 1),
@@ -189,6 +194,7 @@ def train_job_view(train_job: Object) -> JobView | None:
         failure=failed,
         is_over=failed.is_true or conditions.get("Complete", _NONE).is_true,
         is_train_job=True,
+        train_job=head["name"],
     )
 
 
@@ -231,9 +237,19 @@ def pod_view(pod: Object, gpu_resource: str) -> PodView:
         exit_message=_short(ended.get("message")),
         ended_at=_time(ended.get("finishedAt")),
         restarts=restarts,
+        init_failure=_init_failure(status),
         memory_limit=((worker.get("resources") or {}).get("limits") or {}).get("memory", ""),
         amounts=amounts_of(pod, gpu_resource),
     )
+
+
+def _init_failure(status: Object) -> str:
+    for each in status.get("initContainerStatuses") or ():
+        ended = (each.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = f": {_short(ended['message'])}" if ended.get("message") else ""
+            return f"{each['name']} ended with exit code {ended['exitCode']}{said}"
+    return ""
 
 
 _NEVER_RAN = ("StartError", "ContainerCannotRun")

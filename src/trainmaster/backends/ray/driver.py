@@ -251,7 +251,7 @@ class Driver:
                 memory=int(bundle["memory"]) if "memory" in bundle else None,
                 resources=rest,
                 max_restarts=0,
-                max_concurrency=8,
+                max_concurrency=32,
                 scheduling_strategy=self.strategies.PlacementGroupSchedulingStrategy(
                     placement_group=attempt.group, placement_group_bundle_index=number
                 ),

@@ -46,6 +46,10 @@ def simulate(
     gpus: Annotated[int | None, typer.Option("--gpus", min=0, metavar="N", help="GPUs of each; by default 8.")] = None,
     gpu_type: Annotated[str, typer.Option("--gpu-type", help="Their type.")] = "H100-80GB",
     cores: Annotated[int, typer.Option("--cores", min=1, metavar="N", help="Cores of each machine.")] = 128,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", metavar="NAME", help="The machines of a backend of the server, such as a cluster."),
+    ] = None,
     queue: Annotated[
         list[str],
         typer.Option("--queue", metavar="NAME=WEIGHT[:QUOTA]", help="A queue and its GPU quota; may be repeated."),
@@ -72,7 +76,7 @@ def simulate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a trace of jobs through the scheduler, in virtual time; needs no server."""
+    """Run a trace of jobs through the scheduler, in virtual time; needs no server but for --record and --backend."""
     if record is not None:
         with connect() as client:
             written = record_jobs(client, record, limit=jobs)
@@ -84,10 +88,18 @@ def simulate(
     from trainmaster.server.scheduling.traces import uniform_nodes
     from trainmaster.server.scheduling.virtual_time import Rules
 
-    cluster = uniform_nodes(nodes or 16, gpus=8 if gpus is None else gpus, gpu_type=gpu_type, cpu_cores=cores)
+    if backend is None:
+        cluster = uniform_nodes(nodes or 16, gpus=8 if gpus is None else gpus, gpu_type=gpu_type, cpu_cores=cores)
+    elif nodes or gpus is not None:
+        raise UsageError(f"the backend {backend} has nodes of its own; leave --nodes and --gpus out")
+    else:
+        with connect() as client:
+            cluster = nodes_of(client, backend)
     asked = _trace(trace, cluster, [_queue(text) for text in queue], jobs, seed, load)
-    if asked.nodes is not cluster and (nodes or gpus is not None or queue):
-        raise UsageError(f"trace {trace} has nodes and queues of its own; leave --nodes, --gpus and --queue out")
+    if asked.nodes is not cluster and (nodes or gpus is not None or queue or backend):
+        raise UsageError(
+            f"trace {trace} has nodes and queues of its own; leave --nodes, --gpus, --backend and --queue out"
+        )
     rules = Rules(backfill=backfill, charge=charge)
     gc.set_threshold(10_000)  # as in the server: a collection looks at every job there is
     with progress_of(len(asked.jobs), quiet=as_json) as watcher:
@@ -142,6 +154,45 @@ def _queue(text: str) -> JobQueue:
     if made is None or not name or not 0 < made.weight < float("inf") or (made.quota_gpus or 0) < 0:
         raise UsageError(f"--queue {text}: write NAME, NAME=WEIGHT or NAME=WEIGHT:QUOTA, such as research=2:64")
     return made
+
+
+def nodes_of(client: Client, backend: str) -> list[Node]:
+    """The nodes of a backend as the server knows them, with nothing running there. What the engine of a cluster places
+    is taken to be placed as Trainmaster would."""
+    from trainmaster.server.core.resources import Gpu, Node, NodeState
+    from trainmaster.server.scheduling.traces import BACKEND
+
+    known = client.cluster.nodes()
+    found = [
+        Node(
+            node_id=node["id"],
+            backend=BACKEND,
+            hostname=node["hostname"],
+            cpu_cores=node["cpu_cores"]["total"],
+            ram_mb=node["ram_mb"]["total"],
+            storage_mb=node["storage_mb"]["total"],
+            gpus=tuple(
+                Gpu(
+                    index=gpu["index"],
+                    device=str(gpu["index"]),
+                    type=gpu["type"],
+                    memory_mb=gpu["memory_mb"],
+                    healthy=gpu["healthy"],
+                )
+                for gpu in node["gpus"]
+            ),
+            labels=tuple(node["labels"]),
+            capabilities=tuple(node["capabilities"]),
+            slots=node["slots"]["total"],
+            state=NodeState(node["state"]),
+        )
+        for node in known
+        if node["backend"] == backend
+    ]
+    if not found:
+        others = ", ".join(sorted({node["backend"] for node in known})) or "none"
+        raise UsageError(f"the server knows no nodes of a backend {backend}; it knows those of: {others}")
+    return found
 
 
 def record_jobs(client: Client, path: Path, *, limit: int | None) -> int:

@@ -25,8 +25,8 @@ from sqlalchemy import Connection
 from trainmaster.backends import BACKENDS, capabilities_of
 from trainmaster.backends import missing as missing_backend
 from trainmaster.backends.base import Capabilities, FilesBy
-from trainmaster.protocol.launch import LOCAL, Launch
-from trainmaster.server.archive import Archive, ObjectStoreAwayError
+from trainmaster.protocol.launch import LOCAL, Launch, Lifetime
+from trainmaster.server.archive import CREDENTIALS, Archive, ObjectStoreAwayError
 from trainmaster.server.coordinator.account_users import AccountIsolation
 from trainmaster.server.coordinator.admission_checks import Capacity, SourceChecks, check_backend, require_reachable
 from trainmaster.server.coordinator.base_models import CONFIG, BaseModels
@@ -48,6 +48,7 @@ from trainmaster.server.core.training import sources as places
 from trainmaster.server.core.training.sources import LeftByJob, ModelSource, left_by_job
 from trainmaster.server.core.training.types import FrameworkType, missing, missing_options
 from trainmaster.server.core.workloads.base import WorkloadSpec, initializers_of
+from trainmaster.server.core.workloads.job_class import KIND as JOB_CLASS
 from trainmaster.server.core.workloads.programs import ScriptSpec
 from trainmaster.server.core.workloads.trainer import TRAINING_FILE, configs_of, is_training, local_paths, models_from
 from trainmaster.server.core.workloads.trainer_service import TrainerServiceSpec
@@ -134,16 +135,29 @@ class Admission:
         compiled = compile_job(self._models.named(request, account_id))
         backend = request.backend or self.default_backend
         check_backend(compiled, backend, self.backends)
-        if self.backends[backend].files is FilesBy.OBJECT_ROOT and self._archive is None:
-            raise RefusedError(
-                f"jobs of the backend {backend} save to the server's object store, and the server has none: have its "
-                "operator set object_root, or the option `files` of the backend to `server`"
-            )
+        if self.backends[backend].files is FilesBy.OBJECT_ROOT:
+            self._check_object_root(compiled, backend)
         if self.backends[backend].uses_server_python:
             absent = next(self._not_installed(compiled.request, compiled.launch), None)
             if absent is not None:
                 raise RefusedError.because([absent])
         return compiled
+
+    def _check_object_root(self, compiled: CompiledJob, backend: str) -> None:
+        if self._archive is None:
+            raise RefusedError(
+                f"jobs of the backend {backend} save to the server's object store, and the server has none: have its "
+                "operator set object_root, or the option `files` of the backend to `server`"
+            )
+        launch = compiled.launch
+        saves_directly = launch.lifetime is Lifetime.BATCH and launch.kind != JOB_CLASS
+        if saves_directly and (own := [name for name in CREDENTIALS if name in launch.secrets]):
+            message = (
+                f"{', '.join(own)}: jobs of the backend {backend} save to the server's object store with its AWS_* "
+                "variables, and can have no others; use another backend, or have its operator set its option `files` "
+                "to `server`"
+            )
+            raise RefusedError.because([Problem(field="workload.environment", message=message)])
 
     def accept(
         self, connection: Connection, scope: Scope, change: Change, request: SubmitJobRequest, *, resized: bool = True
@@ -158,6 +172,8 @@ class Admission:
             require_reachable(connection, job.backend, capable.server_url or self._server_url)
         if self._tenants is not None:
             self._tenants.require(connection, scope, job.account_id, capable)
+            if request.workload is not None and (options := request.workload.kubernetes) is not None:
+                self._tenants.require_patches(job.account_id, options.request().pod_patches)
         check_queue(connection, scope, job.queue, "scheduling_config.queue")
         if is_training(request.workload):
             training, data = configs_of(request)

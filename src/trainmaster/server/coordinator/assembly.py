@@ -126,14 +126,12 @@ class CoordinatorRole:
 
     def engine(self, backend: str) -> EngineFacts | None:
         """The engine that runs the jobs of a backend, asked now; None where this server runs them itself."""
-        if backend not in self._backends:
-            self._backends.refresh()
+        self._backends.refresh()  # it may have been declared, or declared anew, a moment ago
         return self._backends[backend].engine()
 
     def foreign_jobs(self, backend: str) -> ForeignJobs | None:
         """What others run on the engine of a backend; None: it shows nothing of that."""
-        if backend not in self._backends:
-            self._backends.refresh()
+        self._backends.refresh()
         found = self._backends[backend]
         return found.foreign if isinstance(found, ClusterBackend) else None
 

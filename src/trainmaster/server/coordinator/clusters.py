@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from trainmaster.backends import BACKENDS, CLUSTER_KINDS, BackendContext, missing
 from trainmaster.backends.base import Backend, Capabilities
-from trainmaster.backends.cluster.backend import ClusterContext
+from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions
 from trainmaster.backends.cluster.kinds import (
     WrongOptionsError,

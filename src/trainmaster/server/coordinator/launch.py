@@ -282,6 +282,7 @@ def _engine_needs(job: Job, submitter: int | None) -> EngineNeeds:
     return EngineNeeds(
         account=job.account_id,
         job_name=job.name,
+        handle=job.handle or "",
         uid=submitter,
         priority=job.priority,
         gpus=len(job.live.shares[0].gpus),

@@ -69,16 +69,23 @@ class Maintenance:
             if gone.what != FAILED:  # which the collector has logged
                 _log.info("checkpoint %s has expired, %d bytes", gone.name, gone.size_bytes)
         if self._collected_at is None or now >= self._collected_at + COLLECT_EVERY_S:
-            self._collected_at = now
-            for gone in self.collector.collect(now):
-                if gone.what != FAILED:
-                    _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
-                if self._stopping.is_set():
-                    break
+            last, self._collected_at = self._collected_at, now
+            try:
+                self._collect(now)
+            except ObjectStoreAwayError as error:
+                self._collected_at = last
+                _log.warning("what is not kept any longer stays for now: %s", error.message)
         self.collector.sweep()
         self.database.write_now(
             lambda connection: accounts.forget_requests(connection, _EVERYTHING, now - IDEMPOTENCY_KEEP_S)
         )
+
+    def _collect(self, now: float) -> None:
+        for gone in self.collector.collect(now):
+            if gone.what != FAILED:
+                _log.info("collected %s %s, %d bytes", gone.what, gone.name, gone.size_bytes)
+            if self._stopping.is_set():
+                break
 
     def _purge_jobs(self) -> None:
         """Remove the files of jobs that were deleted with `purge`, then the mark."""

@@ -10,14 +10,15 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainmaster.backends.base import NotYetError
+from trainmaster.backends.base import LaunchError, NotYetError
 from trainmaster.protocol import account_files
 from trainmaster.protocol.account_files import User, closing, open_below
+from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest
 from trainmaster.protocol.run_directory import SEARCH_ONLY
 from trainmaster.server.archive import Archive, StoredFile
@@ -33,11 +34,22 @@ from trainmaster.server.store.scope import Scope
 
 DRAFTS = ".restoring"
 KEPT = ".restored"
-"""In the directory of a job whose files were brought back for another job, which may need them for long."""
+"""In the directory of a job whose results another job names, which may need them for long: they are not moved."""
 KEPT_S = 24 * 3600.0
 BLOB_HERE_S = 3600.0
 """How long an uploaded file stays in its directory after its last launch, although the object store has it."""
 AGAIN_S = 10.0
+
+
+class DamagedError(OSError):
+    """An object is not what was stored; asking again does not help."""
+
+
+def keep_here(roots: Roots, job_id: str) -> None:
+    account_files.make_directories(roots.path(ARTIFACTS, ""), job_id)
+    mark = f"{job_id}/{KEPT}"
+    with closing(open_below(roots.path(ARTIFACTS, ""), mark, os.O_WRONLY | os.O_CREAT)) as descriptor:
+        os.utime(descriptor)
 
 
 def is_kept_here(roots: Roots, job_id: str, now: float) -> bool:
@@ -65,14 +77,21 @@ class Restores:
     roots: Roots
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "restore"), init=False)
     _running: dict[str, Future[None]] = field(default_factory=dict, init=False)
-    _done: set[str] = field(default_factory=set, init=False)
+    _done: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
+    """Attempt -> the jobs whose results it names."""
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def require(self, job: Job, request: AttemptRequest) -> None:
-        """Raise NotYetError while something is on its way that the current attempt of a job needs."""
+        """Raise NotYetError while something is on its way that the current attempt of a job needs, and LaunchError if
+        it is damaged."""
         archive, attempt_id = self.roots.archive, f"{job.job_id}.{job.live.number}"
-        if archive is None or attempt_id in self._done:
+        if archive is None:
             return
+        if (named := self._done.get(attempt_id)) is not None:
+            for job_id in named:  # it may wait in the queue of a cluster for days
+                keep_here(self.roots, job_id)
+            return
+        results = tuple(_named_results(job))
         running = self._running.get(attempt_id)
         if running is not None and not running.done():
             raise NotYetError("its files are brought back from the object store", running, again_in_s=AGAIN_S)
@@ -80,15 +99,19 @@ class Restores:
             del self._running[attempt_id]
             error = running.exception()
             if error is None:
-                self._done.add(attempt_id)
+                self._done[attempt_id] = frozenset(each.job_id for each in results)
                 return
+            if isinstance(error, DamagedError):
+                raise LaunchError(str(error), Reason.LAUNCH_REFUSED)
             if not isinstance(error, StoreUnavailableError | OSError):
                 raise error
             raise NotYetError(f"its files cannot be brought back yet: {error}", Future(), again_in_s=AGAIN_S)
-        if needed := self._needed(job, request):
+        for each in results:
+            keep_here(self.roots, each.job_id)  # before it is looked for: its job may have ended a moment ago
+        if needed := self._needed(job, request, results):
             running = self._running[attempt_id] = self._pool.submit(self._bring, archive, job, needed)
             raise NotYetError("its files are brought back from the object store", running, again_in_s=AGAIN_S)
-        self._done.add(attempt_id)
+        self._done[attempt_id] = frozenset(each.job_id for each in results)
 
     def close(self) -> None:
         """Break off; the next leader begins again with what is not there."""
@@ -96,10 +119,10 @@ class Restores:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, attempt_id: str) -> None:
-        self._done.discard(attempt_id)
+        self._done.pop(attempt_id, None)
         self._running.pop(attempt_id, None)
 
-    def _needed(self, job: Job, request: AttemptRequest) -> _Needed:
+    def _needed(self, job: Job, request: AttemptRequest, results: Iterable[LeftByJob]) -> _Needed:
         """Looks into the server's own directories only: a job that was never moved starts without the store."""
         resume: CheckpointRecord | None = None
         resume_id = job.live.resume_checkpoint_id
@@ -108,8 +131,8 @@ class Restores:
                 resume = checkpoints.get(connection, Scope(job.account_id), resume_id)
         return _Needed(
             checkpoint=resume if resume is not None and self._lacks(resume) else None,
-            results=tuple(each for each in _named_results(job) if not self._is_here(f"{each.job_id}/{each.path}")),
-            blobs=tuple(sha256 for sha256 in _named_blobs(job) if not self._has_blob(job.account_id, sha256)),
+            results=tuple(each for each in results if not self._is_here(f"{each.job_id}/{each.path}")),
+            blobs=tuple(sha256 for sha256 in _named_blobs(job) if not has_blob(self.roots, job.account_id, sha256)),
         )
 
     def _lacks(self, checkpoint: CheckpointRecord) -> bool:
@@ -117,14 +140,6 @@ class Restores:
 
     def _is_here(self, path: str) -> bool:
         return self.roots.exists(Location(root=ARTIFACTS, path=path))
-
-    def _has_blob(self, account_id: str, sha256: str) -> bool:
-        path = self.roots.path(BLOBS, blob_path(account_id, sha256))
-        try:
-            os.utime(path)  # it stays for this launch
-        except FileNotFoundError:
-            return False
-        return True
 
     def _bring(self, archive: Archive, job: Job, needed: _Needed) -> None:
         with self.database.read() as connection:
@@ -134,24 +149,30 @@ class Restores:
         for sha256 in needed.blobs:
             bring_blob(self.roots, job.account_id, sha256)
         for result in needed.results:
-            back.keep_here(result.job_id)
             back.bring_rest(result.job_id)
         if (checkpoint := needed.checkpoint) is not None:
-            back.keep_here(checkpoint.job_id)
+            keep_here(self.roots, checkpoint.job_id)
             back.bring_checkpoint(checkpoint.path)
+
+
+def has_blob(roots: Roots, account_id: str, sha256: str) -> bool:
+    """Whether an uploaded file is here; it then stays for who asks."""
+    try:
+        os.utime(roots.path(BLOBS, blob_path(account_id, sha256)))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def bring_blob(roots: Roots, account_id: str, sha256: str) -> bool:
     """Whether an uploaded file is here, or could be brought here."""
-    target = roots.path(BLOBS, blob_path(account_id, sha256))
-    if target.exists():
+    if has_blob(roots, account_id, sha256):
         return True
-    if roots.archive is None:
+    key = f"{BLOBS}/{blob_path(account_id, sha256)}"
+    if roots.archive is None or (size := roots.archive.size_at(key)) is None:
         return False
-    size = roots.archive.size_at(f"{BLOBS}/{blob_path(account_id, sha256)}")
-    if size is None:
-        return False
-    file = StoredFile(key=f"{BLOBS}/{blob_path(account_id, sha256)}", size=size, modified_at=0.0, sha256=sha256)
+    file = StoredFile(key=key, size=size, modified_at=0.0, sha256=sha256)
+    target = roots.path(BLOBS, blob_path(account_id, sha256))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{sha256}.{secrets.token_hex(8)}")
     try:
@@ -173,11 +194,6 @@ class _WayBack:
     @property
     def _artifacts(self) -> Path:
         return self.roots.path(ARTIFACTS, "")
-
-    def keep_here(self, job_id: str) -> None:
-        account_files.make_directories(self._artifacts, job_id)
-        with closing(open_below(self._artifacts, f"{job_id}/{KEPT}", os.O_WRONLY | os.O_CREAT)) as descriptor:
-            os.utime(descriptor)
 
     def bring_checkpoint(self, path: str) -> None:
         unit = self.archive.checkpoint(f"{ARTIFACTS}/{path}")
@@ -232,16 +248,26 @@ class _WayBack:
 
 
 def _receive(archive: Archive, file: StoredFile, descriptor: int) -> None:
-    digest, size = hashlib.sha256(), 0
-    for piece in archive.pieces(file):
+    """Write a stored file to an empty one. Raises DamagedError, ObjectStoreAwayError, and OSError of the local disk."""
+    where = archive.uri(file.key)
+    if file.content is None and archive.size_at(file.key) != file.size:
+        raise DamagedError(f"{where} is not what was stored there: it is gone, or was changed")
+    digest = hashlib.sha256()
+    for piece in _pieces_of(archive, file):
         digest.update(piece)
-        size += len(piece)
         left = memoryview(piece)
         while left:
             left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)
-    if size != file.size or (file.sha256 is not None and file.content is None and digest.hexdigest() != file.sha256):
-        raise OSError(f"{archive.uri(file.key)} is not what was stored there: it was changed or damaged")
+    if file.sha256 is not None and file.content is None and digest.hexdigest() != file.sha256:
+        raise DamagedError(f"{where} is not what was stored there: it was changed or damaged")
+
+
+def _pieces_of(archive: Archive, file: StoredFile) -> Iterator[bytes]:
+    try:
+        yield from archive.pieces(file)
+    except FileNotFoundError as error:
+        raise DamagedError(str(error)) from error
 
 
 def _named_results(job: Job) -> Iterator[LeftByJob]:

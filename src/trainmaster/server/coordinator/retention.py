@@ -18,6 +18,7 @@ from trainmaster.protocol import account_files
 from trainmaster.server.archive import ObjectStoreAwayError
 from trainmaster.server.coordinator.checkpoints import left_beside
 from trainmaster.server.coordinator.launch import checkpoints_homes
+from trainmaster.server.coordinator.restoring import DRAFTS
 from trainmaster.server.core import commands, retention
 from trainmaster.server.core.errors import StoreUnavailableError
 from trainmaster.server.core.job import CheckpointRecord, Job
@@ -28,7 +29,6 @@ from trainmaster.server.storage import ARTIFACTS, BLOBS, RUNS, Location, Roots, 
 from trainmaster.server.store import checkpoints, job_inputs, jobs
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.job_inputs import Blob
-from trainmaster.server.store.page_tokens import position_of, token_after
 from trainmaster.server.store.records import portions
 from trainmaster.server.store.scope import Scope
 
@@ -42,7 +42,6 @@ _JOB_DIRECTORY = re.compile(r"job-[0-9a-z]{1,64}")
 _SPOOLED = re.compile(r"(job-[0-9a-z]{1,64})\.(\d{1,9})\.\d{1,6}")
 _GOING = ".going-"
 """The prefix of hidden directories, which are about to be removed."""
-_BATCH = 500
 FAILED = "failed"
 """The kind of a `Collected` that could not be collected; its name says why."""
 
@@ -103,6 +102,7 @@ class Collector:
                     yield from self._alone(job.job_id, self._checkpoints(job, now, dry_run=dry_run))
                     yield from self._alone(job.job_id, self._runs(job, now, dry_run=dry_run))
         yield from self._caches(now, dry_run=dry_run)
+        yield from self._drafts(now, dry_run=dry_run)
         yield from self._blobs(now, dry_run=dry_run)
         for collect in self._also:
             yield from collect(self._database, self._keep, now, dry_run)
@@ -311,6 +311,17 @@ class Collector:
             account_files.remove(spool, name)
         yield Collected(what="cache", name=name, size_bytes=size)
 
+    def _drafts(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
+        """What a server that was killed had begun to bring back from the object store."""
+        top = self._roots.path(ARTIFACTS, "")
+        for name in account_files.directories_in(top, DRAFTS):
+            location = Location(root=ARTIFACTS, path=f"{DRAFTS}/{name}")
+            if account_files.newest_in(top, location.path) <= now - ORPHAN_AGE_S:
+                size = self._roots.size_of(location)
+                if not dry_run:
+                    self._remove(location)
+                yield Collected(what="cache", name=location.path, size_bytes=size)
+
     def _blobs(self, now: float, *, dry_run: bool) -> Iterator[Collected]:
         """Delete blobs that no job uses: first the row, so that nobody relies on a file that goes."""
         before = now - self._keep.blobs_s
@@ -336,59 +347,3 @@ class Collector:
     def _take(self, location: Location) -> bool:
         """Hide a directory; False when somebody else did."""
         return self._roots.move(location, f"{_GOING}{location.path}-{secrets.token_hex(4)}")
-
-
-# Tombstones: deleted jobs whose files are still there.
-
-_ORDER = "-deleted_at"
-_BATCHES = 10
-"""The row of a purged job stays, and does not say so: a page reads this many batches in vain, then it is short."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tombstone:
-    job: Job
-    deleted_at: float
-    size_bytes: int
-
-
-def tombstones(
-    database: Database,
-    roots: Roots,
-    scope: Scope,
-    *,
-    name: str | None = None,
-    page_size: int,
-    page_token: str | None = None,
-) -> tuple[list[Tombstone], str | None]:
-    """A page of tombstones (which may be short), the last deleted first, and the token of the next; see
-    `jobs.tombstones`."""
-    found: list[Tombstone] = []
-    for _ in range(_BATCHES):
-        after = None
-        if page_token is not None:
-            at, job_id = position_of(page_token, _ORDER, float)
-            after = (float(at), job_id)
-        with database.read() as connection:
-            deleted = jobs.tombstones(connection, scope, name=name, after=after, limit=_BATCH)
-        for job in deleted:
-            deleted_at = job.deleted_at or 0.0
-            page_token = token_after(_ORDER, deleted_at, job.job_id)
-            if (size_bytes := _size_left(database, roots, job)) is not None:
-                found.append(Tombstone(job=job, deleted_at=deleted_at, size_bytes=size_bytes))
-            if len(found) == page_size:
-                return found, page_token
-        if len(deleted) < _BATCH:
-            return found, None
-    return found, page_token
-
-
-def _size_left(database: Database, roots: Roots, job: Job) -> int | None:
-    places = [Location(root=root, path=job.job_id) for root in (RUNS, ARTIFACTS)]
-    sizes = [roots.size_of(each) for each in places if account_files.exists(roots.path(each.root, ""), each.path)]
-    sizes += [size for size in map(roots.stored_size_of, places) if size]
-    if job.workload_kind == JOB_CLASS:  # whose checkpoints lie outside
-        with database.read() as connection:
-            outside = checkpoints.total_size(connection, Scope(job.account_id), job.job_id, root=ARTIFACTS)
-        sizes += [] if outside is None else [outside]
-    return sum(sizes) if sizes else None

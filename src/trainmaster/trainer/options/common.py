@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from trainmaster.protocol.launch import CONTAINER
+from trainmaster.protocol.launch import CONTAINER, KUBERNETES
 from trainmaster.trainer.types import CustomTrainerContainer
 
 __all__ = [
@@ -277,7 +277,7 @@ class Limits(Option):
     pids: int | None = None
     """Processes and threads."""
 
-    backends: ClassVar[tuple[str, ...]] = (CONTAINER,)
+    backends: ClassVar[tuple[str, ...]] = (CONTAINER, KUBERNETES)
 
     def __post_init__(self) -> None:
         for name in ("shm_mb", "pids"):

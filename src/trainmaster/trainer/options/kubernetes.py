@@ -1,21 +1,19 @@
 """`RuntimePatch` and its parts: what it changes in the objects of a Kubernetes cluster, from the inside out.
-Below it, the fields of a TrainJob that options written for Kubeflow set.
 
 Kubeflow has its other options here, too, and programs import them from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
+from trainmaster.protocol.launch import KUBERNETES
 from trainmaster.trainer.options.common import (
     ActiveDeadlineSeconds,
     Annotations,
     JobDocument,
     Labels,
-    Name,
     Option,
     TrainerArgs,
     TrainerCommand,
@@ -122,19 +120,52 @@ class TrainingRuntimeSpecPatch:
 
 @dataclass(frozen=True)
 class RuntimePatch(Option):
-    """Changes to the objects that a runtime makes in a Kubernetes cluster."""
+    """Changes to the pods that a job has in a Kubernetes cluster: those of the replicated job `node`, in which
+    initializers run, too."""
 
     training_runtime_spec: TrainingRuntimeSpecPatch | None = None
 
-    backends: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    backends: ClassVar[tuple[str, ...]] = (KUBERNETES,)
 
     def __post_init__(self) -> None:
         spec = self.training_runtime_spec
         fine = spec is None or isinstance(spec, TrainingRuntimeSpecPatch)
         require(self, "training_runtime_spec", fine, "a TrainingRuntimeSpecPatch")
 
-    def _change(self, job: JobDocument) -> None:  # noqa: ARG002
-        raise ValueError("the option RuntimePatch needs a kubernetes backend")
+    def __call__(self, job_spec: JobDocument, trainer: object = None, backend: str | None = None) -> None:
+        if backend is None:
+            raise ValueError("the option RuntimePatch needs a kubernetes backend")
+        super().__call__(job_spec, trainer, backend)
+
+    def _change(self, job: JobDocument) -> None:
+        patch = as_written(self)
+        if patch:
+            objects_of(job).setdefault("runtime_patches", []).append(patch)
+
+
+def objects_of(job: JobDocument) -> JobDocument:
+    """What a job says of its objects in a Kubernetes cluster."""
+    found: JobDocument = job.setdefault("workload", {"kind": "trainer"}).setdefault("kubernetes", {})
+    return found
+
+
+def as_written(part: Any) -> Any:
+    """As Kubernetes writes it, without what says nothing.
+
+    >>> as_written(PodSpecPatch(service_account_name="a", node_selector={"a_b": "c"}, volumes=[]))
+    {'serviceAccountName': 'a', 'nodeSelector': {'a_b': 'c'}}
+    """
+    if isinstance(part, list):
+        return [as_written(each) for each in part]
+    if not is_dataclass(part):
+        return part
+    values = ((_camel(each.name), as_written(getattr(part, each.name))) for each in fields(part))
+    return {name: value for name, value in values if value not in (None, [], {})}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def _check_variable(variable: dict[str, Any]) -> None:
@@ -159,64 +190,3 @@ def _entries(field: str, given: object) -> list[dict[str, Any]]:
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-_FIELDS: Mapping[str, Callable[[Any], Option]] = {
-    "metadata.name": Name,
-    "metadata.labels": Labels,
-    "metadata.annotations": Annotations,
-    "spec.labels": Labels,
-    "spec.annotations": Annotations,
-    "spec.activeDeadlineSeconds": ActiveDeadlineSeconds,
-    "spec.trainer.command": TrainerCommand,
-    "spec.trainer.args": TrainerArgs,
-}
-"""Fields of a TrainJob, and the options that ask for the same."""
-_REMEDIES = {
-    "spec.trainer.image": "give the image to the trainer",
-    "spec.trainer.numNodes": "give num_nodes to the trainer",
-    "spec.trainer.resourcesPerNode": "give resources_per_node to the trainer",
-    "spec.suspend": "suspend_job() does that to a job that runs",
-    "spec.runtimePatches": "it changes the objects of a Kubernetes cluster",
-}
-_ENVIRONMENT = "spec.trainer.env"
-
-
-def take_train_job_fields(job: JobDocument, trainer: object, backend: str | None) -> None:
-    """Put what an option has set of a TrainJob where the job document has it; ValueError: it has no such place."""
-    set_by_option: dict[str, Any] = {name: job.pop(name) for name in ("metadata", "spec") if name in job}
-    for path, value in _leaves(set_by_option):
-        if value is None:
-            continue
-        if path in _FIELDS:
-            _FIELDS[path](value)(job, trainer, backend)
-        elif path == _ENVIRONMENT:
-            environment_of(job).update(_variables(value))
-        else:
-            remedy = f": {_REMEDIES[path]}" if path in _REMEDIES else ""
-            raise ValueError(f"an option sets {path} of a TrainJob, which has no counterpart here{remedy}")
-
-
-def _leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in fields.items():
-        place = f"{path}.{name}" if path else name
-        if place in ("metadata", "spec", "spec.trainer"):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"an option sets {place} of a TrainJob to {value!r}; it must have fields")
-            yield from _leaves(value, place)
-        else:
-            yield place, value
-
-
-def environment_of(job: JobDocument) -> dict[str, str]:
-    """The variables of the job, which a built-in trainer has elsewhere than others."""
-    place = job["training_config"] if "training_config" in job else job["workload"]
-    found: dict[str, str] = place.setdefault("environment", {})
-    return found
-
-
-def _variables(entries: object) -> Iterator[tuple[str, str]]:
-    for entry in entries if isinstance(entries, list) else [entries]:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("value"), str) or not entry.get("name"):
-            raise ValueError(f"an option sets a variable of {_ENVIRONMENT} to {entry!r}; it needs a name and a value")
-        yield str(entry["name"]), entry["value"]

@@ -9,6 +9,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainmaster import client as api
 from trainmaster.client import Client
 from trainmaster.protocol.function_runner import MPI_LAUNCHER
 from trainmaster.trainer.errors import NotFoundError
+from trainmaster.trainer.place import Place
 from trainmaster.trainer.resources import nodes_from
 from trainmaster.trainer.runtimes.document import TrainingRuntime, runtime_of
 from trainmaster.trainer.runtimes.sources import FoundRuntimes, SourceError, SourceReader, built_in, read_files
@@ -27,15 +29,22 @@ _log = logging.getLogger(__name__)
 
 
 class RuntimeCatalog:
-    """Runtimes by name. Of several with a name the first counts: sources in their order, the server's, built-in ones.
+    """Runtimes by name. Of several with a name the first counts: sources in their order, those of the Kubernetes
+    cluster that jobs run on, the server's, built-in ones.
 
     Nothing is remembered between two calls, but for what comes from the network (`SourceCache`).
     """
 
     def __init__(
-        self, client: Client | None = None, sources: Sequence[str] = (), *, reader: SourceReader | None = None
+        self,
+        client: Client | None = None,
+        sources: Sequence[str] = (),
+        *,
+        place: Place | None = None,
+        reader: SourceReader | None = None,
     ) -> None:
         self._client = client
+        self._place = place
         self._sources = tuple(sources)
         self._reader = reader or SourceReader()
 
@@ -62,7 +71,10 @@ class RuntimeCatalog:
         for place, is_source in self._places():
             if definition := place.runtimes.get(name):
                 for variable in definition.left_out:
-                    _log.warning("%s: %s has its value from a cluster, and is not set", definition.origin, variable)
+                    unless = " unless the job is a TrainJob" if definition.in_cluster else ""
+                    _log.warning(
+                        "%s: %s has its value from a cluster, and is not set%s", definition.origin, variable, unless
+                    )
                 return definition
             for problem in place.problems:
                 if problem.runtime == name or (problem.runtime is None and is_source):
@@ -76,6 +88,8 @@ class RuntimeCatalog:
         for source in self._sources:
             yield self._of_source(source), True
         if self._client is not None:
+            if self._place is not None and self._place.cluster is not None:
+                yield _of_cluster(self._client, self._place.cluster), False
             yield _of_server(self._client), False
         yield built_in(), False
 
@@ -88,6 +102,15 @@ class RuntimeCatalog:
         if not found.runtimes and not found.problems:
             found.refuse(f"{source}: there is no training runtime in it")
         return found
+
+
+def _of_cluster(client: Client, name: str) -> FoundRuntimes:
+    """None, where Kubeflow Trainer is not installed."""
+    found = FoundRuntimes()
+    for runtime in client.cluster.runtimes(name)["runtimes"]:
+        found.read(runtime["document"], f"the {runtime['kind']} of {name}")
+    found.runtimes = {each: replace(definition, in_cluster=True) for each, definition in found.runtimes.items()}
+    return found
 
 
 def _of_server(client: Client) -> FoundRuntimes:

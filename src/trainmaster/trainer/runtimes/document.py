@@ -60,7 +60,9 @@ class TrainingRuntime:
     dataset: str | None = None
     job_name_variables: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Variables whose values only a cluster knows; they are not set."""
+    """Variables whose values only a cluster knows; without one they are not set."""
+    in_cluster: bool = False
+    """Whether it is a runtime of the cluster that jobs run on, of which a job there can be a TrainJob."""
     origin: str = ""
     document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -93,7 +93,8 @@ class KubernetesOptions(Model):
     ] = Field(
         default=(),
         description="Changes to the template of the job's pods, as `runtimePatches` of a TrainJob has them; the "
-        f"container is called `{NODE}`.",
+        f"container is called `{NODE}`. Accounts other than the default one may choose nodes by them, and nothing "
+        "else, unless the setting shared_uid allows it.",
     )
 
     def request(self) -> KubernetesRequest:

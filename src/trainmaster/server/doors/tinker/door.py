@@ -54,7 +54,7 @@ class TinkerDoor(DoorState):
     def open(self) -> None:
         """Look after existing sessions, even if no client comes. Called in the event loop."""
         self.heartbeats.start()
-        self._recovery = asyncio.ensure_future(self._notify_of_last_finished())
+        self._recovery = asyncio.ensure_future(self._end_last_finished())
 
     def close(self) -> None:
         """Stop; another server continues what is under way. Called in the event loop."""
@@ -120,11 +120,11 @@ class TinkerDoor(DoorState):
         await self.creations.abandon(session_id, known.account_id)
         self._notify_trainers(session_id, known)
 
-    async def _notify_of_last_finished(self) -> None:
-        """Tell trainers of the sessions that were finished last: the server before this one may have died over it."""
+    async def _end_last_finished(self) -> None:
+        """Have the sessions released that were finished last: the server before this one may have died over it."""
         try:
             for session_id in await self.context.read(records.last_finished, Scope.everything()):
-                self._notify_trainers(session_id, await self.sessions.end(session_id))
+                await self._end_session(session_id)
         except StoreUnavailableError as error:
             _log.warning("trainers may have models of sessions that are over: %s", error.message)
 

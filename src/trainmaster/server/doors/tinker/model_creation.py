@@ -149,10 +149,15 @@ class Creations:
         ack = await self._trainers.post(trainer, "create_model", _request(run, job), door=TINKER)
         if "request_id" not in ack:
             return _failed(run, _message(ack), Category.SERVER)
+        abandoned = False
         while True:
             asked = {"request_id": ack["request_id"]}
             result = await self._trainers.post(trainer, "retrieve_future", asked, door=TINKER)
             if result.get("type") == "try_again":
+                if not abandoned and await self._sessions.seems_finished(run.session_id):
+                    # The future fails at once; the model is still waited for, and let go when it is made.
+                    await self.abandon(run.session_id, run.account_id)
+                    abandoned = True
                 await asyncio.sleep(LOOK_EVERY_S)  # in case the trainer does not hold the request
                 continue
             if "error" in result:

@@ -22,7 +22,7 @@ from trainmaster.server.store.scope import Scope
 
 ACTIVE_FOR_S = 120.0
 """Clients send a heartbeat every ten seconds, and warn their users after two minutes without an answer."""
-SESSION_OVER = "its session ended before its trainer was ready"
+SESSION_OVER = "its session ended before the model was made; make it in a new session"
 _SESSIONS_AT_ONCE = 100
 
 
@@ -205,9 +205,12 @@ def runs_of_session(connection: Connection, scope: Scope, session_id: str) -> li
 
 
 def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
+    """One that was given up meanwhile does not become pending again."""
     scope.require(run.account_id)
     values = {name: getattr(run, name) for name in ("state", "job_id", "attempt", "error", "category")}
     changed = update(_runs).where(_runs.c.model_id == run.model_id, _runs.c.account_id == run.account_id)
+    if run.state is RunState.PENDING:
+        changed = changed.where(_runs.c.state == RunState.PENDING)
     connection.execute(changed.values(**values))
 
 

@@ -17,7 +17,8 @@ from trainmaster.schema.jobs import JobCheckpoints, TombstonePage, TombstoneReso
 from trainmaster.schema.reports import CollectedKind, Collection
 from trainmaster.server.coordinator import checkpoints as commands
 from trainmaster.server.coordinator.commands import CommandOutcome
-from trainmaster.server.coordinator.retention import FAILED, Collected, Collector, tombstones
+from trainmaster.server.coordinator.retention import FAILED, Collected, Collector
+from trainmaster.server.coordinator.tombstones import tombstones
 from trainmaster.server.core.job import Job
 from trainmaster.server.http.auth import ADMINS_ONLY, Manager, Viewer
 from trainmaster.server.http.context import ApiContext, Context

@@ -25,6 +25,8 @@ _threads = ThreadPoolExecutor(4, thread_name_prefix="foreign jobs")
 """An engine that hangs holds up these, and nothing else."""
 T = TypeVar("T")
 Name = Annotated[str, Path(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+JobName = Annotated[str, Path(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
+"""It becomes a part of a request to the engine."""
 
 
 @router.get("/backends/{name}/runtimes", dependencies=VIEWERS_ONLY, **answers(schema.RuntimeList, 404, 503))
@@ -50,7 +52,7 @@ async def list_foreign_jobs(context: Context, name: Name) -> Response:
 @router.get(
     "/backends/{name}/foreign-jobs/{job}", dependencies=VIEWERS_ONLY, **answers(schema.ForeignJobResource, 404, 503)
 )
-async def show_foreign_job(context: Context, name: Name, job: Name) -> Response:
+async def show_foreign_job(context: Context, name: Name, job: JobName) -> Response:
     """Show one of them."""
     return ok(_resource(await _job(context, name, job)))
 
@@ -61,7 +63,7 @@ async def show_foreign_job(context: Context, name: Name, job: Name) -> Response:
 async def foreign_log(
     context: Context,
     name: Name,
-    job: Name,
+    job: JobName,
     step: Annotated[PlainText, Query(description="One of the job's steps.")] = "node-0",
     cursor: Annotated[PlainText, Query(description="Begin where the last answer ended.")] = "",
 ) -> Response:
