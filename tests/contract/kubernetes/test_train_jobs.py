@@ -138,8 +138,9 @@ def test_train_job_without_its_runtime_and_changes_of_one_are_refused(api: Kuber
     assert '"none" not found' in missing.value.message
     api.create(train_job("tj", "", suspend=True))
     with pytest.raises(ApiError) as changed:
-        api.patch("TrainJob", "tj", {"spec": {"trainer": {"numNodes": 3}}}, media="merge")
+        api.patch("TrainJob", "tj", {"spec": {"runtimeRef": {"name": "torch-distributed"}}}, media="merge")
     assert changed.value.code == 422
+    assert "immutable" in changed.value.message
 
 
 def test_kubeflows_client_sees_follows_and_deletes_its_job(api: KubernetesClient, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,13 +83,20 @@ def _parts(backend: Backend) -> list[Any]:
                 "default": "yes" if backend["default"] else "no",
                 "engine": engine["name"] if engine else None,
                 "where": engine["host"] if engine else None,
-                **{name: value for name, value in (backend["options"] or {}).items() if value not in (None, "")},
+                **{name: _in_words(value) for name, value in (backend["options"] or {}).items()},
             }
         ),
     ]
     if engine and engine["problem"]:
         parts.append(styled(f"  {engine['problem']}", "red"))
     return parts
+
+
+def _in_words(option: Any) -> str | None:
+    """What of an option is shown; None: it says nothing."""
+    if option in (None, "", [], {}):
+        return None
+    return option if isinstance(option, str) else json.dumps(option, ensure_ascii=False)
 
 
 @app.command("add")
