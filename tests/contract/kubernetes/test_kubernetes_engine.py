@@ -16,6 +16,7 @@ import pytest
 
 from kubernetes_client import KubernetesClient, Object, wait_for
 from kubernetes_launches import IMAGE, kubernetes_launch
+from trainmaster.backends.cluster import worker_start
 from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, EngineRefusedError
 from trainmaster.backends.kubernetes import connection, manifests
 from trainmaster.backends.kubernetes.client import KubernetesEngine
@@ -320,7 +321,8 @@ def test_time_limit_of_kubernetes_says_so(api: KubernetesClient, engine: Kuberne
 
 
 def test_image_that_is_not_there_ends_the_attempt(make_engine: MakeEngine, launch: Launch) -> None:
-    reason, message = loss_of(make_engine(), launch(FOREVER, image="Not a name"))
+    attempt = launch(FOREVER, image="Not a name", environment={worker_start.PYTHON: "python3"})
+    reason, message = loss_of(make_engine(), attempt)
     assert reason is Reason.LAUNCH_REFUSED
     assert "InvalidImageName" in message
 
