@@ -61,6 +61,13 @@ class ContainerRun:
         self.last_state = {}
         self.ready = False
 
+    def vanish(self) -> None:
+        """Its pod ends, and nobody knows of it: it has never been started, for instance."""
+        text = "The container could not be located when the pod was terminated"
+        unknown = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": text}
+        self.state = {"terminated": {**unknown, "startedAt": None, "finishedAt": None}}
+        self.last_state, self.ready = {}, False
+
     def status(self) -> Object:
         image = self.spec["image"]
         started = self.is_running and not self.is_initial

@@ -321,8 +321,7 @@ class PodWorker:
         self._ended = True
         for run in (*self._initial, *self._main):
             if run.exit_code is None and not run.is_initial:
-                text = "The container could not be located when the pod was terminated"
-                run.end(137, "ContainerStatusUnknown", text)
+                run.vanish()
         self._publish()
         if is_deleting(self.pod):
             with contextlib.suppress(StatusError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trainmaster.backends.kubernetes.manifests import ATTEMPT, ATTEMPT_ID
 from trainmaster.backends.kubernetes.states import Attempt, engine_job
-from trainmaster.backends.kubernetes.views import JobView, PodView, pod_view
+from trainmaster.backends.kubernetes.views import Condition, JobView, PodView, pod_view
 from trainmaster.protocol.reasons import Reason
 
 NAME = "tm-k3f9-job-x-1"
@@ -17,6 +18,23 @@ def view(phase: str, **container: Any) -> PodView:
     spec = {"containers": [{"name": "node"}], "nodeName": "n"}
     status = {"phase": phase, "containerStatuses": [{"name": "node", **container}]}
     return pod_view({"metadata": head, "spec": spec, "status": status}, "nvidia.com/gpu")
+
+
+def attempt_with(pod: PodView, *, is_failed: bool = False, is_train_job: bool = False) -> Attempt:
+    job = JobView(
+        name=NAME,
+        uid="j",
+        attempt_id="job-x.1",
+        count=1,
+        is_started=True,
+        is_suspended=False,
+        is_deleting=False,
+        queue="",
+        failure=Condition(is_failed),
+        is_over=is_failed,
+        is_train_job=is_train_job,
+    )
+    return Attempt(name=NAME, attempt_id="job-x.1", job=job, pods={0: pod})
 
 
 def ended(code: int) -> dict[str, Any]:
@@ -32,12 +50,28 @@ def test_container_that_was_started_again_has_failed_though_the_kubelet_forgot_h
     """The kubelet keeps one ended container: that of the second time."""
     pod = view("Succeeded", restartCount=1, state=ended(0), lastState={})
     assert (pod.has_run, pod.has_ended, pod.has_failed) == (True, True, True)
-    none = {"queue": "", "failure": pod.disruption, "is_suspended": False, "is_deleting": False}
-    job = JobView(
-        name=NAME, uid="j", attempt_id="job-x.1", count=1, is_started=True, is_over=False, is_train_job=True, **none
-    )
-    attempt = Attempt(name=NAME, attempt_id="job-x.1", job=job, pods={0: pod})
+    attempt = attempt_with(pod, is_train_job=True)
     assert attempt.is_broken
     loss = engine_job(attempt).loss
     assert loss is not None
     assert (loss.reason, loss.message) == (Reason.WORKER_LOST, "its worker ended and did not report how, on n")
+
+
+def test_pod_that_is_deleted_before_it_runs_is_no_lost_node() -> None:
+    """As the kubelet says it of a container that was never made."""
+    unknown = {
+        "exitCode": 137,
+        "reason": "ContainerStatusUnknown",
+        "message": "",
+        "startedAt": None,
+        "finishedAt": None,
+    }
+    pod = replace(view("Failed", restartCount=0, state={"terminated": unknown}, lastState={}), is_deleting=True)
+    assert (pod.has_run, pod.has_ended, pod.exit_code) == (False, True, None)
+    loss = engine_job(attempt_with(pod, is_failed=True)).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (Reason.ENGINE_CANCELLED, "somebody deleted its pod on Kubernetes, on n")
+    withdrawn = replace(attempt_with(pod), is_cancelled=True, is_gone=True)
+    loss = engine_job(withdrawn).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (Reason.ENGINE_CANCELLED, "it was withdrawn")

@@ -190,6 +190,8 @@ def _plain_loss(pod: PodView) -> Loss:
     """Of a pod of which Kubernetes says nothing but how it ended."""
     if pod.exit_code == 0:
         text = "its worker ended and did not report how"
+    elif pod.exit_code is None and pod.is_deleting:
+        return Loss(reason=Reason.ENGINE_CANCELLED, message=_of_node(pod, _POD_DELETED))
     elif pod.exit_code is None:
         text = _words("its pod ended and Kubernetes does not say how", pod.reason, pod.message)
     else:

@@ -208,6 +208,8 @@ def pod_view(pod: Object, gpu_resource: str) -> PodView:
     # Of containers that have ended the kubelet keeps one: a pod that has ended no longer tells of the time before.
     state = (container.get("lastState") if restarts else None) or container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if ended.get("reason") == _UNKNOWN and not container.get("containerID"):
+        state, ended = {}, {}  # it was never made: the kubelet has to say something of its end
     if not waiting:
         # What holds up an init container holds up the worker.
         every = (each.get("state") or {} for each in status.get("initContainerStatuses") or ())
@@ -252,6 +254,7 @@ def _init_failure(status: Object) -> str:
     return ""
 
 
+_UNKNOWN = "ContainerStatusUnknown"
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
 
 
