@@ -13,7 +13,8 @@ from local_servers import quiet_port
 class CuttableLink:
     """Listens on a port of its own, in a thread of its own."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.port = quiet_port()
         self._target_port = target_port
         self._open = asyncio.Event()
@@ -23,7 +24,7 @@ class CuttableLink:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def cut(self) -> None:
         self._loop.call_soon_threadsafe(self._open.clear)
@@ -43,7 +44,7 @@ class CuttableLink:
         self._loop.call_soon(self._open.set)
         self._thread.start()
         started = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", self.port), self._loop
+            asyncio.start_server(self._serve, self.address, self.port), self._loop
         )
         listener = started.result()
         try:
@@ -68,7 +69,7 @@ class CuttableLink:
         far: asyncio.StreamWriter | None = None
         try:
             await self._open.wait()
-            far_reader, far = await asyncio.open_connection("127.0.0.1", self._target_port)
+            far_reader, far = await asyncio.open_connection(self.address, self._target_port)
             await asyncio.gather(self._copy(reader, far), self._copy(far_reader, writer))
         except OSError:
             pass

@@ -18,6 +18,8 @@ class EngineUnderTest(abc.ABC):
     """Of each node."""
     cores: int
     """Of each node."""
+    address = "127.0.0.1"
+    """Where its nodes reach this machine."""
     lost_with_controller = False
     """Whether jobs are lost when the controller is killed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from trainmaster.protocol.launch import ContainerRequest, Launch, LaunchStep
 from trainmaster.protocol.request import AttemptRequest, EngineNeeds, NodeAssignment
 
 INSTANCE = "k3f9"
-IMAGE, BARE = "localhost/python:test", "localhost/bare:test"
+IMAGE, BARE = os.environ.get("TRAINMASTER_TEST_IMAGE", "localhost/python:test"), "localhost/bare:test"
 """The test server takes any name for this machine, and hides its programs from containers of the second; a real cluster
 has to have them."""
 

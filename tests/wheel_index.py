@@ -1,4 +1,4 @@
-"""A package index of wheels that are made on the spot: as a directory, or served over HTTP on loopback."""
+"""A package index of wheels that are made on the spot: as a directory, or served over HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WheelIndex:
 class ServedIndex(WheelIndex):
     """The same over HTTP, and it can be made to keep whoever wants a wheel waiting."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, address: str = "127.0.0.1") -> None:
         super().__init__(directory)
         self.open = threading.Event()
         """Cleared: nobody is sent a wheel until it is set again."""
@@ -59,9 +59,9 @@ class ServedIndex(WheelIndex):
         self.asked = threading.Event()
         """Somebody wanted a wheel."""
         handler = functools.partial(_Handler, index=self, directory=str(directory))
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = http.server.ThreadingHTTPServer((address, 0), handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{address}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

@@ -95,17 +95,25 @@ def _label_term(term: str, selector: str) -> Callable[[dict[str, str]], bool]:
     return lambda labels: matches_expression(labels, key, operator, values)
 
 
+def _unknown_field(path: str, resource: Resource) -> str:
+    if resource.plural == "jobs":
+        return f'field label "{path}" not supported for Job'
+    if resource.custom or resource.plural not in _FIELDS:
+        return f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+    return f"field label not supported: {path}"
+
+
 def _field_term(term: str, selector: str, resource: Resource) -> Predicate:
     found = re.fullmatch(r"([^=!]+)(==|=|!=)(.*)", term)
     if found is None:
-        raise bad_request(f"invalid field selector: {selector!r}")
+        raise bad_request(f"invalid selector: '{selector}'; can't understand '{term}'")
     path, operator, wanted = found.groups()
     known = ("metadata.name", *(("metadata.namespace",) if resource.namespaced else ()))
     if path not in known + (() if resource.custom else _FIELDS.get(resource.plural, ())):
         gv = f"{resource.group}/{resource.version}" if resource.group else f"/{resource.version}"
         raise bad_request(
             f'Unable to find "{gv}, Resource={resource.plural}" that match label selector "", '
-            f'field selector "{selector}": field label not supported: {path}'
+            f'field selector "{selector}": {_unknown_field(path, resource)}'
         )
     parts = ("status", "succeeded") if path == "status.successful" else tuple(path.split("."))
     if path == "source":

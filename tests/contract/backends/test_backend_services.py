@@ -105,7 +105,8 @@ def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: 
 def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = serve(server)
     server.until(job_id, "TRAINING")
-    first = call(server, job_id).text
+    first = call(server, job_id)
+    assert first.is_success, first.text
     assert call(server, job_id, "/die", "POST", content=b"").status_code >= 500
     job = server.until(job_id, "FAILED")
     assert (job["error_type"], job["endpoint"], job["retries_used"]) == ("KILLED_BY_SIGNAL", None, 0)
@@ -114,7 +115,7 @@ def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: Backend
     assert "resume" in dead.json()["error"]["message"]
     assert server.control(job_id, "resume")["status"] == "QUEUED"
     assert server.until(job_id, "TRAINING")["attempt"] == 2
-    assert call(server, job_id).text != first
+    assert call(server, job_id).text != first.text
     server.control(job_id, "cancel")
     server.until(job_id, "CANCELLED")
     backend.wait_until_nothing_is_left(job_id)

@@ -105,7 +105,7 @@ def test_nothing_is_lost_while_workers_cannot_reach_the_server_for_a_minute(
     engine: EngineUnderTest, tmp_path: Path
 ) -> None:
     port = quiet_port()
-    link = CuttableLink(port)
+    link = CuttableLink(port, engine.address)
     with link.running():
         server = ClusterServer(tmp_path / "data", port, {engine.kind: engine}, changes={"server_url": link.url})
         try:

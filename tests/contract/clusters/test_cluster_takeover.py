@@ -32,18 +32,19 @@ ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", COMMA
 class Front:
     """One address for the servers, as of a load balancer."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._port = quiet_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._address}:{self._port}"
 
     def leads_to(self, server: ClusterServer) -> None:
         self.close()
         target = server.url.removeprefix("http://")
-        command = [sys.executable, relay.__file__, f"tcp:127.0.0.1:{self._port}", f"tcp:{target}"]
+        command = [sys.executable, relay.__file__, f"tcp:{self._address}:{self._port}", f"tcp:{target}"]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def close(self) -> None:
@@ -53,8 +54,8 @@ class Front:
 
 
 @pytest.fixture
-def front() -> Iterator[Front]:
-    front = Front()
+def front(engine: EngineUnderTest) -> Iterator[Front]:
+    front = Front(engine.address)
     yield front
     front.close()
 

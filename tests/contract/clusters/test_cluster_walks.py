@@ -118,8 +118,10 @@ def test_lora_that_is_preempted_ends_with_the_weights_of_one_that_is_not(
     assert weights_digest(output(server, job_id)) == expected
 
 
-def test_function_of_trainer_client_has_its_packages(server: ClusterServer, tmp_path: Path) -> None:
-    index = ServedIndex(tmp_path / "index")
+def test_function_of_trainer_client_has_its_packages(
+    server: ClusterServer, engine: EngineUnderTest, tmp_path: Path
+) -> None:
+    index = ServedIndex(tmp_path / "index", engine.address)
     index.add("gamma", "1.0", requires=["delta>=2"])
     index.add("delta", "2.5")
     try:

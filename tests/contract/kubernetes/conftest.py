@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from kubernetes_client import ApiError, KubernetesClient, wait_for
 from kubernetes_server.process import KubernetesServer, running
+from kubernetes_under_test import KUBECONFIG
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +21,8 @@ def test_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes
 
 @pytest.fixture(scope="session")
 def kubeconfig(request: pytest.FixtureRequest) -> Path:
-    if given := os.environ.get("TRAINMASTER_TEST_KUBECONFIG"):
-        return Path(given)
+    if KUBECONFIG:
+        return Path(KUBECONFIG)
     server: KubernetesServer = request.getfixturevalue("test_server")
     return server.kubeconfig
 

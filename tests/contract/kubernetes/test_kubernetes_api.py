@@ -1,7 +1,7 @@
 """What a Kubernetes 1.32 control plane does, as far as Trainmaster relies on it.
 
-The tests run on the test server, and with TRAINMASTER_TEST_KUBECONFIG (and TRAINMASTER_TEST_IMAGE, an image with
-python3) on a real cluster: what they expect is what the real one does.
+The tests run on the test server, and on the cluster of `kubernetes_under_test.KUBECONFIG`: what they expect is what a
+real one does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
+from kubernetes_launches import IMAGE
 
 pytestmark = pytest.mark.long  # until a backend runs on it
 
-IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "python:3.11-slim")
 ON_TERM_EXIT_0 = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(600)"
 )
@@ -224,9 +224,14 @@ def test_selectors_choose_objects(api: KubernetesClient) -> None:
     assert names(labelSelector="tier notin (front),tier") == ["b"]
     assert names(labelSelector="!tier,other") == ["c"]
     assert names(fieldSelector="metadata.name=b") == ["b"]
-    with pytest.raises(ApiError) as caught:
-        names(fieldSelector="data.x=1")
-    assert "field label not supported: data.x" in caught.value.message
+    for kind, message in (
+        ("ConfigMap", '"data.x" is not a known field selector: only "metadata.name", "metadata.namespace"'),
+        ("Job", 'field label "data.x" not supported for Job'),
+        ("Pod", "field label not supported: data.x"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            api.list(kind, fieldSelector="data.x=1")
+        assert message in caught.value.message
 
 
 def test_pages_of_a_list_continue(api: KubernetesClient) -> None:
@@ -345,7 +350,9 @@ def test_watch_without_version_begins_with_what_there_is(api: KubernetesClient) 
 
 
 def test_watch_ends_with_its_timeout(api: KubernetesClient) -> None:
-    with api.watch("ConfigMap", fieldSelector="metadata.name=none", timeoutSeconds=1) as events:
+    start = api.ask("GET", api.path("ConfigMap"))["metadata"]["resourceVersion"]
+    query = {"resourceVersion": start, "fieldSelector": "metadata.name=none", "timeoutSeconds": 1}
+    with api.watch("ConfigMap", **query) as events:
         assert list(events) == []
 
 
@@ -378,8 +385,11 @@ while True:
         time.sleep(0.2)
 print(os.environ["JOB_COMPLETION_INDEX"], socket.gethostname(), address)
 """
+    start = api.ask("GET", api.path("Pod"))["metadata"]["resourceVersion"]
     api.create(job("ring", program, spec=indexed(2), pod_spec={"subdomain": "ring"}))
-    pods = sorted(api.pods_of("ring", 2), key=lambda each: str(each["spec"]["hostname"]))
+    with api.watch("Pod", resourceVersion=start) as events:
+        added = (event["object"] for event in events if event["type"] == "ADDED")
+        pods = sorted((next(added) for _ in range(2)), key=lambda each: str(each["spec"]["hostname"]))
     assert [each["spec"]["hostname"] for each in pods] == ["ring-0", "ring-1"]
     for i, each in enumerate(pods):
         metadata = each["metadata"]
@@ -513,21 +523,28 @@ def test_log_is_followed_and_cut(api: KubernetesClient) -> None:
 
 def test_container_is_restarted_on_failure(api: KubernetesClient) -> None:
     program = """
-import os, sys
+import os, sys, time
 if not os.path.exists("/state/second"):
     open("/state/second", "w").close()
     print("first", flush=True)
     sys.exit(3)
 print("second", flush=True)
+time.sleep(5)
 """
     mounts = [{"name": "state", "mountPath": "/state"}]
     volumes = [{"name": "state", "emptyDir": {}}]
     api.create(pod("again", program, spec={"restartPolicy": "OnFailure", "volumes": volumes}, volumeMounts=mounts))
+    found = api.until("Pod", "again", lambda each: "terminated" in status_of(each).get("lastState", {}))
+    assert status_of(found)["lastState"]["terminated"]["exitCode"] == 3
+    assert api.log("again", previous="true") == "first\n"
     found = api.until("Pod", "again", has_phase("Succeeded"))
     assert status_of(found)["restartCount"] == 1
-    assert status_of(found)["lastState"]["terminated"]["exitCode"] == 3
     assert api.log("again") == "second\n"
-    assert api.log("again", previous="true") == "first\n"
+    # Of the containers that have ended, the kubelet keeps one.
+    assert status_of(found)["lastState"] == {}
+    with pytest.raises(ApiError) as caught:
+        api.log("again", previous="true")
+    assert caught.value.message == 'previous terminated container "main" in pod "again" not found'
 
 
 def test_pod_gets_environment_and_volumes(api: KubernetesClient) -> None:
@@ -596,7 +613,10 @@ def test_missing_secret_keeps_a_pod_waiting(api: KubernetesClient) -> None:
     api.create(pod("no-secret", "pass", env=[variable]))
     found = api.until("Pod", "no-secret", waits_for("CreateContainerConfigError"))
     assert status_of(found)["state"]["waiting"]["message"] == 'secret "none" not found'
-    api.create(pod("no-volume", "pass", spec={"volumes": [{"name": "v", "secret": {"secretName": "none"}}]}))
+    missing = {"volumes": [{"name": "v", "secret": {"secretName": "none"}}]}
+    api.create(pod("not-mounted", "pass", spec=missing))
+    api.until("Pod", "not-mounted", has_phase("Succeeded"))
+    api.create(pod("no-volume", "pass", spec=missing, volumeMounts=[{"name": "v", "mountPath": "/v"}]))
     (event,) = api.events_of(api.get("Pod", "no-volume"), "FailedMount")
     assert event["message"] == 'MountVolume.SetUp failed for volume "v" : secret "none" not found'
     with pytest.raises(ApiError) as caught:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 
 from kubernetes_client import KubernetesClient, Object, wait_for
 from kubernetes_launches import IMAGE, kubernetes_launch
+from trainmaster.backends.cluster import worker_start
 from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, EngineRefusedError
-from trainmaster.backends.kubernetes import manifests
+from trainmaster.backends.kubernetes import connection, manifests
 from trainmaster.backends.kubernetes.client import KubernetesEngine
 from trainmaster.backends.kubernetes.gpus import GpuChoice
 from trainmaster.backends.kubernetes.options import KubernetesOptions
@@ -27,7 +28,6 @@ from trainmaster.server.core.resources import NodeState
 PREPARING, QUEUED, RUNNING, ENDED = EnginePhase
 FOREVER = "echo up; while :; do sleep 0.1; done"
 SAVES = "trap 'echo TERM; sleep 1; echo saved; exit 0' TERM; " + FOREVER
-POLICY = "Never" if os.environ.get("TRAINMASTER_TEST_KUBECONFIG") else "IfNotPresent"
 _NUMBERS = itertools.count(1)
 MakeEngine = Callable[..., KubernetesEngine]
 
@@ -44,7 +44,7 @@ def make_engine(api: KubernetesClient, instance: str) -> Iterator[MakeEngine]:
         def make(**options: Any) -> KubernetesEngine:
             given = {"kubeconfig": str(api.kubeconfig), "namespace": api.namespace, "image": IMAGE, **options}
             own = given.pop("instance", instance)
-            engine = KubernetesEngine("k8s", own, KubernetesOptions(image_pull_policy=POLICY, **given))
+            engine = KubernetesEngine("k8s", own, KubernetesOptions(**given))
             stack.callback(engine.close)
             return engine
 
@@ -226,7 +226,7 @@ def test_two_trainmasters_in_one_namespace_leave_each_other_alone(
 
 
 def _job_of_somebody() -> Object:
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": POLICY, "command": ["sh", "-c", FOREVER]}
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", FOREVER]}
     spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
     return {"template": {"spec": spec}}
 
@@ -321,7 +321,8 @@ def test_time_limit_of_kubernetes_says_so(api: KubernetesClient, engine: Kuberne
 
 
 def test_image_that_is_not_there_ends_the_attempt(make_engine: MakeEngine, launch: Launch) -> None:
-    reason, message = loss_of(make_engine(), launch(FOREVER, image="Not a name"))
+    attempt = launch(FOREVER, image="Not a name", environment={worker_start.PYTHON: "python3"})
+    reason, message = loss_of(make_engine(), attempt)
     assert reason is Reason.LAUNCH_REFUSED
     assert "InvalidImageName" in message
 
@@ -391,7 +392,7 @@ def test_nodes_have_what_jobs_can_take_and_what_others_hold(
     assert "kubernetes.io/os=linux" in owner.labels
     assert owner.state is NodeState.READY
     resources = {"limits": {unit: "3"}, "requests": {unit: "3"}}
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": POLICY, "command": ["sh", "-c", FOREVER]}
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", FOREVER]}
     spec = {"containers": [{**container, "resources": resources}], "terminationGracePeriodSeconds": 1}
     api.create({"kind": "Pod", "metadata": {"name": "of-somebody"}, "spec": spec})
 
@@ -412,6 +413,26 @@ def test_nodes_have_what_jobs_can_take_and_what_others_hold(
     finally:
         cluster.patch("Node", owner.hostname, {"spec": {"unschedulable": None}})
     wait_for(lambda: state()[0] is NodeState.READY, "the end of the cordon")
+
+
+def test_kinds_that_nothing_happens_to_are_no_sign_of_an_absent_server(
+    make_engine: MakeEngine, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SILENCE_S", 0.5)
+    engine = make_engine()
+    attempt = launch(FOREVER, grace_s=0)
+    engine.start(attempt)
+    until_phase(engine, attempt.name, RUNNING)
+    lists = [follower.lists for follower in engine._followers]
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        engine.wait(0.1)
+        engine.jobs()  # raises if the API server does not seem to answer
+        assert [follower.problem for follower in engine._followers] == [None] * len(lists)
+    # A watch goes on where the last one ended.
+    assert [follower.lists for follower in engine._followers] == lists
+    engine.cancel(attempt.name)
+    until_phase(engine, attempt.name, ENDED)
 
 
 def test_facts_name_the_version_and_what_is_wrong(make_engine: MakeEngine, api: KubernetesClient) -> None:

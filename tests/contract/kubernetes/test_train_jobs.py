@@ -5,7 +5,6 @@ Like `test_kubernetes_api`, on the test server or on the real cluster of TRAINMA
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pytest
 
 from kubeflow_programs import run_program
 from kubernetes_client import ApiError, KubernetesClient, Object, condition_of, wait_for
+from kubernetes_launches import IMAGE
 
-IMAGE = os.environ.get("TRAINMASTER_TEST_IMAGE", "python:3.11-slim")
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 TELL = (
     "import os, socket; print(socket.gethostname(), *(f'{n}={v}' for n, v in sorted(os.environ.items()) "
@@ -139,8 +138,9 @@ def test_train_job_without_its_runtime_and_changes_of_one_are_refused(api: Kuber
     assert '"none" not found' in missing.value.message
     api.create(train_job("tj", "", suspend=True))
     with pytest.raises(ApiError) as changed:
-        api.patch("TrainJob", "tj", {"spec": {"trainer": {"numNodes": 3}}}, media="merge")
+        api.patch("TrainJob", "tj", {"spec": {"runtimeRef": {"name": "torch-distributed"}}}, media="merge")
     assert changed.value.code == 422
+    assert "immutable" in changed.value.message
 
 
 def test_kubeflows_client_sees_follows_and_deletes_its_job(api: KubernetesClient, tmp_path: Path) -> None:

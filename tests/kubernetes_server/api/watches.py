@@ -78,6 +78,8 @@ class Watches:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         key = resource.store_key
+        latest = 0
+        """The last change of the kind since the watch began: bookmarks say no more, and before it there are none."""
         unsubscribe = self.store.subscribe(key, queue.put_nowait)
         self._open.add(queue)
 
@@ -101,29 +103,28 @@ class Watches:
                     for change in self.store.since(key, since):
                         if out := _seen(change, namespace, accepts):
                             yield line(*out)
-                        since = change.version
+                        since = latest = change.version
                 except TooOldError:
                     error = expired(f"too old resource version: {since} ({self.store.version})")
                     yield _line("ERROR", json.dumps(error.body()).encode())
                     return
-            told = since
             while (left_s := deadline - loop.time()) > 0:
                 try:
                     change_or_end = await asyncio.wait_for(queue.get(), min(left_s, self.bookmark_s))
                 except TimeoutError:
-                    if bookmarks and self.store.version > told:
-                        told = self.store.version
-                        yield _bookmark(resource, told)
+                    if bookmarks and latest:
+                        yield _bookmark(resource, latest)
                     continue
                 if change_or_end is None:
                     return
                 if isinstance(change_or_end, Exception):
                     raise change_or_end
-                if change_or_end.version > since and (out := _seen(change_or_end, namespace, accepts)):
-                    told = change_or_end.version
-                    yield line(*out)
-            if bookmarks:
-                yield _bookmark(resource, self.store.version)
+                if change_or_end.version > since:
+                    latest = change_or_end.version
+                    if out := _seen(change_or_end, namespace, accepts):
+                        yield line(*out)
+            if bookmarks and latest:
+                yield _bookmark(resource, latest)
         finally:
             self._open.discard(queue)
             unsubscribe()

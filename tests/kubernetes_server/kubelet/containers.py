@@ -57,7 +57,16 @@ class ContainerRun:
             "containerID": f"test://{self.identity}",
         }
         self.state = {"terminated": ended}
+        # Of containers that have ended, only the last one is kept.
+        self.last_state = {}
         self.ready = False
+
+    def vanish(self) -> None:
+        """Its pod ends, and nobody knows of it: it has never been started, for instance."""
+        text = "The container could not be located when the pod was terminated"
+        unknown = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": text}
+        self.state = {"terminated": {**unknown, "startedAt": None, "finishedAt": None}}
+        self.last_state, self.ready = {}, False
 
     def status(self) -> Object:
         image = self.spec["image"]

@@ -90,7 +90,9 @@ class PodWorker:
 
     def log_path(self, name: str, *, previous: bool) -> Path:
         run = self._run_named(name)
-        return self._log_path(run, run.restarts - 1 if previous else run.restarts)
+        # While it waits to be started again, the previous one is the last one, too.
+        goes_back = previous and "waiting" not in run.state
+        return self._log_path(run, run.restarts - 1 if goes_back else run.restarts)
 
     def is_writing(self, name: str) -> bool:
         """Whether a container may still write to its log."""
@@ -319,8 +321,7 @@ class PodWorker:
         self._ended = True
         for run in (*self._initial, *self._main):
             if run.exit_code is None and not run.is_initial:
-                text = "The container could not be located when the pod was terminated"
-                run.end(137, "ContainerStatusUnknown", text)
+                run.vanish()
         self._publish()
         if is_deleting(self.pod):
             with contextlib.suppress(StatusError):
@@ -372,6 +373,8 @@ class PodWorker:
             reason, message = self._verdict if self._ended else ("", "")
             if reason:
                 phase = "Failed"
+            elif self._stopping.is_set() and not self._ended and phase in ("Succeeded", "Failed"):
+                phase = "Running"  # until all of it has ended
             write_status(
                 pod,
                 self._initial,

@@ -33,13 +33,17 @@ class PodVolumes:
         self._paths: dict[str, Path] = {}
 
     def set_up(self) -> None:
-        """
+        """A volume that no container mounts is not looked at.
+
         Raises:
             VolumeError: a ConfigMap, a Secret or a folder is missing.
         """
-        for volume in self._pod["spec"].get("volumes") or ():
+        spec = self._pod["spec"]
+        containers = (*(spec.get("initContainers") or ()), *spec["containers"])
+        mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts") or ()}
+        for volume in spec.get("volumes") or ():
             name = volume["name"]
-            if name in self._paths:
+            if name in self._paths or name not in mounted:
                 continue
             try:
                 self._paths[name] = self._make(volume)

@@ -21,7 +21,7 @@ SYSTEM = "kubeflow-system"
 def install(cluster: Cluster, version: str) -> list[Controller]:
     """Create the custom resources and the runtimes; returns the controllers, which are to be run."""
     operations = cluster.operations
-    webhooks = Webhooks(cluster.store)
+    webhooks = Webhooks(cluster.store, version)
     operations.webhooks.append(webhooks.check)
     for definition in definitions(version):
         operations.create(DEFINITIONS, "", definition)

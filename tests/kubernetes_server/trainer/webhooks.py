@@ -10,12 +10,15 @@ from kubernetes_server.store import Store
 from kubernetes_server.trainer.definitions import CLUSTER_RUNTIMES, JOB_SETS, RUNTIMES, TRAIN_JOBS, TRAINER
 from kubernetes_server.trainer.runtimes import ANCESTOR, FRAMEWORK
 
-_IMMUTABLE = ("runtimeRef", "initializer", "trainer", "activeDeadlineSeconds", "labels", "annotations")
+_FIXED = {"2.0": ("runtimeRef", "managedBy"), "2.1": ("runtimeRef", "managedBy")}
+_FIXED_NOW = ("runtimeRef", "managedBy", "initializer", "trainer", "activeDeadlineSeconds")
+"""What may not be changed of a TrainJob, by the version of Trainer."""
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 class Webhooks:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, version: str) -> None:
+        self._version = version
         self._store = store
 
     def check(self, resource: Resource, obj: Object, old: Object | None) -> None:
@@ -48,8 +51,8 @@ class Webhooks:
         name, spec = train_job["metadata"]["name"], train_job["spec"]
         if old is not None:
             causes = [
-                statuses.invalid_value(f"spec.{field}", "object", f"{field} is immutable")
-                for field in _IMMUTABLE
+                statuses.invalid_value(f"spec.{field}", "object", "field is immutable")
+                for field in _FIXED.get(self._version, _FIXED_NOW)
                 if spec.get(field) != old["spec"].get(field)
             ]
             if causes:

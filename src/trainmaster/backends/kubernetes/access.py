@@ -96,6 +96,10 @@ def refusal(error: KubernetesRefusedError, what: str, namespace: str) -> str:
     if error.code == 404 and "namespaces" in lower:
         remedy = f"`kubectl create namespace {namespace}`, or change the option namespace"
         return f"there is no namespace {namespace}: {remedy}"
+    if error.code == 403 and "blockownerdeletion" in lower:
+        role = f"kubectl create role trainmaster-owners -n {namespace} --verb=update --resource=jobs.batch/finalizers"
+        why = f"Kubernetes does not allow the server to make what belongs to a {what}: {words}"
+        return f"{why}. To do: let it: `{role}` with a role binding"
     if error.code == 403 and "cannot " in lower:
         return f"Kubernetes does not allow the server to make a {what}: {words}. To do: let it, by a role binding"
     remedy = next((remedy for sign, remedy in _REMEDIES if sign in lower), "")

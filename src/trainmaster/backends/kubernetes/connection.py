@@ -32,7 +32,8 @@ PAGE = 500
 WATCH_S = 300
 OPENED = "OPENED"
 SILENCE_S = 90.0
-"""A watch that says nothing for so long is broken: bookmarks come every minute."""
+"""After so long without a word a watch is begun again, as it may be broken. Bookmarks come every minute, but of a kind
+that nothing happens to there may be none."""
 _THROTTLED_S = 20.0
 """How long a request is repeated that the API server puts off."""
 _GONE = 410
@@ -135,7 +136,8 @@ class KubernetesConnection:
                         self._forget(session)
                     raise _error_of(response)
                 yield OPENED, {}
-                yield from self._events(response)
+                with contextlib.suppress(httpx.ReadTimeout):
+                    yield from self._events(response)
         except httpx.HTTPError as error:
             raise EngineAwayError(words_of(error, session.host)) from error
         except ValueError as error:

@@ -190,6 +190,8 @@ def _plain_loss(pod: PodView) -> Loss:
     """Of a pod of which Kubernetes says nothing but how it ended."""
     if pod.exit_code == 0:
         text = "its worker ended and did not report how"
+    elif pod.exit_code is None and pod.is_deleting:
+        return Loss(reason=Reason.ENGINE_CANCELLED, message=_of_node(pod, _POD_DELETED))
     elif pod.exit_code is None:
         text = _words("its pod ended and Kubernetes does not say how", pod.reason, pod.message)
     else:
@@ -239,7 +241,7 @@ class Attempt:
         job = self.job
         if job is None or not job.is_train_job or self.is_gone or job.is_deleting or job.is_over:
             return False
-        return any(pod.has_ended and pod.exit_code != 0 for pod in self.pods.values())
+        return any(pod.has_failed for pod in self.pods.values())
 
     @property
     def running(self) -> list[PodView]:
@@ -348,7 +350,7 @@ def _loss_in(attempt: Attempt, pod: PodView) -> Loss | None:
 
 
 def _first_plain(attempt: Attempt) -> Loss:
-    bad = [pod for pod in attempt.pods.values() if pod.has_ended and pod.exit_code != 0]
+    bad = [pod for pod in attempt.pods.values() if pod.has_failed]
     if bad:
         return _plain_loss(_first(bad))
     job = attempt.job

@@ -115,6 +115,10 @@ class PodView:
     def has_ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed") or self.restarts > 0
 
+    @property
+    def has_failed(self) -> bool:
+        return self.has_ended and (self.exit_code != 0 or self.restarts > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView:
@@ -201,8 +205,11 @@ def pod_view(pod: Object, gpu_resource: str) -> PodView:
     scheduled = conditions.get("PodScheduled", Condition(True))
     container: Object = next((each for each in status.get("containerStatuses") or () if each["name"] in _WORKERS), {})
     restarts = int(container.get("restartCount") or 0)
-    state = container.get("lastState" if restarts else "state") or {}
+    # Of containers that have ended the kubelet keeps one: a pod that has ended no longer tells of the time before.
+    state = (container.get("lastState") if restarts else None) or container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if ended.get("reason") == _UNKNOWN and not container.get("containerID"):
+        state, ended = {}, {}  # it was never made: the kubelet has to say something of its end
     if not waiting:
         # What holds up an init container holds up the worker.
         every = (each.get("state") or {} for each in status.get("initContainerStatuses") or ())
@@ -247,6 +254,7 @@ def _init_failure(status: Object) -> str:
     return ""
 
 
+_UNKNOWN = "ContainerStatusUnknown"
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
 
 

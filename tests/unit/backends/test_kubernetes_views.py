@@ -1,0 +1,77 @@
+"""What is made of a pod's status, in states that a cluster is in for a moment only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trainmaster.backends.kubernetes.manifests import ATTEMPT, ATTEMPT_ID
+from trainmaster.backends.kubernetes.states import Attempt, engine_job
+from trainmaster.backends.kubernetes.views import Condition, JobView, PodView, pod_view
+from trainmaster.protocol.reasons import Reason
+
+NAME = "tm-k3f9-job-x-1"
+
+
+def view(phase: str, **container: Any) -> PodView:
+    head = {"name": f"{NAME}-0-abcde", "uid": "u", "labels": {ATTEMPT: NAME}, "annotations": {ATTEMPT_ID: "job-x.1"}}
+    spec = {"containers": [{"name": "node"}], "nodeName": "n"}
+    status = {"phase": phase, "containerStatuses": [{"name": "node", **container}]}
+    return pod_view({"metadata": head, "spec": spec, "status": status}, "nvidia.com/gpu")
+
+
+def attempt_with(pod: PodView, *, is_failed: bool = False, is_train_job: bool = False) -> Attempt:
+    job = JobView(
+        name=NAME,
+        uid="j",
+        attempt_id="job-x.1",
+        count=1,
+        is_started=True,
+        is_suspended=False,
+        is_deleting=False,
+        queue="",
+        failure=Condition(is_failed),
+        is_over=is_failed,
+        is_train_job=is_train_job,
+    )
+    return Attempt(name=NAME, attempt_id="job-x.1", job=job, pods={0: pod})
+
+
+def ended(code: int) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
+
+
+def test_end_of_a_container_that_was_started_again_is_known_while_the_second_runs() -> None:
+    pod = view("Running", restartCount=1, state={"running": {}}, lastState=ended(3))
+    assert (pod.has_run, pod.has_ended, pod.has_failed, pod.exit_code) == (True, True, True, 3)
+
+
+def test_container_that_was_started_again_has_failed_though_the_kubelet_forgot_how() -> None:
+    """The kubelet keeps one ended container: that of the second time."""
+    pod = view("Succeeded", restartCount=1, state=ended(0), lastState={})
+    assert (pod.has_run, pod.has_ended, pod.has_failed) == (True, True, True)
+    attempt = attempt_with(pod, is_train_job=True)
+    assert attempt.is_broken
+    loss = engine_job(attempt).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (Reason.WORKER_LOST, "its worker ended and did not report how, on n")
+
+
+def test_pod_that_is_deleted_before_it_runs_is_no_lost_node() -> None:
+    """As the kubelet says it of a container that was never made."""
+    unknown = {
+        "exitCode": 137,
+        "reason": "ContainerStatusUnknown",
+        "message": "",
+        "startedAt": None,
+        "finishedAt": None,
+    }
+    pod = replace(view("Failed", restartCount=0, state={"terminated": unknown}, lastState={}), is_deleting=True)
+    assert (pod.has_run, pod.has_ended, pod.exit_code) == (False, True, None)
+    loss = engine_job(attempt_with(pod, is_failed=True)).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (Reason.ENGINE_CANCELLED, "somebody deleted its pod on Kubernetes, on n")
+    withdrawn = replace(attempt_with(pod), is_cancelled=True, is_gone=True)
+    loss = engine_job(withdrawn).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (Reason.ENGINE_CANCELLED, "it was withdrawn")
