@@ -37,7 +37,8 @@ class ScriptedEngine:
         return EngineFacts(name="Scripted", host="here", problem=str(self.error or ""))
 
     def document(self, launch: EngineLaunch) -> str:
-        return f"run {launch.name} on {launch.node_count} nodes"
+        variables = "".join(f"\n{name}={text}" for name, text in launch.environment.items())
+        return f"run {launch.name} on {launch.node_count} nodes{variables}"
 
     def start(self, launch: EngineLaunch, *, is_new: bool = False) -> str:
         self.new.append(is_new)

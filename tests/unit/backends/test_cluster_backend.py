@@ -20,7 +20,7 @@ from trainmaster.backends.cluster import unheard
 from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
-from trainmaster.backends.cluster.worker_start import GIVES_UP_AFTER_S, MESSAGES, SPEC, TOKEN
+from trainmaster.backends.cluster.worker_start import GIVES_UP_AFTER_S, MESSAGES, SHOWN_SOURCE, SPEC, TOKEN
 from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control, EngineNeeds, NodeAssignment
@@ -355,6 +355,13 @@ def test_a_claimed_attempt_is_not_cancelled_by_a_late_revocation(cluster: Cluste
 def test_a_stop_reaches_workers_by_their_control_document(cluster: Cluster) -> None:
     cluster.backend.stop(cluster.request, Control(seq=3))
     assert (cluster.directory.document("control.json") or {})["seq"] == 3
+
+
+def test_document_shows_one_line_in_place_of_the_source_that_starts_a_worker(cluster: Cluster) -> None:
+    shown = cluster.backend.render(cluster.request)
+    assert NAME in shown
+    assert SHOWN_SOURCE in shown
+    assert "import urllib" not in shown
 
 
 def test_an_ended_job_stays_on_the_engine_until_its_end_was_reported(cluster: Cluster) -> None:

@@ -51,6 +51,16 @@ UNKNOWN_AFTER_S = 60.0
 _STOP_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What is kept of an attempt, of thousands: its request is on disk."""
+
+    attempt_id: str
+    node_count: int
+    observed_at: float
+    """When it was last submitted or observed, by the monotonic clock."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """The engine's jobs as they were listed."""
@@ -73,10 +83,8 @@ class ClusterBackend:
         self._seen = _Seen(jobs={})
         self._nodes: Sequence[Node] = ()
         self._nodes_at = float("-inf")
-        self._attempts: dict[str, AttemptRequest] = {}
+        self._attempts: dict[str, _Followed] = {}
         """Attempts that were submitted or observed here, by their names on the engine."""
-        self._observed_at: dict[str, float] = {}
-        """When each of them was last submitted or observed, by the monotonic clock."""
         self._claimed_from: dict[tuple[str, int], float] = {}
         """When the claim of each node was first seen."""
         self._started: set[str] = set()
@@ -124,7 +132,10 @@ class ClusterBackend:
         return self._engine.foreign if isinstance(self._engine, ShowsForeignJobs) else None
 
     def render(self, request: AttemptRequest) -> str:
-        return self._engine.document(self._launch(request, digest="0" * 16))
+        """With a line in place of the source that starts a worker, which is the same for every attempt."""
+        launch = self._launch(request, digest="0" * 16)
+        shown = {**launch.environment, worker_start.SOURCE: worker_start.SHOWN_SOURCE}
+        return self._engine.document(replace(launch, environment=shown))
 
     def submit(self, request: AttemptRequest, secrets: Secrets) -> str | None:  # noqa: ARG002 - the worker fetches them
         """Hand the attempt to the engine's queue, unless it is there; NotYetError while it waits there."""
@@ -182,8 +193,7 @@ class ClusterBackend:
         """The name of an attempt, which is followed from now on."""
         name = self._name_of(request)
         with self._lock:
-            self._attempts[name] = request
-            self._observed_at[name] = time.monotonic()
+            self._attempts[name] = _Followed(request.attempt_id, len(request.nodes), time.monotonic())
         return name
 
     def _liveness(self, name: str, directory: RunDirectory, node: int) -> Liveness:
@@ -314,11 +324,11 @@ class ClusterBackend:
         changed |= lost | (known.keys() - jobs.keys())
         for name in changed:
             with self._lock:
-                until, request = self._waits.pop(name, None), self._attempts.get(name)
+                until, attempt = self._waits.pop(name, None), self._attempts.get(name)
             if until is not None:
                 until.set_result(None)
-            elif request is not None:
-                self._context.hint(request.attempt_id)
+            elif attempt is not None:
+                self._context.hint(attempt.attempt_id)
         if not self._context.leads():
             self._forget_term()
         else:
@@ -336,7 +346,7 @@ class ClusterBackend:
         """Another server leads, which sees by the run directories what is over and what was withdrawn."""
         self._leads_from = None
         with self._lock:
-            for known in (self._attempts, self._observed_at, self._claimed_from, self._waits, self._found):
+            for known in (self._attempts, self._claimed_from, self._waits, self._found):
                 known.clear()
             for names in (self._tried, self._listed, self._to_cancel, self._not_withdrawn):
                 names.clear()
@@ -349,7 +359,7 @@ class ClusterBackend:
             withdrawn, known = set(self._to_cancel), set(self._attempts)
             # Nobody observes attempts that are over: what still runs of them does not end by itself.
             since = time.monotonic() - UNKNOWN_AFTER_S
-            observed = {name for name, at in self._observed_at.items() if at >= since}
+            observed = {name for name, attempt in self._attempts.items() if attempt.observed_at >= since}
             waiting = (self._not_withdrawn & self._waits.keys()) - withdrawn
         for name, job in jobs.items():
             if name in waiting and job.phase is EnginePhase.QUEUED:
@@ -366,17 +376,16 @@ class ClusterBackend:
             self._to_cancel -= withdrawn
             ended = [
                 name
-                for name, request in self._attempts.items()
-                if name not in jobs and self._context.has_ended(request)
+                for name, attempt in self._attempts.items()
+                if name not in jobs and self._context.has_ended(attempt.attempt_id, attempt.node_count)
             ]
             self._tried.difference_update(ended)
             self._listed -= set(ended)
             for name in ended:
                 self._waits.pop(name, None)
-                self._observed_at.pop(name, None)
                 self._found.pop(name, None)
                 self._unheard.forget(name)
-                for node in range(len(self._attempts.pop(name).nodes)):
+                for node in range(self._attempts.pop(name).node_count):
                     self._claimed_from.pop((name, node), None)
 
     def _was_withdrawn(self, name: str, job: EngineJob) -> bool:

@@ -33,20 +33,23 @@ class ClusterContext:
 
     def is_over(self, job: EngineJob, *, if_missing: bool) -> bool:
         """Whether no node of an attempt will run or report any more; `if_missing`: the answer without a directory."""
-        job_id, _, number = job.attempt_id.rpartition(".")
-        directory = RunDirectory(self.runs / job_id / number)
+        directory = self._directory(job.attempt_id)
         if not directory.path.exists():
             return if_missing
         try:
-            return self.has_ended(directory.request())
+            return self.has_ended(job.attempt_id, len(directory.request().nodes))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def has_ended(self, request: AttemptRequest) -> bool:
-        directory = self.run_directory(request)
+    def has_ended(self, attempt_id: str, node_count: int) -> bool:
+        directory = self._directory(attempt_id)
         if directory.is_closed or not directory.path.exists():
             return True
-        for node in range(len(request.nodes)):
+        for node in range(node_count):
             if directory.status(exit_document(node)) is None and not (directory.claimant(node) or {}).get("revoked"):
                 return False
         return True
+
+    def _directory(self, attempt_id: str) -> RunDirectory:
+        job_id, _, number = attempt_id.rpartition(".")
+        return RunDirectory(self.runs / job_id / number)

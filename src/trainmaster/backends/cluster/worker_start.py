@@ -17,6 +17,7 @@ from trainmaster.worker import bootstrap
 SPEC = "TRAINMASTER_WORKER"
 TOKEN = "TRAINMASTER_WORKER_TOKEN"
 SOURCE = "TRAINMASTER_BOOTSTRAP"
+SHOWN_SOURCE = "(the text of trainmaster/worker/bootstrap.py)"
 PYTHON = "TRAINMASTER_PYTHON"
 INTERPRETER = bootstrap.INTERPRETER
 

@@ -309,8 +309,9 @@ class AttemptActions:
             is_new = memory.wait is None or memory.wait.until is not wait.until
             memory.wait = _Wait(str(wait), wait.until, wait.again_in_s)
             memory.handle = wait.handle or memory.handle
+            memory.request = None  # It is on disk, and many may wait for long.
             if is_new:
-                attempt_id = request.attempt_id
+                attempt_id = _attempt_id(job)
 
                 def wake(_: Future[Any]) -> None:
                     if memory.wait is not None:
@@ -354,12 +355,14 @@ class AttemptActions:
     def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
         """Remove the working directory of an attempt, where its worker should have and died first or never started."""
         self._restores.forget(attempt_id)
-        if memory.request is None:
-            return
         job_id, _, number = attempt_id.rpartition(".")
-        if memory.request.confined or memory.request.engine_needs is not None:
-            self._pools.tidy(run_directory(self._roots, job_id, int(number)).close)
-        if not memory.request.launch.remove_working_directory:
+        directory = run_directory(self._roots, job_id, int(number))
+        request = memory.request or _readable(directory)
+        if request is None:
+            return
+        if request.confined or request.engine_needs is not None:
+            self._pools.tidy(directory.close)
+        if not request.launch.remove_working_directory:
             return
         work = Location(root=RUNS, path=f"{job_id}/{number}/work")
 
@@ -386,11 +389,8 @@ def _readable(directory: RunDirectory) -> AttemptRequest | None:
 
 
 def _stop_is_overdue(attempt: Attempt, memory: _Memory, now: float) -> bool:
-    asked_at = attempt.stop_at
-    if asked_at is not None and asked_at > now:
-        if memory.stop_seen_at is None:
-            memory.stop_seen_at = now
-        asked_at = memory.stop_seen_at
+    if (asked_at := attempt.stop_at) is not None and asked_at > now:
+        asked_at = memory.stop_seen_at = now if memory.stop_seen_at is None else memory.stop_seen_at
     return asked_at is not None and now > asked_at + attempt.stop_grace_s + STOP_OVERDUE_S
 
 
