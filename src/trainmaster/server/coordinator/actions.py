@@ -176,6 +176,8 @@ class AttemptActions:
         request = self._prepared(job, view.nodes, memory)
         backend = self._backends[job.live.backend]
         launching = memory.busy and not memory.revoked
+        if memory.wait is not None:
+            memory.request = None
         liveness = list(backend.observe(request))
         for node, alive in enumerate(liveness):
             if alive is Liveness.REVOKED and (launching or memory.refusal is not None):
