@@ -12,7 +12,9 @@ from job_server import JobServer, json_lines
 from kubernetes_launches import BARE
 from kubernetes_under_test import KUBECONFIG
 
-pytestmark = pytest.mark.skipif(bool(KUBECONFIG), reason="every pod of a real cluster gets the programs of this machine")
+pytestmark = pytest.mark.skipif(
+    bool(KUBECONFIG), reason="every pod of a real cluster gets the programs of this machine"
+)
 ON_KUBERNETES = pytest.mark.parametrize("backend", ["kubernetes"], indirect=True, scope="module")
 
 LOOKS = """
