@@ -202,19 +202,31 @@ def test_roles_are_in_the_namespaces_of_jobs_and_nowhere_else() -> None:
             assert document["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
+def rules_of(*rules: access.Rule) -> set[tuple[str, str, str]]:
+    return {(each.group, each.resource, verb) for each in rules for verb in each.verbs}
+
+
 def test_server_may_do_what_its_backend_does_and_nothing_more() -> None:
     """`access` is what the server itself checks when somebody looks at the cluster."""
-    documents = render()
+    documents = render({"rbac": {"trainJobs": False}})
     granted = set(permissions_of(only(documents, "Role")))
-    needed = {(each.group, each.resource, verb) for each in (*access.NEEDED, *access.USEFUL) for verb in each.verbs}
-    assert granted == needed | {("batch", "jobs/finalizers", "update")}
-    seen = {(each.group, each.resource, verb) for each in access.OF_CLUSTER for verb in each.verbs}
+    assert granted == rules_of(*access.NEEDED, *access.USEFUL) | {("batch", "jobs/finalizers", "update")}
+    seen = rules_of(*access.OF_CLUSTER)
     assert set(permissions_of(only(documents, "ClusterRole"))) == seen | {("", "pods", "list"), ("", "pods", "watch")}
 
 
-def test_nodes_are_shown_to_the_server_only_if_the_values_allow_it() -> None:
-    assert len(of_kind(render(), "ClusterRole")) == len(of_kind(render(), "ClusterRoleBinding")) == 1
-    assert of_kind(render({"rbac": {"nodes": False}}), "ClusterRole") == []
+def test_server_may_make_train_jobs_unless_the_values_forbid_it() -> None:
+    granted = set(permissions_of(only(render(), "Role")))
+    more = granted - set(permissions_of(only(render({"rbac": {"trainJobs": False}}), "Role")))
+    finalizers = ("trainer.kubeflow.org", "trainjobs/finalizers", "update")
+    assert more == rules_of(*access.OF_TRAINER) | {finalizers, ("", "pods/log", "get")}
+    (runtimes,) = of_kind(render({"rbac": {"nodes": False}}), "ClusterRole")
+    assert set(permissions_of(runtimes)) == {("trainer.kubeflow.org", "clustertrainingruntimes", "list")}
+
+
+def test_nodes_and_runtimes_are_shown_to_the_server_only_if_the_values_allow_it() -> None:
+    assert len(of_kind(render(), "ClusterRole")) == len(of_kind(render(), "ClusterRoleBinding")) == 2
+    assert of_kind(render({"rbac": {"nodes": False, "trainJobs": False}}), "ClusterRole") == []
 
 
 def test_pods_of_jobs_and_of_the_chart_test_may_connect_to_the_server() -> None:
