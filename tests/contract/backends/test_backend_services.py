@@ -10,7 +10,6 @@ from backends_under_test import BackendUnderTest, long_on
 
 from job_server import JobServer
 from patience import PATIENCE_S
-from real_server import wait_for
 from trainmaster.protocol.launch import Lifetime
 
 SERVES = """
@@ -81,19 +80,13 @@ def call(server: JobServer, job_id: str, path: str = "/", method: str = "GET", *
     return server.ask(method, f"/v1/jobs/{job_id}/proxy{path}", **options)
 
 
-def until_reached(server: JobServer, job_id: str) -> Any:
-    """The service, once it runs and the gateway has its address, which an engine may name a moment later."""
-    server.until(job_id, "TRAINING")
-    return wait_for(lambda: (job := server.job(job_id))["endpoint"] and job, f"the address of {job_id}")
-
-
 @long_on("local-http")
 def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: JobServer) -> None:
     job_id = serve(server, ready_at_probe=3)
     early = call(server, job_id)
     assert (early.status_code, early.json()["error"]["code"]) == (503, "SERVICE_NOT_READY")
     assert int(early.headers["Retry-After"]) > 0
-    job = until_reached(server, job_id)
+    job = server.until(job_id, "TRAINING")
     assert job["endpoint"]["path"] == f"/v1/jobs/{job_id}/proxy/"
     assert call(server, job_id, "/a%2Fb/c?x=1&y=%20").text.split(maxsplit=1)[1] == "/a%2Fb/c?x=1&y=%20 no key"
 
@@ -111,9 +104,8 @@ def test_service_is_reached_once_it_is_ready_and_answers_piece_by_piece(server: 
 @long_on("local-files", "container")
 def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: BackendUnderTest, server: JobServer) -> None:
     job_id = serve(server)
-    until_reached(server, job_id)
-    first = call(server, job_id)
-    assert first.is_success, first.text
+    server.until(job_id, "TRAINING")
+    first = call(server, job_id).text
     assert call(server, job_id, "/die", "POST", content=b"").status_code >= 500
     job = server.until(job_id, "FAILED")
     assert (job["error_type"], job["endpoint"], job["retries_used"]) == ("KILLED_BY_SIGNAL", None, 0)
@@ -121,8 +113,8 @@ def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: Backend
     assert dead.status_code == 503
     assert "resume" in dead.json()["error"]["message"]
     assert server.control(job_id, "resume")["status"] == "QUEUED"
-    assert until_reached(server, job_id)["attempt"] == 2
-    assert call(server, job_id).text != first.text
+    assert server.until(job_id, "TRAINING")["attempt"] == 2
+    assert call(server, job_id).text != first
     server.control(job_id, "cancel")
     server.until(job_id, "CANCELLED")
     backend.wait_until_nothing_is_left(job_id)

@@ -59,8 +59,10 @@ def observation(job: Job, *nodes: NodeObservation) -> AttemptObservation:
 def seen(
     *types: str, ended: dict[str, Any] | None = None, liveness: Liveness = Liveness.ALIVE, **more: Any
 ) -> NodeObservation:
-    """A node whose worker and ranks said these things."""
-    return NodeObservation(liveness=liveness, records=[{"type": kind, "t": NOW, **more} for kind in types], exit=ended)
+    """A node whose worker and ranks said these things; one that is ready is reached."""
+    records = [{"type": kind, "t": NOW, **more} for kind in types]
+    endpoint = "127.0.0.1:8000" if "ready" in types else None
+    return NodeObservation(liveness=liveness, records=records, exit=ended, endpoint=endpoint)
 
 
 def training(job: Job, *, now: float = NOW) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +83,15 @@ def test_service_trains_when_it_is_ready() -> None:
     assert job.status is JobStatus.PREPARING
     job = settled(observations.observe(job, observation(job, seen("ready")), now=NOW))
     assert job.status is JobStatus.TRAINING
+
+
+def test_service_that_the_gateway_cannot_reach_yet_does_not_train() -> None:
+    job = placed(new_job(service=True))
+    ready = replace(seen("claimed", "started", "ready"), endpoint=None)
+    job = settled(observations.observe(job, observation(job, ready), now=NOW))
+    assert job.status is JobStatus.PREPARING
+    job = settled(observations.observe(job, observation(job, replace(seen(), endpoint="10.0.0.1:80")), now=NOW))
+    assert (job.status, job.endpoint) == (JobStatus.TRAINING, "10.0.0.1:80")
 
 
 @pytest.mark.parametrize(

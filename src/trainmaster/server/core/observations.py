@@ -67,6 +67,10 @@ def observe(job: Job, observation: AttemptObservation, *, now: float) -> Change 
     draft = Draft(job, now)
     if observation.progress is not None:
         _take_progress(draft, observation.progress)
+    endpoint = next((seen.endpoint for seen in observation.nodes if seen.endpoint), None)
+    if endpoint and endpoint != job.endpoint:
+        draft.set(endpoint=endpoint)
+        _advance(draft)
     for node, seen in enumerate(observation.nodes):
         for record in seen.records:
             try:
@@ -77,9 +81,6 @@ def observe(job: Job, observation: AttemptObservation, *, now: float) -> Change 
         record_node_exit(draft, node, seen)
     if dict(observation.offsets) != dict(attempt.offsets):
         draft.set_attempt(offsets={**attempt.offsets, **observation.offsets})
-    endpoint = next((seen.endpoint for seen in observation.nodes if seen.endpoint), None)
-    if endpoint and endpoint != job.endpoint:
-        draft.set(endpoint=endpoint)
     settle(draft, unclaimed_launches=observation.unclaimed_launches)
     return draft.change()
 
@@ -153,7 +154,9 @@ def _advance(draft: Draft) -> None:
             fresh = "starts anew" if draft.job.is_service else "starts at step 0: there is no checkpoint"
             message = f"attempt {attempt.number} {f'resumes from checkpoint {chosen}' if chosen else fresh}"
             draft.note("resumed", actor=Actor.COORDINATOR, message=message, data={"checkpoint_id": chosen})
-    if draft.job.status is JobStatus.PREPARING and attempt.started >= everyone:
+    # An engine may name the address of a service after its worker has said that it is ready.
+    is_reached = not draft.job.is_service or draft.job.endpoint is not None
+    if draft.job.status is JobStatus.PREPARING and attempt.started >= everyone and is_reached:
         draft.move(Trigger.TRAIN)
 
 
