@@ -1,12 +1,14 @@
-"""What is made of a pod's status, in states that a cluster is in for a moment only."""
+"""What is made of a pod's status: why it waits, and how it ended, in states that a cluster seldom shows, too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from trainmaster.backends.kubernetes.manifests import ATTEMPT, ATTEMPT_ID
-from trainmaster.backends.kubernetes.states import Attempt, engine_job
+from trainmaster.backends.kubernetes.states import Attempt, engine_job, never_starts
 from trainmaster.backends.kubernetes.views import Condition, JobView, PodView, pod_view
 from trainmaster.protocol.reasons import Reason
 
@@ -75,3 +77,81 @@ def test_pod_that_is_deleted_before_it_runs_is_no_lost_node() -> None:
     loss = engine_job(withdrawn).loss
     assert loss is not None
     assert (loss.reason, loss.message) == (Reason.ENGINE_CANCELLED, "it was withdrawn")
+
+
+def waiting(reason: str, message: str = "") -> PodView:
+    return view("Pending", state={"waiting": {"reason": reason, "message": message}})
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("InvalidImageName", "couldn't parse image name"),
+        ("ErrImageNeverPull", ""),
+        ("CreateContainerConfigError", 'configmap "settings" not found'),
+        ("ErrImagePull", "pyhton:3.12: not found"),
+        ("ImagePullBackOff", "pull access denied"),
+    ],
+)
+def test_pod_that_can_never_start_says_why(reason: str, message: str) -> None:
+    pod = waiting(reason, message)
+    assert f"({reason}" in never_starts(pod)
+    job = engine_job(attempt_with(pod))
+    assert job.loss is not None
+    assert job.loss.reason is Reason.LAUNCH_REFUSED
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ContainerCreating", ""),
+        ("ImagePullBackOff", "i/o timeout"),
+        ("CreateContainerConfigError", f'secret "{NAME}" not found'),
+        ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting for the condition"),
+    ],
+)
+def test_pod_that_may_start_later_waits(reason: str, message: str) -> None:
+    assert never_starts(waiting(reason, message)) == ""
+    assert engine_job(attempt_with(waiting(reason, message))).loss is None
+
+
+@pytest.mark.parametrize(
+    ("status", "condition", "reason"),
+    [
+        ("", "PreemptionByScheduler", Reason.PREEMPTED),
+        ("", "DeletionByTaintManager", Reason.EVICTED),
+        ("", "EvictionByEvictionAPI", Reason.EVICTED),
+        ("", "DeletionByPodGC", Reason.NODE_LOST),
+        ("Evicted", "TerminationByKubelet", Reason.EVICTED),
+        ("NodeShutdown", "", Reason.EVICTED),
+        ("DeadlineExceeded", "", Reason.TIMEOUT),
+        ("OutOfcpu", "", Reason.ENGINE_UNAVAILABLE),
+    ],
+)
+def test_end_of_a_pod_by_kubernetes_has_its_reason(status: str, condition: str, reason: Reason) -> None:
+    ended_pod = view("Failed", restartCount=0, state=ended(143))
+    pod = replace(ended_pod, reason=status, disruption=Condition(bool(condition), condition, "words"))
+    loss = engine_job(attempt_with(pod, is_failed=True)).loss
+    assert loss is not None
+    assert loss.reason is reason
+
+
+def test_pod_over_its_memory_says_the_limit() -> None:
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    pod = replace(view("Failed", restartCount=0, state=killed), memory_limit="64Mi")
+    loss = engine_job(attempt_with(pod, is_failed=True)).loss
+    assert loss is not None
+    assert (loss.reason, "64Mi" in loss.message) == (Reason.OUT_OF_MEMORY, True)
+
+
+def test_init_container_that_fails_is_the_reason() -> None:
+    failed = {"name": "python", "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "no space"}}}
+    head = {"name": f"{NAME}-0-abcde", "uid": "u", "labels": {ATTEMPT: NAME}}
+    status = {"phase": "Failed", "initContainerStatuses": [failed]}
+    pod = pod_view({"metadata": head, "spec": {"containers": [{"name": "worker"}]}, "status": status}, "nvidia.com/gpu")
+    loss = engine_job(attempt_with(pod, is_failed=True)).loss
+    assert loss is not None
+    assert (loss.reason, loss.message) == (
+        Reason.LAUNCH_REFUSED,
+        "its init container python ended with exit code 1: no space",
+    )

@@ -50,8 +50,9 @@ _EVENT_WAITS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "
 def never_starts(pod: PodView) -> str:
     """Why a pod will never start as it is; empty: it may."""
     if pod.waits in _NEVER:
-        if pod.waits == "CreateContainerConfigError" and f'secret "{pod.attempt}" not found' in pod.waits_message:
-            return ""  # the node has not heard of it yet
+        not_heard = (f'secret "{pod.attempt}" not found', "failed to sync")
+        if pod.waits == "CreateContainerConfigError" and any(words in pod.waits_message for words in not_heard):
+            return ""  # the node has not heard of the Secret yet, or could not ask for it in time
         return _words(_NEVER[pod.waits], pod.waits, pod.waits_message)
     if pod.waits in ("ErrImagePull", "ImagePullBackOff") and _IMAGE_MISSING.search(pod.waits_message):
         return _words(_NO_SUCH_IMAGE, pod.waits, pod.waits_message)
