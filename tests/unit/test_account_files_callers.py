@@ -40,7 +40,10 @@ ALLOWED: Mapping[str, tuple[str, set[str]]] = {
         "sources of mounts; the directory above each is the server's own",
         {".mkdir"},
     ),
-    "backends/container/container_process.py": ("/proc, and the engine's cgroup", {".read_bytes", ".read_text"}),
+    "backends/container/container_process.py": (
+        "/proc, and the engine's cgroup",
+        {".read_bytes", ".read_text", ".write_text"},
+    ),
     "backends/container/supervision.py": (
         "its plan is the server's own; streams are made in a directory of the server's own, without following a link",
         {".read_bytes", "os.open"},

@@ -44,3 +44,23 @@ def test_kills_are_counted_at_the_end_of_the_first_process_however_many_are_watc
         process.kill()
         kills.join(PATIENCE_S)
     assert kills.count == 2
+
+
+@pytest.mark.parametrize(("reports", "lacked"), [(1, 0), (2, 1), (4, 3)])
+def test_last_report_about_a_group_that_is_gone_is_about_its_removal(reports: int, lacked: int) -> None:
+    reported = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        os.eventfd_write(reported, reports)
+        assert container_process._lacks_of_removed(reported) == lacked
+    finally:
+        os.close(reported)
+
+
+def test_kernel_is_asked_for_reports_where_it_makes_them(tmp_path: Path) -> None:
+    counter = tmp_path / "memory.oom_control"
+    counter.write_text("oom_kill 0\n")
+    assert container_process._reports_of(tmp_path / "missing") is None
+    reported = container_process._reports_of(counter)
+    assert reported is not None
+    assert (tmp_path / "cgroup.event_control").read_text().split()[0] == str(reported)
+    os.close(reported)

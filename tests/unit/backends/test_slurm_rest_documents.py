@@ -8,16 +8,19 @@ from __future__ import annotations
 import doctest
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
 from slurm_cluster import slurm_launch
 from trainmaster.backends.cluster.engine import EngineRefusedError
 from trainmaster.backends.slurm import rest_documents as documents
+from trainmaster.backends.slurm.access import SlurmRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice, as_node
 from trainmaster.backends.slurm.listing import engine_job
 from trainmaster.backends.slurm.options import SlurmOptions
 from trainmaster.backends.slurm.render import batch_script, comment_of, rest_environment
+from trainmaster.backends.slurm.rest import SlurmRest
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.resources import NodeState
 
@@ -216,3 +219,24 @@ def test_partitions_release_and_errors_are_read_from_either_version() -> None:
 def test_options_that_do_not_go_together_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         SlurmOptions(**{**REST, **changes})
+
+
+@pytest.mark.parametrize("job_id", [7, 0])
+def test_job_that_slurm_takes_and_cannot_start_yet_is_submitted(job_id: int) -> None:
+    """As while a node is down for a moment: Slurm answers with the job's id, and with an error."""
+    words = "Required node not available (down, drained or reserved)"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"paths": {"/slurm/v0.0.38/jobs": {}}})
+        return httpx.Response(200, json={"job_id": job_id, "errors": [{"error": words, "error_code": 2016}]})
+
+    rest = SlurmRest("k3", SlurmOptions(**REST), timeout_s=1.0)
+    rest._http = httpx.Client(base_url="http://slurm:6820", transport=httpx.MockTransport(answer))
+    launch = slurm_launch("k3", "exec worker")
+    if job_id:
+        assert rest.submit(launch, "#!/bin/sh") == "7"
+    else:
+        with pytest.raises(SlurmRefusedError, match="Required node not available"):
+            rest.submit(launch, "#!/bin/sh")
+    rest.close()

@@ -254,9 +254,9 @@ def test_what_a_killed_server_had_begun_to_bring_back_goes_after_a_day(place: Pl
     collector = Collector(place.database, place.roots, RetentionPolicy())
     changed = draft.parent.stat().st_mtime
     assert list(collector.collect(changed + ORPHAN_AGE_S - 1)) == []
-    assert [each.what for each in collector.collect(changed + ORPHAN_AGE_S, dry_run=True)] == ["cache"]
+    assert [each.what for each in collector.collect(changed + ORPHAN_AGE_S + 1, dry_run=True)] == ["cache"]
     assert draft.exists()
-    assert len(list(collector.collect(changed + ORPHAN_AGE_S))) == 1
+    assert len(list(collector.collect(changed + ORPHAN_AGE_S + 1))) == 1
     assert not draft.parent.exists()
 
 

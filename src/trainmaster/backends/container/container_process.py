@@ -130,14 +130,19 @@ def _is_removed(engine: ContainerEngine, name: str) -> bool:
 
 _GROUPS = Path("/sys/fs/cgroup")
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
-_COUNTED_S = 0.2
+_COUNTED_S = 2.0
+_REMOVED_S = 0.5
+"""How long the kernel may take to say that it has removed a group."""
+_EVENTS = "cgroup.event_control"
 
 
 class KernelKills:
     """Counts the processes of a container that the kernel killed for lack of memory, for engines that do not tell.
 
     The kernel counts in the container's cgroup, which disappears just after the container. So a thread waits for the
-    container's first process and reads the count when that process ends.
+    container's first process and reads the count when that process ends. In version 1 of cgroups, it also has the
+    kernel report: once each time that memory lacks, and once when the group is removed. On a busy machine, that may
+    have happened before the thread reads the count.
     """
 
     def __init__(self, pid: int | None) -> None:
@@ -147,14 +152,15 @@ class KernelKills:
         # It may have ended already.
         with contextlib.suppress(OSError):
             if pid is not None and (counter := _counter(pid)) is not None:
-                self._thread = threading.Thread(target=self._run, args=(os.pidfd_open(pid), counter), daemon=True)
+                given = (os.pidfd_open(pid), counter, _reports_of(counter))
+                self._thread = threading.Thread(target=self._run, args=given, daemon=True)
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _run(self, process: int, counter: Path) -> None:
+    def _run(self, process: int, counter: Path, reported: int | None) -> None:
         try:
             # `poll`, as `select` takes no descriptor beyond 1023.
             ended = select.poll()
@@ -162,9 +168,38 @@ class KernelKills:
             ended.poll()
         finally:
             os.close(process)
-        with contextlib.suppress(OSError):
+        try:
             found = _COUNT.search(counter.read_bytes())
             self.count = int(found[1]) if found else 0
+        except OSError:
+            self.count = _lacks_of_removed(reported) if reported is not None else 0
+        finally:
+            if reported is not None:
+                os.close(reported)
+
+
+def _reports_of(counter: Path) -> int | None:
+    """A descriptor that counts the reports of the kernel about a group; None where it makes none."""
+    reported = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        with counter.open("rb") as of_group:
+            (counter.parent / _EVENTS).write_text(f"{reported} {of_group.fileno()}")
+    except OSError:
+        os.close(reported)
+        return None
+    return reported
+
+
+def _lacks_of_removed(reported: int) -> int:
+    """How often memory lacked in a group that has been removed: its last report is about that."""
+    count, until = 0, time.monotonic() + _REMOVED_S
+    reports = select.poll()
+    reports.register(reported, select.POLLIN)
+    while count < 2 and (left_s := until - time.monotonic()) > 0:
+        reports.poll(left_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            count += os.eventfd_read(reported)
+    return max(count - 1, 0)
 
 
 def _counter(pid: int) -> Path | None:

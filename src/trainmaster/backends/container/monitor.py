@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainmaster.backends import BackendContext
 from trainmaster.backends.container import container_spec as spec
-from trainmaster.backends.container.container_process import KernelKills
+from trainmaster.backends.container.container_process import KernelKills, ran_out_of_memory
 from trainmaster.backends.container.engine import (
     Container,
     ContainerEngine,
@@ -98,7 +98,8 @@ class ContainerMonitor:
         if directory.document(exit_document(node)) is not None or self._engine.exit_code(name) != _EXIT_KILLED:
             return
         counted = self._kills.get(name)
-        if (counted is not None and counted.count > 0) or self._engine.ran_out_of_memory(name):
+        killed = ran_out_of_memory(self._engine, name, counted) if counted else self._engine.ran_out_of_memory(name)
+        if killed:
             message = "the container was killed by the kernel, with the worker in it: out of memory"
             try:
                 directory.put_document(exit_document(node), exit_record(Reason.OUT_OF_MEMORY, message))

@@ -148,6 +148,8 @@ class SlurmRest:
             if response.status_code in (401, 403, 511):
                 raise EngineAwayError(f"{self._url} refuses the token or the user {self._options.rest_user}: {_RENEW}")
             answer = response.json()
+            if isinstance(answer, dict) and answer.get("job_id"):
+                return answer  # submitted, whatever it says of nodes that are away for now
             words = documents.problems_in(answer) if isinstance(answer, dict) else "no object"
             if words == _UNSPECIFIED:
                 raise EngineAwayError(
