@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from trainmaster.backends.cluster.worker_start import GIVES_UP_AFTER_S, MESSAGES
 from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control, EngineNeeds, NodeAssignment
-from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import REQUEST, RunDirectory, exit_document
 from trainmaster.protocol.secrets import NO_SECRETS
 from trainmaster.server.core.reports import Liveness
 from trainmaster.server.core.resources import Node
@@ -159,11 +160,20 @@ def test_a_start_whose_answer_was_lost_is_found_again_by_its_name(cluster: Clust
 def test_an_engine_is_not_asked_for_an_attempt_that_nobody_can_have_handed_over(cluster: Cluster) -> None:
     cluster.backend.poll()
     cluster.backend.poll()  # began after this server leads: it shows all that earlier leaders handed over
+    os.utime(cluster.directory.path / REQUEST, (time.time(), time.time()))
     cluster.engine.away()
     cluster.queued()
     cluster.engine.error = None
     cluster.queued()  # it may have been started the first time
     assert cluster.engine.new == [True, False]
+
+
+def test_an_engine_is_asked_for_an_attempt_that_an_earlier_leader_laid_out(cluster: Cluster) -> None:
+    """Its request may still be under way, and reach the engine after the list."""
+    cluster.backend.poll()
+    cluster.backend.poll()
+    cluster.queued()
+    assert cluster.engine.new == [False]
 
 
 def test_a_start_that_the_engine_lost_is_handed_over_again(cluster: Cluster) -> None:

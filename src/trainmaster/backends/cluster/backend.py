@@ -163,7 +163,7 @@ class ClusterBackend:
     def _start(self, request: AttemptRequest, name: str) -> str:
         packed_worker(self._context.workers)
         with self._lock:
-            is_new = name not in self._tried and self._knows_of_earlier_leaders()
+            is_new = name not in self._tried and self._is_of_this_term(request)
             self._tried.add(name)
         try:
             handle = self._engine.start(self._launch(request, digest=package_digest()), is_new=is_new)
@@ -175,9 +175,11 @@ class ClusterBackend:
         self._wake.set()
         return handle
 
-    def _knows_of_earlier_leaders(self) -> bool:
-        """Whether the last list has all that others have handed to the engine."""
-        return self._leads_from is not None and self._seen.asked_at > self._leads_from
+    def _is_of_this_term(self, request: AttemptRequest) -> bool:
+        """Whether no earlier leader can have handed it over: what that began may reach the engine after any list."""
+        if self._leads_from is None or self._seen.asked_at <= self._leads_from:
+            return False
+        return self._context.age_s(request) < time.monotonic() - self._leads_from
 
     def _wait(self, name: str, message: str, handle: str | None, *, again_in_s: float = QUEUED_AGAIN_S) -> NotYetError:
         with self._lock:

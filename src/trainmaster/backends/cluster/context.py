@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.backends.cluster.engine import EngineJob
 from trainmaster.protocol.request import AttemptRequest
-from trainmaster.protocol.run_directory import RunDirectory, exit_document
+from trainmaster.protocol.run_directory import REQUEST, RunDirectory, exit_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,13 @@ class ClusterContext:
     """Called when the nodes have changed."""
     leads: Callable[[], bool] = lambda: True
     """Whether this server leads: only the leader tidies up on the engine."""
+
+    def age_s(self, request: AttemptRequest) -> float:
+        """Since when an attempt has been laid out on disk."""
+        try:
+            return time.time() - (self.run_directory(request).path / REQUEST).stat().st_mtime
+        except FileNotFoundError:
+            return math.inf
 
     def is_over(self, job: EngineJob, *, if_missing: bool) -> bool:
         """Whether no node of an attempt will run or report any more; `if_missing`: the answer without a directory."""
