@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.products import AdapterShare, Factors
+from trainmaster.engine.products import AdapterShare, Factors, adapted_product
 from trainmaster.engine.types import EngineError, LoraOptions
 
 UNEMBEDDING = "lm_head"
@@ -132,6 +132,10 @@ class AdapterRows:
     @property
     def total(self) -> int:
         return sum(rows for _, rows in self.parts)
+
+    def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A layer's outputs for the rows, each with its adapter's part."""
+        return adapted_product(rows, weight, bias, self.shares(target, rows.dtype))
 
     def shares(self, target: str, dtype: torch.dtype) -> tuple[AdapterShare, ...]:
         """The parts that adapt a layer; their factors are rounded once for the pack to the type that it computes in."""

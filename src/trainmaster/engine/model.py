@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig, Rope
-from trainmaster.engine.products import adapted_product, gated
+from trainmaster.engine.products import gated, product
 from trainmaster.engine.weight_files import load_weights
 
 # Rotary positions: the angles depend on the kind of rope that a checkpoint names.
@@ -85,8 +85,9 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        shares = adapters.shares(self.target, rows.dtype) if adapters else ()
-        return adapted_product(rows, self.weight, self.bias, shares)
+        if adapters is None:
+            return product(rows, self.weight, self.bias)
+        return adapters.product(self.target, rows, self.weight, self.bias)
 
 
 class Unembedding(Linear):
