@@ -16,8 +16,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
-from trainmaster.backends.cluster import backend as module
-from trainmaster.backends.cluster import unheard
+from trainmaster.backends.cluster import following, unheard
 from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterOptions, EnginePhase, EngineRefusedError
@@ -82,7 +81,7 @@ class Cluster:
         """The engine has started it, and the server has seen that."""
         self.queued()
         self.engine.becomes(NAME, phase=EnginePhase.RUNNING, **more)
-        self.backend.poll()
+        self.backend.follower.poll()
 
     def liveness(self) -> list[Liveness]:
         return list(self.backend.observe(self.request))
@@ -91,7 +90,7 @@ class Cluster:
 def stop_time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock, which the test moves on."""
     now = [1000.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
 
 
@@ -109,12 +108,12 @@ def cluster(tmp_path: Path, workers: Path) -> Cluster:
 def test_an_attempt_waits_in_the_engines_queue_with_its_words_and_starts_once(cluster: Cluster) -> None:
     first = cluster.queued()
     assert first.handle == "1"
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     again = cluster.queued()
     assert (str(again), len(cluster.engine.launches)) == ("Priority", 1)
     assert not again.until.done()
     cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING)
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert again.until.done()
     assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
     assert len(cluster.engine.launches) == 1
@@ -124,17 +123,17 @@ def test_workers_that_run_and_do_not_reach_the_server_say_so_until_they_give_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(following.time, "monotonic", lambda: clock.now)
     cluster.runs()
     assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
 
     for since_s in (unheard.UNHEARD_S, bootstrap.PATIENCE_S):
         clock.now = 1000.0 + since_s
-        cluster.backend.poll()
+        cluster.backend.follower.poll()
         assert "have not reached this server at http://server:7070 yet" in str(cluster.queued())
 
     clock.now = 1000.0 + GIVES_UP_AFTER_S
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.backend.submit(cluster.request, NO_SECRETS) == "1"
 
 
@@ -158,8 +157,8 @@ def test_a_start_whose_answer_was_lost_is_found_again_by_its_name(cluster: Clust
 
 
 def test_an_engine_is_not_asked_for_an_attempt_that_nobody_can_have_handed_over(cluster: Cluster) -> None:
-    cluster.backend.poll()
-    cluster.backend.poll()  # began after this server leads: it shows all that earlier leaders handed over
+    cluster.backend.follower.poll()
+    cluster.backend.follower.poll()  # began after this server leads: it shows all that earlier leaders handed over
     os.utime(cluster.directory.path / REQUEST, (time.time(), time.time()))
     cluster.engine.away()
     cluster.queued()
@@ -170,8 +169,8 @@ def test_an_engine_is_not_asked_for_an_attempt_that_nobody_can_have_handed_over(
 
 def test_an_engine_is_asked_for_an_attempt_that_an_earlier_leader_laid_out(cluster: Cluster) -> None:
     """Its request may still be under way, and reach the engine after the list."""
-    cluster.backend.poll()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
+    cluster.backend.follower.poll()
     cluster.queued()
     assert cluster.engine.new == [False]
 
@@ -179,7 +178,7 @@ def test_an_engine_is_asked_for_an_attempt_that_an_earlier_leader_laid_out(clust
 def test_a_start_that_the_engine_lost_is_handed_over_again(cluster: Cluster) -> None:
     first = cluster.queued()
     cluster.engine.present.clear()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert first.until.done()
     cluster.queued()
     assert len(cluster.engine.launches) == 2
@@ -189,35 +188,35 @@ def test_an_engine_that_is_away_leaves_everything_unknown_and_nothing_starts_twi
     cluster.runs()
     cluster.directory.claim(0, CLAIM)
     cluster.liveness()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.ALIVE]
     cluster.engine.away()
     with pytest.raises(Exception, match="does not answer"):
-        cluster.backend.poll()
+        cluster.backend.follower.poll()
     restarted = cluster.server()
     assert restarted.observe(cluster.request) == [Liveness.UNKNOWN]
     with pytest.raises(NotYetError, match="does not answer"):
         restarted.submit(cluster.request, NO_SECRETS)
     assert len(cluster.engine.launches) == 1
     cluster.engine.error = None
-    restarted.poll()
+    restarted.follower.poll()
     assert restarted.observe(cluster.request) == [Liveness.ALIVE]
 
 
 def test_a_list_from_before_the_claim_says_nothing_about_the_claimant(cluster: Cluster) -> None:
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     cluster.directory.claim(0, CLAIM)
     assert cluster.liveness() == [Liveness.UNKNOWN]
 
 
 def test_an_old_list_says_nothing_about_the_present(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = stop_time(monkeypatch)
     cluster.runs()
     cluster.directory.claim(0, CLAIM)
     cluster.liveness()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.ALIVE]
-    monkeypatch.setattr(module, "STALE_S", 0.0)
-    cluster.backend._options = ClusterOptions.model_construct(poll_s=0.0)
+    now[0] += following.STALE_S + 1
     assert cluster.liveness() == [Liveness.UNKNOWN]
 
 
@@ -227,7 +226,7 @@ def test_a_claimed_attempt_that_has_ended_is_gone_for_the_engines_reason(cluster
     cluster.liveness()
     lost = Loss(reason=Reason.NODE_LOST, message="node n1 failed")
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=lost)
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.GONE]
     assert cluster.backend.loss(cluster.request, 0) == lost
     assert "job-1.1" in cluster.hints
@@ -238,7 +237,7 @@ def test_a_job_that_the_engine_does_not_know_any_more_was_removed_by_somebody(cl
     cluster.directory.claim(0, CLAIM)
     cluster.liveness()
     cluster.engine.present.clear()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.GONE]
     told = cluster.backend.loss(cluster.request, 0)
     assert told is not None
@@ -263,14 +262,14 @@ def test_what_ended_while_no_server_ran_is_found_by_its_name(cluster: Cluster) -
     cluster.backend = cluster.server()
     assert cluster.liveness() == [Liveness.UNKNOWN]
     for _ in range(3):
-        cluster.backend.poll()
+        cluster.backend.follower.poll()
         assert cluster.liveness() == [Liveness.GONE]
         assert cluster.backend.loss(cluster.request, 0) == lost
     assert asked == [NAME]
     cluster.directory.close()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.forgotten == ["1"]
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.forgotten == ["1"]
 
 
@@ -282,7 +281,7 @@ def test_a_node_of_a_running_gang_is_lost_alone(tmp_path: Path, workers: Path) -
         cluster.directory.claim(node, CLAIM)
     cluster.liveness()
     cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING, node_losses={1: lost})
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.ALIVE, Liveness.GONE]
     assert (cluster.backend.loss(cluster.request, 0), cluster.backend.loss(cluster.request, 1)) == (None, lost)
 
@@ -301,7 +300,7 @@ def test_an_attempt_that_ended_before_any_worker_claimed_it_is_refused(
 ) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED, loss=loss, message="it ended")
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     with pytest.raises(LaunchError) as refused:
         cluster.backend.submit(cluster.request, NO_SECRETS)
     assert (refused.value.reason, str(refused.value)) == (reason, loss.message if loss else "it ended")
@@ -309,7 +308,7 @@ def test_an_attempt_that_ended_before_any_worker_claimed_it_is_refused(
 
 
 def test_what_the_engine_refuses_is_withdrawn_and_says_why(cluster: Cluster) -> None:
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     cluster.engine.error = EngineRefusedError("Invalid partition name")
     cluster.engine.find = lambda name: None  # type: ignore[method-assign]
     with pytest.raises(LaunchError, match="hpc: Invalid partition name") as refused:
@@ -325,17 +324,17 @@ def test_revoking_what_waits_cancels_it_even_if_the_engine_is_away_meanwhile(clu
     assert cluster.liveness() == [Liveness.REVOKED]
     assert cluster.engine.cancelled == []
     cluster.engine.error = None
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.cancelled == ["1"]
 
 
 def test_what_was_withdrawn_by_a_server_that_died_does_not_stay_in_the_engines_queue(cluster: Cluster) -> None:
     cluster.queued()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     claim_free_nodes(cluster.directory, cluster.request)  # and it dies before it tells the engine
     next_leader = cluster.server()
     assert next_leader.observe(cluster.request) == [Liveness.REVOKED]
-    next_leader.poll()
+    next_leader.follower.poll()
     assert cluster.engine.cancelled == ["1"]
 
 
@@ -344,12 +343,12 @@ def test_what_another_leader_withdrew_meanwhile_does_not_stay_in_the_engines_que
     cluster.context = replace(cluster.context, leads=lambda: leads[0])
     cluster.backend = cluster.server()
     cluster.queued()
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     leads[0] = False
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     claim_free_nodes(cluster.directory, cluster.request)
     leads[0] = True
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.cancelled == ["1"]
 
 
@@ -378,10 +377,10 @@ def test_an_ended_job_stays_on_the_engine_until_its_end_was_reported(cluster: Cl
     cluster.runs()
     cluster.directory.claim(0, CLAIM)
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.forgotten == []
     cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.forgotten == ["1"]
 
 
@@ -390,10 +389,10 @@ def test_an_ended_job_that_no_leader_asks_for_is_removed(cluster: Cluster, monke
     cluster.directory.claim(0, CLAIM)
     cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
     server = cluster.server()
-    server.poll()
+    server.follower.poll()
     assert cluster.engine.forgotten == []
-    monkeypatch.setattr(module, "UNKNOWN_AFTER_S", -1.0)
-    server.poll()
+    monkeypatch.setattr(following, "UNKNOWN_AFTER_S", -1.0)
+    server.follower.poll()
     assert cluster.engine.forgotten == ["1"]
 
 
@@ -406,25 +405,45 @@ def test_what_still_runs_of_an_attempt_that_is_over_is_cancelled_after_a_while(
     cluster.directory.claim(0, CLAIM)
     cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
     cluster.backend.observe(cluster.request)  # for the last time
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     assert cluster.engine.cancelled == []
-    now[0] += module.UNKNOWN_AFTER_S + 1
-    cluster.backend.poll()
+    now[0] += following.UNKNOWN_AFTER_S + 1
+    cluster.backend.follower.poll()
     assert cluster.engine.cancelled == ["1"]
 
 
-def test_what_a_leader_knew_does_not_outlive_its_term(cluster: Cluster) -> None:
+def test_a_job_whose_worker_has_just_ended_is_not_cancelled_by_a_new_leader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of its end may arrive before the new leader has looked at it, and while its engine is ending it."""
+    now = stop_time(monkeypatch)
+    cluster.runs()
+    cluster.directory.claim(0, CLAIM)
+    cluster.directory.put_document(exit_document(0), {"reason": "SUCCEEDED"})
+    server = cluster.server()  # one that has not observed any attempt yet
+    server.follower.poll()
+    assert cluster.engine.cancelled == []
+    now[0] += following.UNKNOWN_AFTER_S + 1
+    server.follower.poll()
+    assert cluster.engine.cancelled == ["1"]
+
+
+def test_what_a_leader_knew_does_not_outlive_its_term(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = stop_time(monkeypatch)
     leads = [True]
     cluster.context = replace(cluster.context, leads=lambda: leads[0])
     cluster.backend = cluster.server()
     cluster.runs()
-    leads[0] = False
-    cluster.backend.poll()
     cluster.directory.claim(0, CLAIM)
-    cluster.directory.close()  # by another leader, which died before it told the engine
+    cluster.liveness()
+    leads[0] = False
+    cluster.backend.follower.poll()
+    cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
     leads[0] = True
-    cluster.backend.poll()
-    assert cluster.engine.cancelled == ["1"]
+    cluster.backend.follower.poll()
+    now[0] += following.UNKNOWN_AFTER_S + 1
+    cluster.backend.follower.poll()
+    assert cluster.engine.forgotten == ["1"]
 
 
 def test_list_of_jobs_is_as_old_as_the_question_for_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,22 +452,22 @@ def test_list_of_jobs_is_as_old_as_the_question_for_it(cluster: Cluster, monkeyp
     nodes = cluster.engine.nodes
 
     def slow() -> Any:
-        now[0] += module.STALE_S + 1
+        now[0] += following.STALE_S + 1
         return nodes()
 
     monkeypatch.setattr(cluster.engine, "nodes", slow)
     cluster.runs()
     cluster.directory.claim(0, CLAIM)
     cluster.liveness()
-    now[0] += module.NODES_EVERY_S + 1
-    cluster.backend.poll()
+    now[0] += following.NODES_EVERY_S + 1
+    cluster.backend.follower.poll()
     assert cluster.liveness() == [Liveness.ALIVE]
 
 
 def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.PREPARING)
-    cluster.backend.poll()
+    cluster.backend.follower.poll()
     cluster.queued()
     assert len(cluster.engine.launches) == 2
 
@@ -461,11 +480,11 @@ def test_jobs_of_attempts_that_are_gone_are_cancelled_and_those_of_others_are_no
     gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
     cluster.engine.present["tm-k3f9-job-2-1"] = gone
     server = cluster.server()  # one that has not observed any attempt yet
-    server.poll()
+    server.follower.poll()
     # A new leader has not laid out, or mounted, all run directories yet.
     assert cluster.engine.cancelled == []
-    now[0] += module.UNKNOWN_AFTER_S + 1
-    server.poll()
+    now[0] += following.UNKNOWN_AFTER_S + 1
+    server.follower.poll()
     assert cluster.engine.cancelled == ["7"]
 
 
@@ -474,7 +493,7 @@ def test_only_the_leader_tidies_up(cluster: Cluster) -> None:
     gone = replace(cluster.engine.present[NAME], attempt_id="job-2.1", handle="7")
     cluster.engine.present["tm-k3f9-job-2-1"] = gone
     cluster.context = replace(cluster.context, leads=lambda: False)
-    cluster.server().poll()
+    cluster.server().follower.poll()
     assert cluster.engine.cancelled == []
 
 
@@ -491,7 +510,7 @@ def test_nodes_are_those_of_the_pool_and_changes_are_news(cluster: Cluster) -> N
     assert backend.inventory() == ()
     node = Node(node_id="hpc:n1", backend="hpc", hostname="n1", cpu_cores=4, ram_mb=1, storage_mb=1)
     cluster.engine.known_nodes = [node]
-    backend.poll()
+    backend.follower.poll()
     (seen,) = backend.inventory()
     assert (seen.pool, seen.is_in_pool, len(news)) == ("hpc", True, 1)
 
@@ -504,9 +523,9 @@ def test_a_follower_wakes_those_who_wait_and_survives_an_engine_that_goes_and_co
         cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING)
         waits.until.result(timeout=60)
         cluster.engine.away()
-        again = cluster.backend._wait(NAME, "", None)
+        again = cluster.backend.follower.next_change(NAME)
         cluster.engine.error = None
         cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
-        again.until.result(timeout=60)
+        again.result(timeout=60)
     finally:
         cluster.backend.close()
