@@ -237,10 +237,10 @@ class Follower:
                 if (everything and name not in known) or is_over():
                     self._engine.forget(job.handle)
                     self._found.pop(name, None)
-            elif name in withdrawn or self._was_withdrawn(name, job):
-                self._engine.cancel(job.handle)
-            elif everything and name not in observed and is_over():
-                self._engine.cancel(job.handle)
+            else:
+                is_left_over = everything and name not in observed
+                if name in withdrawn or self._was_withdrawn(name, job) or (is_left_over and is_over()):
+                    self._engine.cancel(job.handle)
         self._not_withdrawn &= jobs.keys()
         with self._lock:
             self._to_cancel -= withdrawn
