@@ -126,6 +126,19 @@ def test_node_that_was_added_since_counts_at_once(api: Api, world: World) -> Non
     api.call("POST", "/v1/jobs", 201, json=wanted)
 
 
+def test_job_that_may_run_for_longer_than_the_engine_allows_is_refused(api: Api, world: World) -> None:
+    report(world, "n1", time_limit_s=3600.0)
+    longer = {**COMMAND, "scheduling_config": {"max_runtime_seconds": 3601}}
+    for path in ("/v1/jobs", "/v1/jobs/validate"):
+        error = api.call("POST", path, 400, json=longer)
+        assert error["details"][0]["field"] == "scheduling_config.max_runtime_seconds"
+        assert "lets no job run for longer than 3600 s" in error["message"]
+    api.submit(scheduling_config={"max_runtime_seconds": 3600})
+    api.submit()  # the engine ends it when the time is up
+    report(world, "n2")  # its limit is not known
+    api.submit(scheduling_config={"max_runtime_seconds": 3601})
+
+
 def test_job_is_taken_while_no_node_is_known(api: Api) -> None:
     api.submit(resource_config={"gpu_count": 8})
 

@@ -133,14 +133,37 @@ def test_what_slurm_refuses_is_refused_with_a_remedy(
         cluster.engine(instance, **options).start(programs.waiting(**needs))
 
 
+def test_job_that_may_run_for_longer_than_its_partition_allows_is_refused(
+    cluster: SlurmCluster, instance: str, programs: Programs
+) -> None:
+    engine = cluster.engine(instance, partition="brief")
+    assert {node.time_limit_s for node in engine.nodes()} == {300.0}
+    with pytest.raises(EngineRefusedError, match="exceed the time limit of the partition, 300 s"):
+        engine.start(programs.waiting(max_runtime_s=301.0))
+    launch = programs.waiting(max_runtime_s=300.0)
+    engine.start(launch)
+    wait_for_phase(engine, launch.name, RUNNING)
+
+
+def test_time_limit_that_a_quality_of_service_may_exceed_is_left_to_slurm(cluster: SlurmCluster, instance: str) -> None:
+    engine = cluster.engine(instance, partition="brief", qos="long")
+    assert {node.time_limit_s for node in engine.nodes()} == {None}
+
+
 def test_job_that_can_never_start_says_so(cluster: SlurmCluster, instance: str, programs: Programs) -> None:
     engine = cluster.engine(instance, partition="brief")
-    launch = programs.waiting(max_runtime_s=86_400.0)
-    engine.start(launch)
-    wait_for(lambda: "PartitionTimeLimit" in engine.jobs()[launch.name].message, "the reason")
-    job = engine.jobs()[launch.name]
+    launch = programs.waiting(max_runtime_s=240.0)
+    cluster.scontrol("update", "PartitionName=brief", "State=DOWN")
+    try:
+        engine.start(launch)
+        cluster.scontrol("update", "PartitionName=brief", "State=UP", "MaxTime=1")
+        wait_for(lambda: "PartitionTimeLimit" in engine.jobs()[launch.name].message, "the reason")
+        job = engine.jobs()[launch.name]
+    finally:
+        cluster.scontrol("update", "PartitionName=brief", "State=UP", "MaxTime=5")
     assert job.phase is QUEUED
-    assert job.message.startswith("cannot start as it is: its time limit exceeds the partition's; lower max_runtime")
+    assert job.message.startswith("cannot start as it is: its time limit exceeds the partition's; submit it with")
+    engine.cancel(job.handle)
 
 
 def test_secret_reaches_the_worker_and_no_listing(

@@ -154,6 +154,29 @@ def test_runtime_of_the_job_counts_before_the_option_time() -> None:
     assert "#SBATCH --signal=TERM@1" in lines
 
 
+@pytest.mark.parametrize(
+    ("time", "max_runtime_s", "expected"),
+    [
+        ("2-00:00:00", None, "--time=60"),
+        ("UNLIMITED", None, "--time=60"),
+        ("0:30:00", None, "--time=0:30:00"),
+        ("", 3600.0, "--time=60"),
+        ("", 60.0, "--time=12"),
+    ],
+)
+def test_time_limit_is_no_longer_than_the_partition_allows(
+    time: str, max_runtime_s: float | None, expected: str
+) -> None:
+    launch = launch_of(max_runtime_s=max_runtime_s, grace_s=0.0)
+    script = batch_script(launch, SlurmOptions(time=time), GpuChoice(), max_minutes=60)
+    assert f"#SBATCH {expected}" in script.splitlines()
+
+
+def test_job_without_a_time_limit_gets_that_of_the_partition() -> None:
+    script = batch_script(launch_of(), SlurmOptions(), GpuChoice(), max_minutes=60)
+    assert "--time" not in script
+
+
 def test_higher_priority_is_nicer_to_nobody() -> None:
     nice = {priority: [line for line in lines_of({}, priority=priority) if "nice" in line] for priority in (0, 9, 10)}
     assert nice == {0: ["#SBATCH --nice=100"], 9: ["#SBATCH --nice=10"], 10: []}

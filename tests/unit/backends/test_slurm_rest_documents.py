@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from slurm_cluster import slurm_launch
 from trainmaster.backends.cluster.engine import EngineRefusedError
+from trainmaster.backends.slurm import options
 from trainmaster.backends.slurm import rest_documents as documents
-from trainmaster.backends.slurm.access import SlurmRefusedError
+from trainmaster.backends.slurm.access import Partition, SlurmRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice, as_node
 from trainmaster.backends.slurm.listing import engine_job
 from trainmaster.backends.slurm.options import SlurmOptions
@@ -28,7 +29,7 @@ REST: dict[str, Any] = {"rest_url": "http://slurm:6820", "rest_user": "tm", "tok
 
 
 def test_examples_hold() -> None:
-    assert doctest.testmod(documents).failed == 0
+    assert doctest.testmod(options).failed == 0
 
 
 def described(version: int, **values: Any) -> dict[str, Any]:
@@ -199,9 +200,25 @@ def test_partitions_release_and_errors_are_read_from_either_version() -> None:
         "errors": [{"description": "Nothing here", "error_number": 2017, "error": "Invalid job id specified"}],
     }
     assert (documents.release_of(old), documents.release_of(new)) == (("22.05.8", ""), ("25.11.1", "hpc"))
-    assert documents.partition_states(old) == {"low": "UP"}
-    assert documents.partition_states(new) == {"low": "DOWN"}
+    assert documents.partitions_in(old) == {"low": Partition("UP")}
+    assert documents.partitions_in(new) == {"low": Partition("DOWN")}
     assert (documents.problems_in(old), documents.problems_in(new)) == ("", "Invalid job id specified")
+
+
+@pytest.mark.parametrize(
+    ("partition", "minutes"),
+    [
+        ({"max_time_limit": 60}, 60),
+        ({"max_time_limit": -1}, None),
+        ({"max_time_limit": 0xFFFF_FFFF}, None),
+        ({"maximums": {"time": {"set": True, "infinite": False, "number": 1440}}}, 1440),
+        ({"maximums": {"time": {"set": False, "infinite": True, "number": 0}}}, None),
+        ({}, None),
+    ],
+)
+def test_partition_has_a_time_limit_or_none(partition: dict[str, Any], minutes: int | None) -> None:
+    (found,) = documents.partitions_in({"partitions": [{"name": "low", **partition}]}).values()
+    assert found.max_minutes == minutes
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ class SlurmRefusedError(Exception):
 class Partition:
     state: str = "UP"
     is_default: bool = False
+    max_minutes: int | None = None
+    """The longest time limit that a job may have; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class SlurmEngine:
         """All nodes of the cluster, as last seen."""
         self._nodes_at = float("-inf")
         self._default_partition = ""
+        self._max_minutes: int | None = None
+        """The longest time limit in the partition, as last seen."""
         self._listed: dict[str, EngineJob] = {}
         """As of the last list: what is missing from the next one has been purged."""
         self._purged: dict[str, EngineJob] = {}
@@ -100,6 +102,11 @@ class SlurmEngine:
         gpus = choose_gpus(launch.needs, self._members(), self._options)
         if gpus.problem:
             raise EngineRefusedError(gpus.problem)
+        if (limit_s := self._time_limit_s()) is not None and (launch.request.max_runtime_s or 0.0) > limit_s:
+            raise EngineRefusedError(
+                f"its max_runtime_seconds exceed the time limit of the partition, {limit_s:.0f} s: submit it with no "
+                "more, or have the operator choose another partition"
+            )
         try:
             return self._access.submit(launch, self._script(launch, gpus))
         except SlurmRefusedError as error:
@@ -158,11 +165,14 @@ class SlurmEngine:
 
     def nodes(self) -> Sequence[Node]:
         nodes = self._access.nodes()
-        if not self._options.partition:
-            self._partition_in(self._access.cluster().partitions)
+        partitions = self._access.cluster().partitions
+        partition = partitions.get(self._partition_in(partitions))
         with self._lock:
             self._nodes, self._nodes_at = nodes, time.monotonic()
-        return [as_node(node, self._name, self._options) for node in self._members()]
+            # Jobs of a quality of service may exceed it.
+            self._max_minutes = partition.max_minutes if partition is not None and not self._options.qos else None
+        limit_s = self._time_limit_s()
+        return [replace(as_node(node, self._name, self._options), time_limit_s=limit_s) for node in self._members()]
 
     def close(self) -> None:
         self._closed.set()
@@ -176,9 +186,11 @@ class SlurmEngine:
         return self._options.partition or default
 
     def _script(self, launch: EngineLaunch, gpus: GpuChoice) -> str:
-        return batch_script(
-            launch, self._options, gpus, preferable(launch.needs.affinity, launch.node_count, self._members())
-        )
+        preferred = preferable(launch.needs.affinity, launch.node_count, self._members())
+        return batch_script(launch, self._options, gpus, preferred, max_minutes=self._max_minutes)
+
+    def _time_limit_s(self) -> float | None:
+        return None if self._max_minutes is None else 60.0 * self._max_minutes
 
     def _members(self) -> tuple[SlurmNode, ...]:
         """The nodes of the partition, as last seen."""

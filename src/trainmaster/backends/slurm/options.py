@@ -29,6 +29,25 @@ RESERVED = frozenset({
 REST_EXTRA = ("licenses", "mail-type", "mail-user", "wckey")
 """Options of sbatch in extra_args that slurmrestd can be asked for too."""
 IMAGE = "{image}"
+UNLIMITED = "UNLIMITED"
+"""A time limit."""
+
+
+def minutes(value: str) -> int:
+    """A time limit as sbatch takes it.
+
+    >>> [minutes(each) for each in ("90", "90:30", "1:30:00", "2-12", "2-12:00:01")]
+    [90, 91, 90, 3600, 3601]
+    """
+    days, dash, rest = value.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minute, second = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minute, second = parts
+    else:
+        hours, minute, second = 0, parts[0], parts[1] if len(parts) > 1 else 0
+    return ((int(days or 0) * 24 + hours) * 60 + minute) + (second > 0)
 
 
 def _words(value: Any) -> Any:
@@ -51,7 +70,7 @@ class SlurmOptions(ClusterOptions):
         default="",
         pattern=_TIME,
         description="Slurm's time limit for jobs without max_runtime_seconds, such as `2-00:00:00`. Empty: that of the "
-        "partition.",
+        "partition. Never more than the partition allows.",
     )
     nice: int = Field(
         default=10,

@@ -13,7 +13,7 @@ from trainmaster.backends.slurm.access import Partition, SlurmCluster, SlurmRefu
 from trainmaster.backends.slurm.commands import TIMEOUT_S, SlurmCommands
 from trainmaster.backends.slurm.inventory import SlurmNode, nodes_of
 from trainmaster.backends.slurm.listing import SACCT_ARGUMENTS, SQUEUE_ARGUMENTS, SlurmJob, jobs_of
-from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.options import SlurmOptions, minutes
 from trainmaster.backends.slurm.render import sbatch_arguments, sbatch_environment
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,11 @@ class SlurmPrograms:
         text = self._asked("its partitions", "scontrol", "--oneliner", "show", "partition")
         records = (dict(re.findall(r"(\S+?)=(\S*)", line)) for line in text.splitlines())
         return {
-            fields["PartitionName"]: Partition(fields.get("State", "UP"), fields.get("Default") == "YES")
+            fields["PartitionName"]: Partition(
+                state=fields.get("State", "UP"),
+                is_default=fields.get("Default") == "YES",
+                max_minutes=minutes(longest) if (longest := fields.get("MaxTime", ""))[:1].isdigit() else None,
+            )
             for fields in records
             if "PartitionName" in fields
         }

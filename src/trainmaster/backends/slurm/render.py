@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice
-from trainmaster.backends.slurm.options import IMAGE, SlurmOptions
+from trainmaster.backends.slurm.options import IMAGE, UNLIMITED, SlurmOptions, minutes
 
 SETUP_S = 600
 """What an attempt may need in addition to max_runtime_s, which counts from the start of its ranks: it fetches the
@@ -36,14 +36,26 @@ _COMMENT_CHARACTERS = 120
 COMMENT = "trainmaster"
 
 
-def batch_script(launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, preferred: Sequence[str] = ()) -> str:
-    """What sbatch gets as its input. `preferred`: the features that Slurm can be asked to prefer.
+def batch_script(
+    launch: EngineLaunch,
+    options: SlurmOptions,
+    gpus: GpuChoice,
+    preferred: Sequence[str] = (),
+    *,
+    max_minutes: int | None = None,
+) -> str:
+    """What sbatch gets as its input. `preferred`: the features that Slurm can be asked to prefer. `max_minutes`: the
+    longest time limit that the partition allows, where that is known.
 
     Raises EngineRefusedError if a job needs what Slurm cannot express.
     """
     if _NAME.fullmatch(launch.name) is None:
         raise ValueError(f"{launch.name!r} is no name of an attempt")
-    lines = ["#!/bin/sh", *(f"#SBATCH --{line}" for line in _directives(launch, options, gpus, preferred)), ""]
+    lines = [
+        "#!/bin/sh",
+        *(f"#SBATCH --{line}" for line in _directives(launch, options, gpus, preferred, max_minutes)),
+        "",
+    ]
     given = ("PATH",) if options.rest_url else INHERITED
     lines.append(f"# Variables of the request, the only ones of the server: {' '.join([*given, *launch.secrets])}")
     if options.rest_url:
@@ -67,7 +79,11 @@ def output_path(name: str, options: SlurmOptions) -> str:
 
 
 def _directives(
-    launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice, preferred: Sequence[str]
+    launch: EngineLaunch,
+    options: SlurmOptions,
+    gpus: GpuChoice,
+    preferred: Sequence[str],
+    max_minutes: int | None,
 ) -> Iterator[str]:
     needs, nodes = launch.needs, launch.node_count
     yield f"job-name={launch.name}"
@@ -92,7 +108,7 @@ def _directives(
         yield f"prefer={'&'.join([*([constraint] if constraint else []), *expressible])}"
     if options.exclusive:
         yield "exclusive"
-    if limit := _time_limit(launch, options):
+    if limit := _time_limit(launch, options, max_minutes):
         yield f"time={limit}"
     # To the workers, not to this script.
     yield f"signal=TERM@{min(_MAX_SIGNAL_S, max(1, math.ceil(launch.grace_s)))}"
@@ -120,12 +136,14 @@ def _constraints(launch: EngineLaunch, options: SlurmOptions, gpus: GpuChoice) -
         yield name
 
 
-def _time_limit(launch: EngineLaunch, options: SlurmOptions) -> str:
-    """In minutes, rounded up, such that the worker's own timeout comes first."""
-    if launch.request.max_runtime_s is None:
-        return options.time
-    seconds = launch.request.max_runtime_s + SETUP_S + launch.grace_s + _SIGNAL_RESOLUTION_S
-    return str(math.ceil(seconds / 60))
+def _time_limit(launch: EngineLaunch, options: SlurmOptions, max_minutes: int | None) -> str:
+    """In minutes, rounded up, such that the worker's own timeout comes first, if the partition allows as much."""
+    limit = options.time
+    if launch.request.max_runtime_s is not None:
+        seconds = launch.request.max_runtime_s + SETUP_S + launch.grace_s + _SIGNAL_RESOLUTION_S
+        limit = str(math.ceil(seconds / 60))
+    is_longer = limit and max_minutes is not None and (limit == UNLIMITED or minutes(limit) > max_minutes)
+    return str(max_minutes) if is_longer else limit
 
 
 def _srun(launch: EngineLaunch, options: SlurmOptions) -> Iterator[str]:

@@ -16,7 +16,7 @@ import httpx
 
 from trainmaster.backends.cluster.engine import EngineAwayError, EngineLaunch
 from trainmaster.backends.slurm import rest_documents as documents
-from trainmaster.backends.slurm.access import Partition, SlurmCluster, SlurmRefusedError
+from trainmaster.backends.slurm.access import SlurmCluster, SlurmRefusedError
 from trainmaster.backends.slurm.inventory import SlurmNode
 from trainmaster.backends.slurm.listing import SlurmJob
 from trainmaster.backends.slurm.options import SlurmOptions
@@ -54,9 +54,8 @@ class SlurmRest:
 
     def cluster(self) -> SlurmCluster:
         document = self._get("partitions")
-        states = documents.partition_states(document)
         version, name = documents.release_of(document)
-        return SlurmCluster(version, name or self._url, {name: Partition(state) for name, state in states.items()})
+        return SlurmCluster(version, name or self._url, documents.partitions_in(document))
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         return documents.nodes_in(self._get("nodes"))

@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainmaster.backends.cluster.engine import EngineRefusedError
+from trainmaster.backends.slurm.access import Partition
 from trainmaster.backends.slurm.hostlist import expanded
 from trainmaster.backends.slurm.inventory import SlurmNode, all_gres
 from trainmaster.backends.slurm.listing import SlurmJob, marks
+from trainmaster.backends.slurm.options import UNLIMITED, minutes
 from trainmaster.backends.slurm.states import STATES
 
 OLDEST, NEWEST = 38, 44
 """The versions that are understood: v0.0.38 and so on."""
 _PLAIN = 38
 """Up to this version, values are plain."""
+_INFINITE = 0xFFFF_FFFE
+"""Slurm's largest plain numbers stand for none, and for no limit."""
 
 Values = dict[str, Any]
 
@@ -37,25 +41,8 @@ def _megabytes(value: str) -> int:
     return int(value.removesuffix("M"))
 
 
-def minutes(value: str) -> int:
-    """A time limit as sbatch takes it.
-
-    >>> [minutes(each) for each in ("90", "90:30", "1:30:00", "2-12", "2-12:00:01")]
-    [90, 91, 90, 3600, 3601]
-    """
-    days, dash, rest = value.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash:
-        hours, minute, second = (*parts, 0, 0)[:3]
-    elif len(parts) == 3:
-        hours, minute, second = parts
-    else:
-        hours, minute, second = 0, parts[0], parts[1] if len(parts) > 1 else 0
-    return ((int(days or 0) * 24 + hours) * 60 + minute) + (second > 0)
-
-
 def _time_limit(value: str) -> Values:
-    if value == "UNLIMITED":
+    if value == UNLIMITED:
         return {"time_limit": {"set": False, "infinite": True, "number": 0}}
     return _set("time_limit", minutes)(value)
 
@@ -98,7 +85,7 @@ _UP_TO_38: Mapping[str, Callable[[str], Values]] = {
     "mem": _same("memory_per_node", _megabytes),
     "gres": _same("gres"),
     "exclusive": lambda _: {"exclusive": "true"},
-    "time": lambda value: {} if value == "UNLIMITED" else {"time_limit": minutes(value)},
+    "time": lambda value: {} if value == UNLIMITED else {"time_limit": minutes(value)},
     "signal": _same("signal"),
     # Its own word for that, requeue, is not heeded.
     "no-requeue": lambda _: {"no_requeue": True},
@@ -218,13 +205,20 @@ def _words(given: str | Iterable[str] | None) -> Iterator[str]:
     return filter(None, re.split(r",", given) if isinstance(given, str) else given or ())
 
 
-def partition_states(document: Mapping[str, Any]) -> dict[str, str]:
-    """Partition -> UP, or what else it is."""
-    states: dict[str, str] = {}
-    for each in document.get("partitions") or ():
-        given = each.get("state") or (each.get("partition") or {}).get("state") or "UP"
-        states[each["name"]] = given if isinstance(given, str) else "+".join(given)
-    return states
+def partitions_in(document: Mapping[str, Any]) -> dict[str, Partition]:
+    """By name; without saying which one is the default."""
+    return {each["name"]: _partition(each) for each in document.get("partitions") or ()}
+
+
+def _partition(each: Mapping[str, Any]) -> Partition:
+    state = each.get("state") or (each.get("partition") or {}).get("state") or "UP"
+    longest = (each.get("maximums") or {}).get("time", each.get("max_time_limit"))
+    if isinstance(longest, Mapping):
+        longest = longest.get("number") if longest.get("set") and not longest.get("infinite") else None
+    return Partition(
+        state=state if isinstance(state, str) else "+".join(state),
+        max_minutes=int(longest) if longest is not None and 0 <= longest < _INFINITE else None,
+    )
 
 
 def release_of(document: Mapping[str, Any]) -> tuple[str, str]:

@@ -90,7 +90,7 @@ _WAITS: Mapping[str, str] = MappingProxyType({
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows, or has in service",
-    "PartitionTimeLimit": "its time limit exceeds the partition's; lower max_runtime_seconds or the option time",
+    "PartitionTimeLimit": "its time limit exceeds the partition's; submit it with a lower max_runtime_seconds",
     "Reservation": "its reservation has not begun",
     "ReservationDeleted": "its reservation was deleted; change the option reservation",
     "ReservationInvalid": "there is no such reservation; change the option reservation",

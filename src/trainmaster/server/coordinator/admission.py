@@ -176,6 +176,7 @@ class Admission:
         job = change.job
         if resized:
             self._capacity.require(connection, job)
+        self._capacity.require_time(connection, job)
         capable = self._capable(job)
         _, unreachable = self.reach(connection, job.backend)
         if unreachable:

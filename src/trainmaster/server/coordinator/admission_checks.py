@@ -6,6 +6,7 @@ import asyncio
 import functools
 import ipaddress
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from trainmaster.server.scheduling.shortage import needs_in_words, restored_pool
 from trainmaster.server.store import nodes
 from trainmaster.server.store.scope import Scope
 
+RUNTIME_FIELD = "scheduling_config.max_runtime_seconds"
 WAITING_FIELD = "scheduling_config.allow_waiting_for_nodes"
 FRESH_S = 10.0
 """How long the nodes that were read are used: reading thousands of them for every job would take too long."""
@@ -67,8 +69,29 @@ class Capacity:
         )
         raise RefusedError.because([Problem(field="resource_config", message=message)])
 
+    def require_time(self, connection: Connection, job: Job) -> None:
+        """See that the engine of a job's backend lets jobs run for as long as it may."""
+        asked_s = job.max_runtime_s
+        if asked_s is None:
+            return
+        if self._clock() - self._looked_at >= FRESH_S or asked_s > self._longest_s(job.host_backend):
+            self._remember(nodes.all(connection, _EVERYTHING))
+        if asked_s > (longest_s := self._longest_s(job.host_backend)):
+            message = (
+                f"the backend {job.backend} lets no job run for longer than {longest_s:.0f} s: lower it, or use "
+                "another backend"
+            )
+            raise RefusedError.because([Problem(field=RUNTIME_FIELD, message=message)])
+
+    def _longest_s(self, backend: str) -> float:
+        return self._longest.get(backend, math.inf)
+
     def _remember(self, found: Sequence[Node]) -> None:
         self._nodes = found
+        self._longest: dict[str, float] = {}
+        for node in found:
+            limit_s = math.inf if node.time_limit_s is None else node.time_limit_s
+            self._longest[node.backend] = max(limit_s, self._longest.get(node.backend, limit_s))
         self._looked_at = self._clock()
         self._pool = restored_pool(found)
 

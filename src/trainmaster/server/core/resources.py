@@ -97,6 +97,8 @@ class Node:
     """What is in use on a node of a pool, by jobs of whomever, according to the engine; likewise those below."""
     held_cpu_cores: int = 0
     held_ram_mb: int = 0
+    time_limit_s: float | None = None
+    """How long its engine lets a job run at most; None: no limit is known."""
 
     @property
     def is_pool(self) -> bool:

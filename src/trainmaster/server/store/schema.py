@@ -315,6 +315,7 @@ nodes = table(
     texts("pool", server_default=text("''")),
     integers("held_gpus", "held_cpu_cores", server_default="0"),
     big_integers("held_ram_mb", server_default="0"),
+    maybe_numbers("time_limit_s"),
 )
 
 clusters = table(
