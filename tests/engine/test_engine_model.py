@@ -14,9 +14,10 @@ from packed_runs import Work, filled_adapter, hidden_of, logits_of, run
 from tiny_models import KINDS, make_checkpoint, random_tokens, reference
 
 from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.config import ModelConfig, Rope
+from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
+from trainmaster.engine.ropes import Rope
 from trainmaster.engine.types import EngineError
 
 Checkpoints = Callable[[str], Path]
@@ -220,8 +221,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
     "rope": (
-        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-        "'longrope'; default, linear, dynamic, llama3 and yarn are known",
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+        "'proportional'; default, linear, dynamic, llama3, yarn and longrope are known",
     ),
     "rope the wrong way round": (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
 
 from trainmaster.engine.adapters import AdapterRows
-from trainmaster.engine.config import ModelConfig, Rope
+from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.model import Transformer
+from trainmaster.engine.ropes import Rope
 from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
 from trainmaster.engine.weight_files import export_adapter, export_model, read_adapter

@@ -11,6 +11,8 @@ from data_tokenizer import make_tokenizer
 
 VOCABULARY = 272
 """More than the test tokenizer's 263 tokens, as in real models."""
+NULL: Any = object()
+"""Written as null; None leaves a value out."""
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -35,6 +37,14 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0],
+    "long_factor": [1.0, 3.0, 5.0, 7.0, 9.0, 11.0],
+    "original_max_position_embeddings": 200,
+    "partial_rotary_factor": 0.75,
+}
 GEMMA3: dict[str, Any] = {
     "sliding_window": 5,
     "query_pre_attn_scalar": 24,
@@ -95,6 +105,37 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3_text": ("gemma3_text", GEMMA3),
     "gemma3": ("gemma3", GEMMA3),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral_full": ("mistral", {"sliding_window": NULL, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {"head_dim": None, "pad_token_id": NULL, "sliding_window": 30}),
+    "phi3_longrope": (
+        "phi3",
+        {"head_dim": None, "pad_token_id": NULL, "rope_parameters": LONGROPE, "original_max_position_embeddings": 200},
+    ),
+    "olmo2": ("olmo2", {"head_dim": None, "pad_token_id": NULL, "attention_bias": True}),
+    "smollm3": ("smollm3", {"head_dim": None, "pad_token_id": NULL, "no_rope_layers": [1, 0, 1]}),
+    "smollm3_windowed": (
+        "smollm3",
+        {
+            "head_dim": None,
+            "pad_token_id": NULL,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "no_rope_layer_interval": 2,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.3,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "glm4": ("glm4", {"pad_token_id": NULL}),
 }
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
 
@@ -107,6 +148,7 @@ def make_checkpoint(
 
     model_type, settings = KINDS[kind]
     settings = {name: value for name, value in (COMMON | settings | changes).items() if value is not None}
+    settings = {name: None if value is NULL else value for name, value in settings.items()}
     if model_type == "gemma3":
         settings = VISION | {"text_config": settings, "tie_word_embeddings": settings.get("tie_word_embeddings", True)}
     config = AutoConfig.for_model(model_type, **settings)

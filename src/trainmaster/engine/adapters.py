@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.products import AdapterShare, Factors, adapted_product
+from trainmaster.engine.targets import target_shapes
 from trainmaster.engine.types import EngineError, LoraOptions
-
-UNEMBEDDING = "lm_head"
 
 
 def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -87,28 +86,6 @@ class Adapter:
         """The matrix that the adapter adds to a layer's weight, float32 [out, in]."""
         factors = self.factors[target]
         return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
-
-
-def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
-    """The adapted layers and the shapes of their weights: (out, in)."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention = {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-    }
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes: dict[str, tuple[int, int]] = {}
-    for layer in range(config.num_layers):
-        if options.train_attn:
-            shapes |= {f"model.layers.{layer}.self_attn.{name}": size for name, size in attention.items()}
-        if options.train_mlp:
-            shapes |= {f"model.layers.{layer}.mlp.{name}": size for name, size in mlp.items()}
-    if options.train_unembed:
-        shapes[UNEMBEDDING] = (config.vocab_size, hidden)
-    return shapes
 
 
 def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:

@@ -5,7 +5,7 @@ Parameters have their names of a checkpoint of a language model; only attention 
 
 from __future__ import annotations
 
-import math
+from dataclasses import astuple
 from pathlib import Path
 from typing import cast
 
@@ -14,65 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from trainmaster.engine.adapters import UNEMBEDDING, AdapterRows
+from trainmaster.engine.adapters import AdapterRows
+from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
-from trainmaster.engine.config import ModelConfig, Rope
+from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.products import gated, product
+from trainmaster.engine.rotary import RotaryAngles, apply_rotary, rotary_angles
+from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.weight_files import load_weights
-
-# Rotary positions: the angles depend on the kind of rope that a checkpoint names.
-
-RotaryAngles = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which positions rotate the halves of a head: [n, 1, width / 2] each."""
-
-
-def rotary_angles(positions: Tensor, rope: Rope, width: int, dtype: torch.dtype) -> RotaryAngles:
-    """The angles of positions, computed at least in float32 and then rounded."""
-    wide = torch.promote_types(dtype, torch.float32)
-    angles = positions.to(wide)[:, None, None] * _frequencies(rope, width, positions.device).to(wide)
-    return (angles.cos() * rope.magnitude).to(dtype), (angles.sin() * rope.magnitude).to(dtype)
-
-
-def apply_rotary(heads: Tensor, angles: RotaryAngles) -> Tensor:
-    """Rotate heads [n, heads, width] by the angles of their rows."""
-    cosines, sines = angles
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-
-
-def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
-    """The angle per position of each pair of a head, float32 [width / 2]."""
-    places = torch.arange(0, width, 2, device=device).to(torch.float32)
-    frequencies = 1.0 / rope.theta ** (places / width)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        turns = rope.original_positions * frequencies / (2 * math.pi)
-        share = ((turns - rope.slow_turns) / (rope.fast_turns - rope.slow_turns)).clamp(0.0, 1.0)
-        return _blended(frequencies, share, rope)
-    if rope.kind == "yarn":
-        return _blended(frequencies, _yarn_share(places / 2, rope, width), rope)
-    return frequencies
-
-
-def _blended(frequencies: Tensor, kept: Tensor, rope: Rope) -> Tensor:
-    """Slow rotations are divided by the factor, fast ones stay, and those between are interpolated."""
-    return (1 - kept) * frequencies / rope.factor + kept * frequencies
-
-
-def _yarn_share(pairs: Tensor, rope: Rope, width: int) -> Tensor:
-    """Linear in the index of the pair; Llama 3's is linear in the number of turns."""
-
-    def pair_that_turns(times: float) -> float:
-        """The pair with this many turns within the original context."""
-        return width * math.log(rope.original_positions / (2 * math.pi * times)) / (2 * math.log(rope.theta))
-
-    first, last = pair_that_turns(rope.fast_turns), pair_that_turns(rope.slow_turns)
-    if rope.whole_pairs:
-        first, last = math.floor(first), math.ceil(last)
-    # Bounds, and what is added where they meet, are as models were trained with.
-    first, last = max(first, 0), min(last, width - 1)
-    return 1 - ((pairs - first) / ((last - first) or 0.001)).clamp(0.0, 1.0)
 
 
 class Linear(nn.Module):
@@ -122,25 +71,45 @@ class SelfAttention(nn.Module):
         )
         hidden, width = config.hidden_size, config.head_dim
         queries, keys = config.num_heads * width, config.num_key_value_heads * width
+        self._widths = (queries, keys, keys)
         prefix = f"model.layers.{layer}.self_attn."
-        self.q_proj = Linear(prefix + "q_proj", hidden, queries, bias=config.qkv_bias)
-        self.k_proj = Linear(prefix + "k_proj", hidden, keys, bias=config.qkv_bias)
-        self.v_proj = Linear(prefix + "v_proj", hidden, keys, bias=config.qkv_bias)
+        if config.fused_qkv:
+            self.qkv_proj = Linear(prefix + "qkv_proj", hidden, queries + 2 * keys, bias=config.qkv_bias)
+        else:
+            self.q_proj = Linear(prefix + "q_proj", hidden, queries, bias=config.qkv_bias)
+            self.k_proj = Linear(prefix + "k_proj", hidden, keys, bias=config.qkv_bias)
+            self.v_proj = Linear(prefix + "v_proj", hidden, keys, bias=config.qkv_bias)
         self.o_proj = Linear(prefix + "o_proj", queries, hidden, bias=config.output_bias)
-        if config.query_key_norm:
-            self.q_norm = Norm(width, config)
-            self.k_norm = Norm(width, config)
+        if config.head_norm:
+            over_all = config.head_norm is HeadNorm.ALL_HEADS
+            self.q_norm = Norm(queries if over_all else width, config)
+            self.k_norm = Norm(keys if over_all else width, config)
 
-    def forward(self, rows: Tensor, angles: RotaryAngles, attention: Attention, adapters: AdapterRows | None) -> Tensor:
-        config = self._config
-        query = self.q_proj(rows, adapters).unflatten(1, (config.num_heads, config.head_dim))
-        key = self.k_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
-        value = self.v_proj(rows, adapters).unflatten(1, (config.num_key_value_heads, config.head_dim))
-        if config.query_key_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        attended = attention(self._layer, apply_rotary(query, angles), apply_rotary(key, angles), value, self._scoring)
+    def forward(
+        self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdapterRows | None
+    ) -> Tensor:
+        query, key, value = self._projected(rows, adapters)
+        rope = self._config.ropes[self._layer]
+        if rope is not None and angles is not None:
+            query = apply_rotary(query, angles, interleaved=rope.interleaved)
+            key = apply_rotary(key, angles, interleaved=rope.interleaved)
+        attended = attention(self._layer, query, key, value, self._scoring)
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
+
+    def _projected(self, rows: Tensor, adapters: AdapterRows | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the rows: [n, heads, width] each."""
+        config = self._config
+        if config.fused_qkv:
+            query, key, value = self.qkv_proj(rows, adapters).split(self._widths, dim=1)
+        else:
+            query, key, value = (each(rows, adapters) for each in (self.q_proj, self.k_proj, self.v_proj))
+        if config.head_norm is HeadNorm.ALL_HEADS:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (each.unflatten(1, (-1, config.head_dim)) for each in (query, key, value))
+        if config.head_norm is HeadNorm.EACH_HEAD:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, value
 
 
 class Mlp(nn.Module):
@@ -148,38 +117,48 @@ class Mlp(nn.Module):
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         prefix = f"model.layers.{layer}.mlp."
-        self.gate_proj = Linear(prefix + "gate_proj", hidden, inner, bias=bias)
-        self.up_proj = Linear(prefix + "up_proj", hidden, inner, bias=bias)
+        self._fused = config.fused_gate_up
+        if config.fused_gate_up:
+            self.gate_up_proj = Linear(prefix + "gate_up_proj", hidden, 2 * inner, bias=bias)
+        else:
+            self.gate_proj = Linear(prefix + "gate_proj", hidden, inner, bias=bias)
+            self.up_proj = Linear(prefix + "up_proj", hidden, inner, bias=bias)
         self.down_proj = Linear(prefix + "down_proj", inner, hidden, bias=bias)
         self._activation = config.activation
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
-        between = gated(self.gate_proj(rows, adapters), self.up_proj(rows, adapters), self._activation)
-        output: Tensor = self.down_proj(between, adapters)
+        if self._fused:
+            gate, up = self.gate_up_proj(rows, adapters).chunk(2, dim=1)
+        else:
+            gate, up = self.gate_proj(rows, adapters), self.up_proj(rows, adapters)
+        output: Tensor = self.down_proj(gated(gate, up, self._activation), adapters)
         return output
 
 
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        self._sandwich = config.sandwich_norms
-        self.input_layernorm = Norm(hidden, config)
+        self._norms, self._residual_scale = config.norms, config.residual_scale
         self.self_attn = SelfAttention(config, layer)
-        self.post_attention_layernorm = Norm(hidden, config)
         self.mlp = Mlp(config, layer)
-        if config.sandwich_norms:
-            self.pre_feedforward_layernorm = Norm(hidden, config)
-            self.post_feedforward_layernorm = Norm(hidden, config)
+        for name in astuple(config.norms):
+            if name is not None:
+                self.add_module(name, Norm(config.hidden_size, config))
 
-    def forward(self, rows: Tensor, angles: RotaryAngles, attention: Attention, adapters: AdapterRows | None) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(rows), angles, attention, adapters)
-        if not self._sandwich:
-            rows = rows + attended
-            return rows + self.mlp(self.post_attention_layernorm(rows), adapters)  # type: ignore[no-any-return]
-        rows = rows + self.post_attention_layernorm(attended)
-        through = self.mlp(self.pre_feedforward_layernorm(rows), adapters)
-        return rows + self.post_feedforward_layernorm(through)  # type: ignore[no-any-return]
+    def forward(
+        self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdapterRows | None
+    ) -> Tensor:
+        norms = self._norms
+        attended = self.self_attn(self._normed(norms.before_attention, rows), angles, attention, adapters)
+        rows = self._added(rows, self._normed(norms.after_attention, attended))
+        through = self.mlp(self._normed(norms.before_mlp, rows), adapters)
+        return self._added(rows, self._normed(norms.after_mlp, through))
+
+    def _normed(self, name: str | None, rows: Tensor) -> Tensor:
+        return rows if name is None else cast(Tensor, getattr(self, name)(rows))
+
+    def _added(self, rows: Tensor, more: Tensor) -> Tensor:
+        return rows + (more if self._residual_scale == 1.0 else more * self._residual_scale)
 
 
 class DecoderBody(nn.Module):
@@ -245,7 +224,8 @@ class Transformer(nn.Module):
             # Rounded as the embedding is: models were trained so.
             rows = rows * torch.tensor(self.config.embedding_scale, dtype=rows.dtype).item()
         turns = {
-            rope: rotary_angles(positions, rope, self.config.head_dim, rows.dtype) for rope in set(self.config.ropes)
+            rope: None if rope is None else rotary_angles(positions, rope, self.config.head_dim, rows.dtype)
+            for rope in set(self.config.ropes)
         }
         for layer, rope in zip(self.model.layers, self.config.ropes, strict=True):
             if recompute and torch.is_grad_enabled():
@@ -255,4 +235,5 @@ class Transformer(nn.Module):
             else:
                 rows = layer(rows, turns[rope], attention, adapters)
         output: Tensor = self.model.norm(rows)
-        return output
+        # Logits are linear in it.
+        return output if self.config.logit_divisor == 1.0 else output / self.config.logit_divisor

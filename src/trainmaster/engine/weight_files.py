@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +14,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trainmaster.engine.adapters import UNEMBEDDING, Adapter
+from trainmaster.engine.adapters import Adapter
+from trainmaster.engine.architectures.naming import ALONE, Naming, renamed
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.targets import ATTENTION, MLP, UNEMBEDDING, part_of
 from trainmaster.engine.types import EngineError, LoraOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
-    """Prefixes of weight names in checkpoints and PEFT; this package's names are those of a language model alone."""
-
-    body: str = "model."
-    unembedding: str = "lm_head."
-    beside: tuple[str, ...] = ()
-
-    def theirs(self, own: str) -> str:
-        return _renamed(own, {"model.": self.body, "lm_head.": self.unembedding})
-
-    def own(self, theirs: str) -> str:
-        return _renamed(theirs, {self.body: "model.", self.unembedding: "lm_head."})
-
-    def is_beside(self, theirs: str) -> bool:
-        return theirs.startswith(self.beside)
-
-
-_ALONE = Naming()
-_MODULES = Naming(body="model.language_model.", beside=("model.vision_tower.", "model.multi_modal_projector."))
-_FILES = Naming(
-    body="language_model.model.",
-    unembedding="language_model.lm_head.",
-    beside=("vision_tower.", "multi_modal_projector."),
-)
 
 
 def module_naming(config: ModelConfig) -> Naming:
     """The names of transformers' modules, which PEFT uses, too."""
-    return _MODULES if config.nested else _ALONE
+    return config.nested.namings[0] if config.nested else ALONE
 
 
 def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
     """How some weights are named: transformers saves published names, or those of its modules."""
-    if config.nested and any(name.startswith((_FILES.body, _FILES.unembedding)) for name in names):
-        return _FILES
-    return module_naming(config)
-
-
-def _renamed(name: str, beginnings: dict[str, str]) -> str:
-    for old, new in beginnings.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
+    modules, *others = config.nested.namings if config.nested else (ALONE,)
+    known = list(names)
+    for other in others:
+        if any(name.startswith((other.body, other.unembedding)) for name in known):
+            return other
+    return modules
 
 
 _SINGLE = "model.safetensors"
@@ -235,8 +206,6 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _TINKER_UNEMBEDDING = "model.unembed_tokens"
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_MLP = {"gate_proj", "up_proj", "down_proj"}
 _PEFT_PREFIX = "base_model.model."
 _PEFT_OPTIONS = {"bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
 """Options of a PEFT adapter that must have these values: others make it another function."""
@@ -247,6 +216,8 @@ def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinke
 
     Tinker's tools want that, as the files of a tied model have no `lm_head`; PEFT then needs a `key_mapping`.
     """
+    naming = module_naming(adapter.config)
+    others = [re.escape(name) for name in naming.beside]
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -256,14 +227,13 @@ def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinke
         "lora_dropout": 0.0,
         "target_modules": sorted({target.rpartition(".")[2] for target in adapter.factors}),
         # Layers of a vision tower have the same names.
-        **({"exclude_modules": r".*\bvision_tower\b.*"} if adapter.config.nested else {}),
+        **({"exclude_modules": rf"({'|'.join(others)}).*"} if others else {}),
         "inference_mode": True,
         **_PEFT_OPTIONS,
     }
-    naming = module_naming(adapter.config)
-    renamed = {f"{UNEMBEDDING}.": f"{_TINKER_UNEMBEDDING}."} if tinker_names and adapter.config.tied else {}
+    unembedding = {f"{UNEMBEDDING}.": f"{_TINKER_UNEMBEDDING}."} if tinker_names and adapter.config.tied else {}
     tensors = {
-        _PEFT_PREFIX + naming.theirs(_renamed(name, renamed)): each.detach().cpu().contiguous()
+        _PEFT_PREFIX + naming.theirs(renamed(name, unembedding)): each.detach().cpu().contiguous()
         for name, each in adapter.named_parameters()
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -281,12 +251,12 @@ def read_adapter(config: ModelConfig, directory: Path) -> Adapter:
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineError(f"the PEFT adapter in {directory} cannot be read: {error}") from None
     plain = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
-    adapter = Adapter(config, _lora_options(described, plain))
     naming = naming_of(config, plain)
     given = {
-        _renamed(naming.own(name), {f"{_TINKER_UNEMBEDDING}.": f"{UNEMBEDDING}."}): tensor
+        renamed(naming.own(name), {f"{_TINKER_UNEMBEDDING}.": f"{UNEMBEDDING}."}): tensor
         for name, tensor in plain.items()
     }
+    adapter = Adapter(config, _lora_options(described, given))
     for factor, other in (("lora_A", "lora_B"), ("lora_B", "lora_A")):
         if alone := [name for name in given if name.replace(factor, other) not in given]:
             raise EngineError(f"the PEFT adapter cannot be used: it has {alone[0]}, and no {other} for it")
@@ -302,7 +272,7 @@ def _lora_options(described: Mapping[str, Any], names: Iterable[str]) -> LoraOpt
     for name in ("rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"):
         if described.get(name):
             raise EngineError(f"the PEFT adapter cannot be used: its {name} is not supported")
-    modules = {name.split(".")[-3] for name in names if name.count(".") > 1}
+    parts = {part_of(name.rpartition(".lora_")[0]) for name in names}
     try:
         rank, alpha = int(described["r"]), float(described["lora_alpha"])
     except (KeyError, TypeError, ValueError):
@@ -310,7 +280,7 @@ def _lora_options(described: Mapping[str, Any], names: Iterable[str]) -> LoraOpt
     return LoraOptions(
         rank=rank,
         alpha=alpha,
-        train_attn=bool(modules & _ATTENTION),
-        train_mlp=bool(modules & _MLP),
-        train_unembed=bool(modules & {UNEMBEDDING, _TINKER_UNEMBEDDING.rpartition(".")[2]}),
+        train_attn=ATTENTION in parts,
+        train_mlp=MLP in parts,
+        train_unembed=UNEMBEDDING in parts,
     )

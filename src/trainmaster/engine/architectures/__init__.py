@@ -1,0 +1,33 @@
+"""The architectures that the engine holds, by the `model_type` of their config.json; a file has one family's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainmaster.engine.architectures.family import Family, Nested
+from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from trainmaster.engine.architectures.glm import GLM4
+from trainmaster.engine.architectures.granite import GRANITE
+from trainmaster.engine.architectures.llama import LLAMA
+from trainmaster.engine.architectures.mistral import MISTRAL
+from trainmaster.engine.architectures.olmo import OLMO2
+from trainmaster.engine.architectures.phi3 import PHI3
+from trainmaster.engine.architectures.qwen import QWEN2, QWEN3
+from trainmaster.engine.architectures.smollm import SMOLLM3
+
+FAMILIES: Mapping[str, Family] = {
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3_TEXT,
+    "glm4": GLM4,
+    "granite": GRANITE,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "olmo2": OLMO2,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "smollm3": SMOLLM3,
+}
+NESTED: Mapping[str, Nested] = {"gemma3": GEMMA3}
+"""Architectures with other parts, such as a vision tower, beside a language model of `FAMILIES`."""
