@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from trainmaster.server.core.errors import DoubleBookedError, NotFoundError
 from trainmaster.server.core.job import Attempt, Job
@@ -43,7 +42,7 @@ def put(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> boo
     scope.require(job.account_id)
     row = RECORDS.to_row(attempt, account_id=job.account_id, job_id=job.job_id)
     key = {"key": job.job_id, "attempt": attempt.number, "account": job.account_id}
-    if _UPDATE.execute(connection, {**row, **key}).rowcount:
+    if _UPDATE.execute(connection, {**row, **key}):
         return False
     _INSERT.execute(connection, row)
     return True
@@ -124,7 +123,7 @@ def take(connection: Connection, scope: Scope, job: Job, attempt: Attempt) -> No
     if gpus:
         try:
             _INSERT_GPUS.execute_many(connection, gpus)
-        except IntegrityError as error:
+        except connection.dialect.loaded_dbapi.IntegrityError as error:
             wanted = ", ".join(f"{gpu['node_id']}/{gpu['gpu_index']}" for gpu in gpus)
             raise DoubleBookedError(f"another attempt holds one of the GPUs {wanted}") from error
     for node_id in {share.node_id for share in attempt.shares}:
@@ -135,7 +134,7 @@ def release(connection: Connection, scope: Scope, job: Job, attempt: Attempt) ->
     """Take back all that an attempt holds, or raise DoubleBookedError when that is not just what it was given."""
     scope.require(job.account_id)
     owner = {"key": job.job_id, "number": attempt.number, "account": job.account_id}
-    held = _DELETE_SHARES.execute(connection, owner).rowcount, _DELETE_GPUS.execute(connection, owner).rowcount
+    held = _DELETE_SHARES.execute(connection, owner), _DELETE_GPUS.execute(connection, owner)
     given = len(attempt.shares), sum(len(share.gpus) for share in attempt.shares)
     if held != given:
         raise DoubleBookedError(
@@ -160,11 +159,11 @@ def all_allocations(connection: Connection, scope: Scope) -> list[Allocation]:
 
 def _check_load(connection: Connection, node_id: str, shares: Sequence[Share]) -> None:
     """Refuse what a node cannot hold, with all that is held there already."""
-    if (load := _LOAD.execute(connection, {"wanted": node_id}).first()) is None:
+    if (load := _LOAD.first(connection, {"wanted": node_id})) is None:
         if connection.execute(select(_nodes.c.node_id).where(_nodes.c.pool == node_id).limit(1)).first() is not None:
             return  # A pool: its engine gives nobody more than there is.
         raise DoubleBookedError(f"there is no node {node_id}")
-    slots, cores, ram_mb, storage_mb, gpus, held_slots, held_cores, held_ram_mb, held_storage_mb = tuple(load)
+    slots, cores, ram_mb, storage_mb, gpus, held_slots, held_cores, held_ram_mb, held_storage_mb = load
     # Only what is asked for counts: a node may have shrunk under what it holds, as free storage does every minute.
     for what, has, held, asked in (
         ("slots", slots, held_slots, True),

@@ -14,7 +14,7 @@ from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import PreparedStatement, Records, portions
+from trainmaster.server.store.records import PreparedStatement, Records, ScopedQuery, portions
 from trainmaster.server.store.scope import Scope
 
 _blobs, _uses, _jobs = schema.blobs, schema.blob_uses, schema.jobs
@@ -101,6 +101,12 @@ def _unused_since(before: float) -> sa.ColumnElement[bool]:
 
 _launches = schema.launches
 _INSERT_LAUNCH = PreparedStatement(sa.insert(_launches))
+_LAUNCH = ScopedQuery(
+    sa.select(_launches.c.launch).where(
+        _launches.c.job_id == bindparam("key"), _launches.c.version == bindparam("compiled_by")
+    ),
+    _launches.c.account_id,
+)
 _FORGET_LAUNCH = PreparedStatement(
     sa.delete(_launches).where(_launches.c.job_id == bindparam("key"), _launches.c.account_id == bindparam("account"))
 )
@@ -114,9 +120,8 @@ def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *
 
 def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: str) -> Launch | None:
     """What a job runs; None when another version of the program compiled it, or none was stored."""
-    query = sa.select(_launches.c.launch).where(_launches.c.job_id == job_id, _launches.c.version == version)
-    text = connection.execute(scope.limit(query, _launches.c.account_id)).scalar()
-    return None if text is None else from_json(Launch, json.loads(text))
+    rows = _LAUNCH.rows(connection, scope, key=job_id, compiled_by=version)
+    return from_json(Launch, json.loads(rows[0][0])) if rows else None
 
 
 def forget_launch(connection: Connection, scope: Scope, job: Job) -> None:
@@ -146,7 +151,7 @@ def put_secrets(connection: Connection, scope: Scope, job: Job, sealed: Sequence
 
 
 def secrets_of_job(connection: Connection, scope: Scope, job_id: str) -> list[SealedSecret]:
-    return _SECRETS.find(connection, scope, _secrets.c.job_id == job_id)
+    return [_SECRETS.from_row(row) for row in _OF_JOB.rows(connection, scope, key=job_id)]
 
 
 def secrets_exist(connection: Connection, scope: Scope) -> bool:
@@ -169,6 +174,7 @@ _secrets = schema.secrets
 _THE_JOBS = (_secrets.c.job_id == bindparam("key"), _secrets.c.account_id == bindparam("account"))
 
 _SECRETS = Records(SealedSecret, _secrets)
+_OF_JOB = ScopedQuery(_SECRETS.select.where(_secrets.c.job_id == bindparam("key")), _secrets.c.account_id)
 _INSERT = PreparedStatement(sa.insert(_secrets))
 _DELETE = PreparedStatement(sa.delete(_secrets).where(*_THE_JOBS, _secrets.c.name == bindparam("called")))
 _ANY = sa.union_all(sa.select(_secrets.c.name), sa.select(schema.webhooks.c.url)).limit(1)

@@ -42,11 +42,11 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     job = change.job
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
-    stored = _STORED_LABELS.execute(connection, key).first()
+    stored_labels = _STORED_LABELS.first(connection, key)
     row = _job_to_row(job)
-    if _UPDATE.execute(connection, {**row, **key}).rowcount == 0:
+    if not _UPDATE.execute(connection, {**row, **key}):
         return False
-    if stored is not None and (stored.labels, stored.deleted_at) != (row["labels"], job.deleted_at):
+    if stored_labels != (row["labels"], job.deleted_at):
         connection.execute(_DELETE_LABELS, key)
         _insert_labels(connection, job)
     if change.ended is not None:

@@ -33,18 +33,18 @@ _LEASE = PreparedStatement(_LEASES.select)
 
 def now(connection: Connection, scope: Scope) -> float:  # noqa: ARG001 - the time is no secret
     """The time by the database's clock, on which all servers agree."""
-    return float(_TIME.execute(connection, {}).scalar_one())
+    return float(_TIME.rows(connection, {})[0][0])
 
 
 def acquire(connection: Connection, scope: Scope, holder: str, url: str, now: float, ttl_s: float) -> Lease | None:
     """Take the lead if nobody else has it; the holder keeps its epoch."""
     scope.require_everything()
-    row = _LEASE.execute(connection, {}).one()
-    if row.holder not in (None, holder) and row.expires_at > now:
+    last = _last(connection)
+    if last.holder not in (None, holder) and last.expires_at > now:
         return None
-    epoch, since = (row.epoch, row.since) if row.holder == holder else (row.epoch + 1, now)
+    epoch, since = (last.epoch, last.since) if last.holder == holder else (last.epoch + 1, now)
     lease = Lease(epoch=epoch, holder=holder, url=url, expires_at=now + ttl_s, since=since)
-    taken = update(_leader).where(_leader.c.epoch == row.epoch).values(_LEASES.to_row(lease))
+    taken = update(_leader).where(_leader.c.epoch == last.epoch).values(_LEASES.to_row(lease))
     return lease if connection.execute(taken).rowcount else None
 
 
@@ -63,8 +63,8 @@ def release(connection: Connection, scope: Scope, lease: Lease) -> None:
 
 def current(connection: Connection, scope: Scope) -> Lease | None:  # noqa: ARG001 - who leads is no secret
     """The lease, also an expired one; None when nobody holds it."""
-    row = _LEASE.execute(connection, {}).one()
-    return None if row.holder is None else _LEASES.from_row(row)
+    last = _last(connection)
+    return None if last.holder is None else last
 
 
 def check(connection: Connection, scope: Scope, epoch: int) -> None:
@@ -72,6 +72,11 @@ def check(connection: Connection, scope: Scope, epoch: int) -> None:
     lease = current(connection, scope)
     if lease is None or lease.epoch != epoch:
         raise NotLeaderError()
+
+
+def _last(connection: Connection) -> Lease:
+    """The last lease that there was; its holder is None once it was released."""
+    return _LEASES.from_row(_LEASE.rows(connection, {})[0])
 
 
 def _change(connection: Connection, lease: Lease, **values: float | None) -> bool:
