@@ -180,7 +180,7 @@ THEIRS: dict[str, set[str]] = {
         "trl",
         "yaml",
     },
-    "engine": {"numpy", "safetensors", "tokenizers", "torch"},
+    "engine": {"numpy", "safetensors", "tokenizers", "torch", "triton"},
     "trainer_service": {"cryptography", "google", "numpy", "starlette", "torch", "uvicorn", "zstandard", *PYDANTIC},
     "client": {"httpx"},
     "trainer": {"httpx", "rich", "kubeflow", *PYDANTIC},

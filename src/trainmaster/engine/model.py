@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from trainmaster.engine import kernels
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
@@ -54,12 +55,25 @@ class Norm(nn.Module):
         self._eps, self._offset = config.norm_eps, config.norm_offset
 
     def forward(self, rows: Tensor) -> Tensor:
+        if kernels.serve(rows):
+            from trainmaster.engine.kernels.norms import rms_norm
+
+            return rms_norm(rows.flatten(0, -2), self.weight, self._eps, self._offset).view(rows.shape)
         if not self._offset:
             return functional.rms_norm(rows, self.weight.shape, self.weight, self._eps)
         # 1 plus a small weight keeps its digits in 32 bits only.
         wide = torch.promote_types(rows.dtype, torch.float32)
         weight = self._offset + self.weight.to(wide)
         return functional.rms_norm(rows.to(wide), self.weight.shape, weight, self._eps).to(rows.dtype)
+
+    def of_sum(self, rows: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The norm of `rows + added`, and that sum."""
+        if added is not None and kernels.serve(rows):
+            from trainmaster.engine.kernels.norms import add_rms_norm
+
+            return add_rms_norm(rows, added, self.weight, self._eps, self._offset)
+        total = rows if added is None else rows + added
+        return self(total), total
 
 
 class SelfAttention(nn.Module):
@@ -89,10 +103,7 @@ class SelfAttention(nn.Module):
         self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdapterRows | None
     ) -> Tensor:
         query, key, value = self._projected(rows, adapters)
-        rope = self._config.ropes[self._layer]
-        if rope is not None and angles is not None:
-            query = apply_rotary(query, angles, interleaved=rope.interleaved)
-            key = apply_rotary(key, angles, interleaved=rope.interleaved)
+        query, key = self._turned(query, key, angles)
         attended = attention(self._layer, query, key, value, self._scoring)
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
@@ -107,9 +118,25 @@ class SelfAttention(nn.Module):
         if config.head_norm is HeadNorm.ALL_HEADS:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (each.unflatten(1, (-1, config.head_dim)) for each in (query, key, value))
-        if config.head_norm is HeadNorm.EACH_HEAD:
-            query, key = self.q_norm(query), self.k_norm(key)
         return query, key, value
+
+    def _turned(self, query: Tensor, key: Tensor, angles: RotaryAngles | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys after the norms of single heads, if there are any, and turned by their positions."""
+        config, rope = self._config, self._config.ropes[self._layer]
+        has_norms = config.head_norm is HeadNorm.EACH_HEAD
+        if rope is not None and angles is not None and kernels.serve(query):
+            from trainmaster.engine.kernels.heads import HeadNorms, turned
+
+            norms = None
+            if has_norms:
+                norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps, config.norm_offset)
+            return turned(query, key, *angles, norms, interleaved=rope.interleaved)
+        if has_norms:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if rope is not None and angles is not None:
+            query = apply_rotary(query, angles, interleaved=rope.interleaved)
+            key = apply_rotary(key, angles, interleaved=rope.interleaved)
+        return query, key
 
 
 class Mlp(nn.Module):
@@ -146,19 +173,30 @@ class Layer(nn.Module):
                 self.add_module(name, Norm(config.hidden_size, config))
 
     def forward(
-        self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdapterRows | None
-    ) -> Tensor:
+        self,
+        rows: Tensor,
+        added: Tensor | None,
+        angles: RotaryAngles | None,
+        attention: Attention,
+        adapters: AdapterRows | None,
+    ) -> tuple[Tensor, Tensor]:
+        """From a residual, and what is yet to be added to it, to the next: the norm that follows adds, too."""
         norms = self._norms
-        attended = self.self_attn(self._normed(norms.before_attention, rows), angles, attention, adapters)
-        rows = self._added(rows, self._normed(norms.after_attention, attended))
-        through = self.mlp(self._normed(norms.before_mlp, rows), adapters)
-        return self._added(rows, self._normed(norms.after_mlp, through))
+        normed, rows = self._normed_sum(norms.before_attention, rows, added)
+        attended = self.self_attn(normed, angles, attention, adapters)
+        normed, rows = self._normed_sum(norms.before_mlp, rows, self._ended(norms.after_attention, attended))
+        return rows, self._ended(norms.after_mlp, self.mlp(normed, adapters))
 
-    def _normed(self, name: str | None, rows: Tensor) -> Tensor:
-        return rows if name is None else cast(Tensor, getattr(self, name)(rows))
+    def _normed_sum(self, name: str | None, rows: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        if name is not None:
+            return cast(Norm, getattr(self, name)).of_sum(rows, added)
+        total = rows if added is None else rows + added
+        return total, total
 
-    def _added(self, rows: Tensor, more: Tensor) -> Tensor:
-        return rows + (more if self._residual_scale == 1.0 else more * self._residual_scale)
+    def _ended(self, name: str | None, more: Tensor) -> Tensor:
+        """What attention or MLP add, after the norm that they may have."""
+        more = more if name is None else getattr(self, name)(more)
+        return more if self._residual_scale == 1.0 else more * self._residual_scale
 
 
 class DecoderBody(nn.Module):
@@ -227,13 +265,15 @@ class Transformer(nn.Module):
             rope: None if rope is None else rotary_angles(positions, rope, self.config.head_dim, rows.dtype)
             for rope in set(self.config.ropes)
         }
+        added: Tensor | None = None
         for layer, rope in zip(self.model.layers, self.config.ropes, strict=True):
+            rest = turns[rope], attention, adapters
             if recompute and torch.is_grad_enabled():
-                rows = checkpoint(
-                    layer, rows, turns[rope], attention, adapters, use_reentrant=False, preserve_rng_state=False
-                )
+                # One tensor to keep for each layer instead of two.
+                rows = rows if added is None else rows + added
+                rows, added = checkpoint(layer, rows, None, *rest, use_reentrant=False, preserve_rng_state=False)
             else:
-                rows = layer(rows, turns[rope], attention, adapters)
-        output: Tensor = self.model.norm(rows)
+                rows, added = layer(rows, added, *rest)
+        output, _ = self.model.norm.of_sum(rows, added)
         # Logits are linear in it.
         return output if self.config.logit_divisor == 1.0 else output / self.config.logit_divisor

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainmaster.engine import kernels
+
 ROWS = 16
 """Products on the CPU have a multiple of this many rows."""
 
@@ -147,6 +149,10 @@ _GELU_CUBE = 0.044715
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """`activation(gate) * up`, for `silu` or `gelu_tanh`."""
+    if kernels.serve(gate):
+        from trainmaster.engine.kernels import gates
+
+        return gates.gated(gate, up, activation)
     if gate.device.type == "cpu":
         return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return,no-untyped-call]
     active = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
