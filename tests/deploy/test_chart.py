@@ -206,22 +206,40 @@ def rules_of(*rules: access.Rule) -> set[tuple[str, str, str]]:
     return {(each.group, each.resource, verb) for each in rules for verb in each.verbs}
 
 
+def useful(*, in_cluster: bool, of_trainer: bool) -> set[tuple[str, str, str]]:
+    found = (each for each in access.USEFUL if (each.in_cluster, each.of_trainer) == (in_cluster, of_trainer))
+    return rules_of(*(each.rule for each in found))
+
+
 def test_server_may_do_what_its_backend_does_and_nothing_more() -> None:
     """`access` is what the server itself checks when somebody looks at the cluster."""
     documents = render({"rbac": {"trainJobs": False}})
     granted = set(permissions_of(only(documents, "Role")))
-    assert granted == rules_of(*access.NEEDED, *access.USEFUL) | {("batch", "jobs/finalizers", "update")}
-    seen = rules_of(*access.OF_CLUSTER)
-    assert set(permissions_of(only(documents, "ClusterRole"))) == seen | {("", "pods", "list"), ("", "pods", "watch")}
+    assert granted == rules_of(*access.NEEDED) | useful(in_cluster=False, of_trainer=False)
+    (seen,) = of_kind(documents, "ClusterRole")
+    assert set(permissions_of(seen)) == useful(in_cluster=True, of_trainer=False)
 
 
 def test_server_may_make_train_jobs_unless_the_values_forbid_it() -> None:
     granted = set(permissions_of(only(render(), "Role")))
     more = granted - set(permissions_of(only(render({"rbac": {"trainJobs": False}}), "Role")))
-    finalizers = ("trainer.kubeflow.org", "trainjobs/finalizers", "update")
-    assert more == rules_of(*access.OF_TRAINER) | {finalizers, ("", "pods/log", "get")}
+    assert more == rules_of(*access.OF_TRAINER) | useful(in_cluster=False, of_trainer=True)
     (runtimes,) = of_kind(render({"rbac": {"nodes": False}}), "ClusterRole")
-    assert set(permissions_of(runtimes)) == {("trainer.kubeflow.org", "clustertrainingruntimes", "list")}
+    assert set(permissions_of(runtimes)) == useful(in_cluster=True, of_trainer=True)
+
+
+def test_manifests_and_the_guide_have_the_permissions_that_the_server_checks() -> None:
+    manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "trainmaster.yaml").read_text()))
+    everything = rules_of(*access.NEEDED, *access.OF_TRAINER, *(each.rule for each in access.USEFUL))
+    roles = [role for kind in ("Role", "ClusterRole") for role in of_kind(manifests, kind)]
+    assert {each for role in roles for each in permissions_of(role)} == everything
+    guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text().partition("## Permissions")[2]
+    listed = set()
+    for names, verbs in re.findall(r"^\| (`[^|]*`) \| ([a-z, ]+) \|", guide.partition("\n## ")[0], re.MULTILINE):
+        for name in re.findall(r"`([^`]*)`", names):
+            resource, _, group = name.partition(".")
+            listed |= {(group, resource, verb) for verb in verbs.split(", ")}
+    assert listed == everything
 
 
 def test_nodes_and_runtimes_are_shown_to_the_server_only_if_the_values_allow_it() -> None:

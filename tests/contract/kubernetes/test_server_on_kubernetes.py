@@ -34,9 +34,6 @@ RARE = {
     ("", "services", "patch"),
     # Pods of a Job that somebody deleted without them.
     ("", "pods", "delete"),
-    # Where the API server checks who may block the deletion of an owner, which the test server does not.
-    ("batch", "jobs/finalizers", "update"),
-    ("trainer.kubeflow.org", "trainjobs/finalizers", "update"),
     # Where clients of Kubeflow's look for the jobs of others.
     ("", "pods/log", "get"),
 }

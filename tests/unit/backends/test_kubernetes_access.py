@@ -1,17 +1,20 @@
-"""What is said of requests that the API server refuses."""
+"""What is done about requests that the API server refuses."""
 
 from __future__ import annotations
 
-from trainmaster.backends.kubernetes import access
+from trainmaster.backends.kubernetes import access, manifests
 from trainmaster.backends.kubernetes.connection import KubernetesRefusedError
 
 
-def test_right_to_own_is_named_where_the_api_server_checks_it() -> None:
-    """With the admission plugin OwnerReferencesPermissionEnforcement."""
-    words = (
-        'secrets "tm-1" is forbidden: cannot set blockOwnerDeletion if an ownerReference refers to a resource you '
-        "can't set finalizers on: , <nil>"
-    )
-    said = access.refusal(KubernetesRefusedError(403, "Forbidden", words), "job", "team")
-    assert words in said
-    assert "`kubectl create role trainmaster-owners -n team --verb=update --resource=jobs.batch/finalizers`" in said
+def test_owner_that_only_others_may_change_is_tried_again() -> None:
+    """With the admission plugin OwnerReferencesPermissionEnforcement: the garbage collector removes the Secret soon."""
+    words = 'secrets "tm-1" is forbidden: cannot set an ownerRef on a resource you can\'t delete: , <nil>'
+    assert access.is_transient(KubernetesRefusedError(403, "Forbidden", words))
+    assert not access.is_transient(KubernetesRefusedError(403, "Forbidden", 'secrets "tm-1" is forbidden'))
+
+
+def test_making_what_a_job_owns_takes_no_right_to_the_finalizers_of_the_job() -> None:
+    """The same plugin asks for that right where the deletion of the owner is to wait for what it owns."""
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "tm-1", "uid": "u"}}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "tm-1", "uid": "u", "controller": True}
+    assert manifests.owner_of(job) == owner

@@ -165,7 +165,6 @@ metadata:
     name: tm-k3f9-job-1-1
     uid: (of the Job)
     controller: true
-    blockOwnerDeletion: true
 type: Opaque
 stringData:
   TRAINMASTER_WORKER_TOKEN: (hidden)
@@ -190,7 +189,6 @@ metadata:
     name: tm-k3f9-job-1-1
     uid: (of the Job)
     controller: true
-    blockOwnerDeletion: true
 spec:
   clusterIP: None
   publishNotReadyAddresses: true

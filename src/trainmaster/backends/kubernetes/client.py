@@ -112,21 +112,16 @@ class KubernetesEngine:
             version = self._api.get("/version")
             namespace, address = self._api.namespace, self._api.address
             lacking = list(access.missing(self._api, access.NEEDED, namespace))
-            useful = list(access.missing(self._api, access.USEFUL, namespace))
-            nodes = list(access.missing(self._api, access.OF_CLUSTER, ""))
             self._trainer.look(now=True)
+            has_trainer = self._trainer.dialect is not None
+            shortcomings = list(access.shortcomings(self._api, namespace, has_trainer=has_trainer))
         except (EngineAwayError, KubernetesRefusedError) as error:
             return EngineFacts(problem=str(error))
-        where = f"{address}, namespace {namespace}"
-        if nodes:
-            where += f"; nodes are assumed as the option assumed_node says, since {access.in_words(nodes, '')}"
-        if useful:
-            where += f"; reasons for waiting are incomplete, since {access.in_words(useful, namespace)}"
         if self._trainer.lacking:
-            where += f"; there are no TrainJobs, since {access.in_words(self._trainer.lacking, namespace)}"
+            shortcomings.append(f"there are no TrainJobs, since {access.in_words(self._trainer.lacking, namespace)}")
         return EngineFacts(
             name=f"Kubernetes {version.get('gitVersion', '')}".strip(),
-            host=where,
+            host="; ".join([f"{address}, namespace {namespace}", *shortcomings]),
             problem=access.in_words(lacking, namespace) if lacking else "",
         )
 

@@ -108,10 +108,11 @@ def needs_service(launch: EngineLaunch, made: Manifest) -> bool:
 
 
 def owner_of(created: Manifest) -> Manifest:
-    """What makes Kubernetes remove an object with its Job."""
+    """What makes Kubernetes remove an object with its Job. The Job does not wait for that: to have it wait takes the
+    right to update its finalizers (OwnerReferencesPermissionEnforcement)."""
     head = created["metadata"]
     owner = {"apiVersion": created["apiVersion"], "kind": created["kind"], "name": head["name"], "uid": head["uid"]}
-    return {**owner, "controller": True, "blockOwnerDeletion": True}
+    return {**owner, "controller": True}
 
 
 def metadata(launch: EngineLaunch) -> Manifest:
