@@ -66,7 +66,7 @@ def rows_are_apart(tiny: str, scratch: str) -> None:
     import torch
 
     from trainmaster.training.document import Document, Prepared
-    from trainmaster.training.sft import build
+    from trainmaster.training.trl_trainer import build
 
     place = Path(scratch)
     (place / "prepared.json").write_text(json.dumps(tiny_model.prepared(Path(tiny))))

@@ -13,7 +13,7 @@ from spec_documents import LORA, changed
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.workloads.trainer import training_inputs
 from trainmaster.training.document import Document, Prepared
-from trainmaster.training.sft import trl_options
+from trainmaster.training.trl_trainer import trl_options
 
 Arguments = Callable[..., dict[str, Any]]
 

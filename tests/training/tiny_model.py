@@ -81,6 +81,10 @@ def make_rows(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
     return directory
 
 
+def make_some_rows(directory: str, count: int) -> None:
+    make_rows(Path(directory), count=count)
+
+
 def make_all(directory: str) -> None:
     """The model and the rows that most tests use; called in a process that has torch."""
     make_model(Path(directory) / "model")

@@ -107,6 +107,8 @@ def interrupt_at(step: int, control: dict | None, during: str) -> None:
     """Have the loop interrupted at a step: by a control file that is there from then on, or by a kill."""
     import transformers.trainer
 
+    from trainmaster.training.loop.trainer import EngineTrainer
+
     class Interruption(transformers.TrainerCallback):
         done = False
 
@@ -132,6 +134,19 @@ def interrupt_at(step: int, control: dict | None, during: str) -> None:
                 time.sleep(2 * LOOK_EVERY_S)  # so that the next look sees it
 
     transformers.trainer.DEFAULT_CALLBACKS.append(Interruption)
+    interruption, end_step, evaluate = Interruption(), EngineTrainer._end_step, EngineTrainer._evaluate
+
+    def ending_step(trainer: EngineTrainer, number: int) -> None:
+        if during == "step" and number == step:
+            interruption.interrupt()
+        end_step(trainer, number)
+
+    def evaluating(trainer: EngineTrainer, number: int) -> dict[str, float]:
+        if during == "evaluation" and number >= step:
+            interruption.interrupt()
+        return evaluate(trainer, number)
+
+    EngineTrainer._end_step, EngineTrainer._evaluate = ending_step, evaluating
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ OURS: dict[str, set[str]] = {
     },
     # what runs inside a job
     "jobs": {"protocol", "plain_yaml"},
-    "training": {"jobs", "protocol", "schema", "server.core"},
+    "training": {"engine", "jobs", "protocol", "schema", "server.core"},
     "engine": set(),
     "trainer_service": {"engine", "jobs", "protocol"},
     # what people call

@@ -56,6 +56,15 @@ class Adapter:
             b = nn.Parameter(torch.zeros(outputs, options.rank, device=device, dtype=dtype))
             self.factors[target] = Factors(a, b)
 
+    @classmethod
+    def of(cls, config: ModelConfig, factors: Mapping[str, Factors], *, scale: float) -> Adapter:
+        """An adapter of factors that are there, by the names of the layers that they adapt."""
+        rank = max(len(own.a) for own in factors.values())
+        adapter = object.__new__(cls)
+        adapter.config, adapter.options, adapter.scale = config, LoraOptions(rank=rank, alpha=scale * rank), scale
+        adapter.factors = dict(factors)
+        return adapter
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each factor by name, always in the same order: `<layer>.lora_A.weight` and `<layer>.lora_B.weight`."""
         for target, factors in self.factors.items():

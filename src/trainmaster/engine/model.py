@@ -5,6 +5,7 @@ Parameters have their names of a checkpoint of a language model; only attention 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import cast
@@ -228,6 +229,14 @@ class Transformer(nn.Module):
         self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Transformer:
         load_weights(self, self.config, Path(directory), torch.device(device), dtype)
+        return self
+
+    def use(self, weights: Mapping[str, nn.Parameter]) -> Transformer:
+        """Have these parameters, by the names of its own, for weights: they stay their owner's, who may train them."""
+        by_own = {id(parameter): weights[name] for name, parameter in self.named_parameters()}
+        for module in self.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, by_own[id(parameter)])
         return self
 
     @property

@@ -45,9 +45,9 @@ def main() -> None:
     from trainmaster.jobs.checkpoint_reader import InexactResumeError
     from trainmaster.jobs.checkpoint_saver import SaveError
     from trainmaster.jobs.trees import TreeError
-    from trainmaster.training.checkpoint_mixin import StateMismatchError
     from trainmaster.training.run import train
     from trainmaster.training.session import Stopped
+    from trainmaster.training.state import StateMismatchError
 
     if (trainer := TRAINERS.get(document.training.training_type)) is not None:
         importlib.import_module(trainer)

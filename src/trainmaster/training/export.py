@@ -22,8 +22,8 @@ from trainmaster.jobs import objects
 from trainmaster.jobs.checkpoint import flush_path, flush_tree
 from trainmaster.protocol import environment
 from trainmaster.training import models
-from trainmaster.training.checkpoint_mixin import plain_name
 from trainmaster.training.document import Document, DocumentError, Prepared
+from trainmaster.training.state import plain_name
 from trainmaster.training.steps import CredentialsError, SourceUnavailableError
 
 RECORD = "trainmaster.json"

@@ -6,13 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -51,6 +55,29 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
     return model
 
 
+def load_config(document: Document, prepared: Prepared) -> PretrainedConfig:
+    """The base model's configuration, as it will be loaded. Raises OSError or ValueError where it cannot be read."""
+    base = document.training.base_model
+    config = AutoConfig.from_pretrained(
+        prepared.model_path,
+        trust_remote_code=base.trust_remote_code,
+        local_files_only=True,
+        **{name: parsed(text) for name, text in base.model_kwargs.items()},
+    )
+    assert isinstance(config, PretrainedConfig)
+    return config
+
+
+def precision(document: Document, *, cuda: bool) -> str:
+    """The number format of the computation: bf16, fp16 or no, which is that of the weights."""
+    wanted = str(document.hyperparameters["mixed_precision"])
+    if wanted == "auto":
+        wanted = "bf16" if cuda and torch.cuda.is_bf16_supported() else "no"
+    if wanted == "fp16" and not cuda:
+        raise DocumentError("hyperparameters.mixed_precision: fp16 needs a GPU; use bf16 or no")
+    return wanted
+
+
 def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(
         prepared.tokenizer_path, trust_remote_code=document.training.base_model.trust_remote_code, local_files_only=True
@@ -60,6 +87,19 @@ def load_tokenizer(document: Document, prepared: Prepared) -> PreTrainedTokenize
             raise DocumentError("the tokenizer has neither a padding token nor an end-of-text token; name one that has")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def require_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> None:
+    """Refuse rows with tokens that the model has no embedding for: a GPU only says that an assertion failed."""
+    known = model.get_input_embeddings().get_parameter("weight").shape[0]
+    if len(tokenizer) <= known:
+        return
+    highest = max(pc.max(part.flatten()).as_py() for part in rows.data.column("input_ids").chunks)
+    if highest >= known:
+        raise DocumentError(
+            f"the rows have the token '{tokenizer.decode([highest])}' (number {highest}), and the model has embeddings "
+            f"for {known} tokens: name the model's own tokenizer, or a model that was resized for this one"
+        )
 
 
 def lora_config(parameters: Mapping[str, Value]) -> LoraConfig:

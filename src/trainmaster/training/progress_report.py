@@ -1,17 +1,15 @@
-"""Reports metrics, progress and speed to the server and the log while TRL's loop runs."""
-
-# ruff: noqa: ARG002 - the signatures of `TrainerCallback`
+"""Reports metrics, progress and speed of a training to the server and the log, whichever loop runs."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainmaster.jobs.report import Reporter
 from trainmaster.jobs.tracker import Mirror
@@ -78,7 +76,18 @@ def reported_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in logs.items() if not name.endswith(_NOT_REPORTED)}
 
 
-class Reporting(TrainerCallback):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What stays the same from a training's first step to its last."""
+
+    device: torch.device
+    ranks: int
+    step_rows: int
+    """Samples of an optimizer step, over all ranks."""
+    steps: int
+
+
+class Reporting:
     """Reports the course of a training, on the first rank only."""
 
     def __init__(self, reporter: Reporter, tracker: Mirror, *, flops_per_token: float, tokens: float) -> None:
@@ -90,49 +99,41 @@ class Reporting(TrainerCallback):
         self._progress_at = 0.0
         self._tokens = tokens
         self._gauge = _Gauge()
+        self.course = Course(device=torch.device("cpu"), ranks=1, step_rows=1, steps=0)
+        """The loop sets it before anything is reported."""
 
     def not_training(self) -> contextlib.AbstractContextManager[None]:
         """The time of the block does not count against the speed of training."""
         return self._gauge.stopped()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
-    ) -> None:
-        self._peak = matrix_peak(args.device) * args.world_size
+    def begin(self, step: int, epoch: float | None, model: nn.Module) -> None:
+        self._peak = matrix_peak(self.course.device) * self.course.ranks
         self._reporter.phase("training")
-        self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
-        print(_opening(args, state, more["model"]), flush=True)  # noqa: T201
-        self._gauge.start(state.global_step, self._tokens)
+        self._reporter.progress(step, total_steps=self.course.steps, epoch=epoch)
+        print(_opening(self.course, step, model), flush=True)  # noqa: T201
+        self._gauge.start(step, self._tokens)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+    def step_ended(self, step: int, epoch: float | None) -> None:
         now = time.monotonic()
         if now - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = now
-            self._reporter.progress(state.global_step, total_steps=state.max_steps, epoch=state.epoch)
+            self._reporter.progress(step, total_steps=self.course.steps, epoch=epoch)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> None:
-        values = reported_metrics(logs or {})
+    def log(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> None:
+        values = reported_metrics(logs)
         if not values:
             return
         if "loss" in values:
-            values |= self._speed(args, state, float((logs or {}).get("num_tokens", 0.0))) | _device(args)
-        self._reporter.metrics(values, step=state.global_step, epoch=state.epoch, total_steps=state.max_steps)
-        self._tracker.log(values, step=state.global_step)
-        print(_line(state, values), flush=True)  # noqa: T201
+            values |= self._speed(step, float(logs.get("num_tokens", 0.0))) | _device(self.course.device)
+        self._reporter.metrics(values, step=step, epoch=epoch, total_steps=self.course.steps)
+        self._tracker.log(values, step=step)
+        print(_line(step, self.course.steps, epoch, values), flush=True)  # noqa: T201
 
-    def _speed(self, args: TrainingArguments, state: TrainerState, tokens: float) -> dict[str, float]:
-        steps, new_tokens, seconds = self._gauge.lap(state.global_step, tokens)
+    def _speed(self, step: int, tokens: float) -> dict[str, float]:
+        steps, new_tokens, seconds = self._gauge.lap(step, tokens)
         if seconds <= 0 or steps <= 0:
             return {}
-        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        speed = {"samples_per_s": steps * batch / seconds, "tokens_per_s": new_tokens / seconds}
+        speed = {"samples_per_s": steps * self.course.step_rows / seconds, "tokens_per_s": new_tokens / seconds}
         if self._peak:
             speed["mfu"] = self._flops_per_token * speed["tokens_per_s"] / self._peak
         return speed
@@ -160,29 +161,29 @@ class _Gauge:
             self._idle_s += time.monotonic() - began
 
 
-def _device(args: TrainingArguments) -> dict[str, float]:
-    if args.device.type != "cuda":
+def _device(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
         return {}
-    values = {"gpu_memory_mb": torch.cuda.max_memory_allocated(args.device) / 2**20}
+    values = {"gpu_memory_mb": torch.cuda.max_memory_allocated(device) / 2**20}
     with contextlib.suppress(Exception):  # no NVML, or no permission: the metric is left out
-        values["gpu_utilization_pct"] = float(torch.cuda.utilization(args.device))
+        values["gpu_utilization_pct"] = float(torch.cuda.utilization(device))
     return values
 
 
-def _opening(args: TrainingArguments, state: TrainerState, model: nn.Module) -> str:
+def _opening(course: Course, step: int, model: nn.Module) -> str:
     every = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     share = "all" if trained == every else f"{trained:,} of"
-    ranks = f"{args.world_size} {'GPU' if args.device.type == 'cuda' else 'CPU process'}"
-    plural = "" if args.world_size == 1 else "s" if args.device.type == "cuda" else "es"
-    begins = f"continues at step {state.global_step:,} of" if state.global_step else "takes"
-    return f"training {begins} {state.max_steps:,} steps: {share} {every:,} parameters, on {ranks}{plural}"
+    ranks = f"{course.ranks} {'GPU' if course.device.type == 'cuda' else 'CPU process'}"
+    plural = "" if course.ranks == 1 else "s" if course.device.type == "cuda" else "es"
+    begins = f"continues at step {step:,} of" if step else "takes"
+    return f"training {begins} {course.steps:,} steps: {share} {every:,} parameters, on {ranks}{plural}"
 
 
-def _line(state: TrainerState, values: Mapping[str, float]) -> str:
-    said = [f"step {state.global_step:,} of {state.max_steps:,}"]
-    if state.epoch is not None:
-        said.append(f"epoch {state.epoch:.2f}")
+def _line(step: int, steps: int, epoch: float | None, values: Mapping[str, float]) -> str:
+    said = [f"step {step:,} of {steps:,}"]
+    if epoch is not None:
+        said.append(f"epoch {epoch:.2f}")
     for name, form in _FORMS.items():
         if name in values:
             said.append(form.format(values[name]))

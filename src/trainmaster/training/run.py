@@ -10,17 +10,16 @@ from pathlib import Path
 import datasets
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase, PrinterCallback
 
 from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
 from trainmaster.server.core.training.types import LORA_TYPES, TRAINERS
 from trainmaster.training import export
-from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.progress_report import Reporting, flops_per_token
 from trainmaster.training.session import Resumed, Session, Stopped, compare_inputs, find_checkpoint
+from trainmaster.training.trainer import JobTrainer
 
 
 def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
@@ -32,7 +31,6 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     if report.rank() == 0:
         print("loading the model", flush=True)  # noqa: T201 - minutes, with a large one
     trainer = _build(document, prepared, scratch=scratch, world_size=world_size)
-    trainer.remove_callback(PrinterCallback)
     process = current_process()
     resumed = None
     if (where := report.resume_from()) is not None:
@@ -64,11 +62,11 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     report.finished()
 
 
-def _build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> Checkpointing:
+def _build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> JobTrainer:
     training_type = document.training.training_type
     if training_type not in TRAINERS:
         raise DocumentError(f"training type {training_type} is not one of {', '.join(TRAINERS)}")
-    build: Callable[..., Checkpointing] = importlib.import_module(TRAINERS[training_type]).build
+    build: Callable[..., JobTrainer] = importlib.import_module(TRAINERS[training_type]).build
     return build(document, prepared, scratch=scratch, world_size=world_size)
 
 
@@ -84,15 +82,15 @@ def _join(tracker: Mirror, document: Document, resumed: Resumed | None) -> str |
     return tracker.start(document.name, project, config, run_id=before)
 
 
-def _reporting(trainer: Checkpointing, prepared: Prepared, tracker: Mirror, resumed: Resumed | None) -> Reporting:
+def _reporting(trainer: JobTrainer, prepared: Prepared, tracker: Mirror, resumed: Resumed | None) -> Reporting:
     flops = flops_per_token(trainer.bare_model(), prepared.train_tokens / max(1, prepared.train_rows))
     tokens = 0 if resumed is None else resumed.metadata.get("tokens", 0)
     reporting = Reporting(report.reporter, tracker, flops_per_token=flops, tokens=tokens)
-    trainer.add_callback(reporting)
+    trainer.report_to(reporting)
     return reporting
 
 
-def _export(document: Document, prepared: Prepared, trainer: Checkpointing, session: Session, process: Process) -> None:
+def _export(document: Document, prepared: Prepared, trainer: JobTrainer, session: Session, process: Process) -> None:
     session.poll()
     if session.stop is not None:
         # The last checkpoint is committed: the next attempt only exports.
@@ -102,8 +100,6 @@ def _export(document: Document, prepared: Prepared, trainer: Checkpointing, sess
     if process.index != 0:
         return
     report.phase("exporting")
-    tokenizer = trainer.processing_class
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    place = export.export(document, prepared, model, tokenizer, output_dir=report.output_dir(), state=state)
+    place = export.export(document, prepared, model, trainer.tokenizer, output_dir=report.output_dir(), state=state)
     report.note(f"the result is in {place}")
     print(f"the result is in {place}", flush=True)  # noqa: T201

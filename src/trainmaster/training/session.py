@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,24 @@ def compare_inputs(
             "the rows are not those that the checkpoint was trained on: the data, its configuration, the tokenizer or "
             "a package changed; training continues with them at the same place in the epochs"
         )
+
+
+def step_to_resume_at(
+    resumed: Resumed, *, steps_per_epoch: int, steps: int, fixed: bool, note: Callable[[str], None] | None
+) -> int:
+    """The checkpoint's step; where an epoch has another number of steps now, the same place in the epochs.
+
+    `steps` are those of the training; `fixed`: the job says how many, and not how many epochs.
+    """
+    before, epoch = resumed.metadata["steps_per_epoch"], resumed.manifest.epoch
+    if fixed or before == steps_per_epoch or epoch is None:
+        return resumed.manifest.step
+    if note is not None:
+        note(
+            f"an epoch has {steps_per_epoch} steps now, and had {before}: training continues at the same place in the "
+            "epochs"
+        )
+    return min(round(epoch * steps_per_epoch), steps)
 
 
 def _require_all_files(root: Root, name: str) -> None:

@@ -26,6 +26,7 @@ LORA_TYPES = frozenset({TrainingType.LORA, TrainingType.QLORA})
 class FrameworkType(StrEnum):
     """What does the training. CUSTOM is a script of the user's own."""
 
+    ENGINE = "ENGINE"
     HF_TRAINER = "HF_TRAINER"
     DEEPSPEED = "DEEPSPEED"
     FSDP = "FSDP"
@@ -78,6 +79,12 @@ class Framework:
 
 
 FRAMEWORKS: Mapping[FrameworkType, Framework] = {
+    FrameworkType.ENGINE: Framework(
+        types=BUILT_IN,
+        strategies=("ddp",),
+        packages=TRAIN_PACKAGES,
+        meaning="the engine of trainer services; each rank has a copy of the model, and gradients are averaged",
+    ),
     FrameworkType.HF_TRAINER: Framework(
         types=BUILT_IN,
         strategies=("ddp",),

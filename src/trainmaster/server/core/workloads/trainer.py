@@ -13,6 +13,7 @@ from trainmaster.protocol.launch import Launch, LaunchStep
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message, shown
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
+from trainmaster.server.core.training.engine_options import engine_lacks
 from trainmaster.server.core.training.hyperparameters import read_hyperparameters
 from trainmaster.server.core.training.options import refused_arguments, refused_fields, refused_options
 from trainmaster.server.core.training.sources import (
@@ -186,6 +187,11 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     if training.framework.type is FrameworkType.FSDP and job.world_size < 2:
         message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use HF_TRAINER"
         yield Problem(field="training_config.framework.distributed.world_size", message=message)
+    if training.framework.type is FrameworkType.ENGINE:
+        for field, message in islice(_engine_lacks(job, training, data), _MAX_PROBLEMS):
+            where = field if field.startswith("data_config.") else f"training_config.{field}"
+            remedy = f"leave it out, or use framework type {FrameworkType.HF_TRAINER}"
+            yield Problem(field=where, message=f"{message}; {remedy}")
     for field, options in (
         ("training_config.base_model.model_kwargs", training.base_model.model_kwargs),
         ("data_config.preprocess.tokenizer_config", data.preprocess.tokenizer_config),
@@ -206,6 +212,19 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     if ".." in (output.output_model_name or "").split("/"):
         yield Problem(field="output_config.output_model_name", message="must not contain '..'")
     yield from _without_validation(job, data)
+
+
+def _engine_lacks(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[tuple[str, str]]:
+    document = job.training_document
+    return engine_lacks(
+        hyperparameters=document["training_config"]["hyperparameters"],
+        config=training.framework.config,
+        distributed=training.framework.distributed.config,
+        padding=data.preprocess.padding,
+        packing=document["data_config"]["preprocess"]["packing"],
+        dtype=training.base_model.dtype,
+        trust_remote_code=training.base_model.trust_remote_code,
+    )
 
 
 def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:

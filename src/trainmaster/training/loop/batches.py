@@ -1,0 +1,157 @@
+"""From tokenized rows to batches: which rows a step trains on, laid end to end, ready for a device.
+
+Rows come in the order in which TRL's loop takes them, and packs are TRL's, so that both loops take the same course.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from trainmaster.training.data.dataset import IGNORED
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which rows a rank's batches have, in every epoch, and which batches make a step."""
+
+    rows: int
+    batch_size: int
+    accumulation: int
+    seed: int
+    ranks: int
+    rank: int
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return math.ceil(math.ceil(self.rows / self.batch_size) / self.ranks)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, math.ceil(self.batches_per_epoch / self.accumulation))
+
+    def step(self, number: int) -> list[np.ndarray]:
+        """The rows of each of this rank's batches in a step, counted from 0 over all epochs."""
+        epoch, place = divmod(number, self.steps_per_epoch)
+        return self._batches(epoch)[place * self.accumulation : (place + 1) * self.accumulation]
+
+    def epoch_after(self, steps: int) -> float:
+        """How many epochs are done after so many steps."""
+        epoch, place = divmod(steps, self.steps_per_epoch)
+        return epoch + min(1.0, place * self.accumulation / self.batches_per_epoch)
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        order = _shuffled(self.rows, (self.seed + epoch) % 2**64)
+        if self.ranks > 1:
+            # Every rank has as many batches, and all are full: the first rows come again.
+            first = order[: self.ranks * self.batch_size]
+            missing = self.batches_per_epoch * self.ranks * self.batch_size - self.rows
+            order = np.concatenate([order, np.resize(first, missing)])
+        starts = range(self.rank * self.batch_size, len(order), self.ranks * self.batch_size)
+        return [order[start : start + self.batch_size] for start in starts]
+
+
+def evaluation_batches(rows: int, batch_size: int, *, ranks: int, rank: int) -> list[np.ndarray]:
+    """The rows of a rank's batches in an evaluation: each row once, in its order."""
+    starts = range(rank * batch_size, rows, ranks * batch_size)
+    return [np.arange(start, min(start + batch_size, rows)) for start in starts]
+
+
+_last_shuffled: tuple[tuple[int, int], np.ndarray] | None = None
+
+
+def _shuffled(rows: int, seed: int) -> np.ndarray:
+    """The order of an epoch, kept until another is asked for: of many rows it takes long to make."""
+    global _last_shuffled
+    if _last_shuffled is None or _last_shuffled[0] != (rows, seed):
+        _last_shuffled = (rows, seed), torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).numpy()
+    return _last_shuffled[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences end to end. Where a token is trained on, its place is that of the token before it."""
+
+    tokens: Tensor
+    positions: Tensor
+    trained: Tensor
+    """Places whose next token is trained on."""
+    targets: Tensor
+    """The tokens after them."""
+    lengths: Sequence[int]
+    rows: int
+
+    def to(self, device: torch.device, *, pin: bool) -> Batch:
+        """On a device; from page-locked memory, the copy does not wait for the device."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
+            for name in ("tokens", "positions", "trained", "targets")
+            if (tensor := getattr(self, name)) is not None
+        }
+        return Batch(**moved, lengths=self.lengths, rows=self.rows)
+
+
+class Rows:
+    """Tokenized rows; with packing, each is several sequences."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset.with_format("arrow")
+        self._packed = "seq_lengths" in dataset.column_names
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        table: pa.Table = self._dataset[indices]
+        tokens, labels = _values(table, "input_ids"), _values(table, "labels")
+        lengths = _values(table, "seq_lengths") if self._packed else _lengths(table, "input_ids")
+        lengths = lengths[lengths > 0]
+        ends = np.cumsum(lengths)
+        following = np.append(labels[1:], IGNORED)
+        following[ends - 1] = IGNORED
+        trained = np.flatnonzero(following != IGNORED)
+        positions = np.arange(len(tokens)) - np.repeat(ends - lengths, lengths)
+        return Batch(
+            tokens=torch.from_numpy(tokens),
+            positions=torch.from_numpy(positions),
+            trained=torch.from_numpy(trained),
+            targets=torch.from_numpy(following[trained]),
+            lengths=lengths.tolist(),
+            rows=len(indices),
+        )
+
+
+def _values(table: pa.Table, name: str) -> np.ndarray:
+    parts = [_flat(chunk) for chunk in table.column(name).chunks]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _flat(chunk: Any) -> np.ndarray:
+    flat: np.ndarray = chunk.flatten().to_numpy()
+    return flat
+
+
+def _lengths(table: pa.Table, name: str) -> np.ndarray:
+    return np.concatenate([chunk.value_lengths().to_numpy() for chunk in table.column(name).chunks]).astype(np.int64)
+
+
+def read_ahead(values: Iterator[T]) -> Iterator[T]:
+    """The same values, each made by a thread while the one before is worked on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="rows") as reader:
+        coming = reader.submit(next, values, None)
+        while (value := coming.result()) is not None:
+            coming = reader.submit(next, values, None)
+            yield value
