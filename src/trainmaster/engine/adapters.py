@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,16 @@ def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
     return drawn / math.sqrt(inputs)
 
 
+class AdaptedRows(Protocol):
+    """Which adapters the rows of a pack have, and how they change the outputs of a layer."""
+
+    @property
+    def total(self) -> int: ...
+
+    def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A layer's outputs for the rows, each with its adapter's part."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
     """Which rows of a pack belong to which adapter, or None for the base model alone, in the order of the rows."""
@@ -120,7 +131,6 @@ class AdapterRows:
         return sum(rows for _, rows in self.parts)
 
     def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A layer's outputs for the rows, each with its adapter's part."""
         return adapted_product(rows, weight, bias, self.shares(target, rows.dtype))
 
     def shares(self, target: str, dtype: torch.dtype) -> tuple[AdapterShare, ...]:

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -58,13 +58,11 @@ class PackedAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:  # noqa: ARG002
         if len(query) != self._rows:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
-        fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in _HEAD_DIMS
-        kernel = _varlen_kernel() if query.is_cuda and scoring.softcap is None and fits else None
-        if kernel is not None:
+        if varlen_fits(query, scoring):
             if self._ends is None:
                 ends = torch.tensor([0, *itertools.accumulate(self._lengths)], dtype=torch.int32)
                 self._ends = ends.to(query.device)
-            return kernel(query, key, value, self._ends, max(self._lengths), scoring)
+            return varlen_attention(query, key, value, self._ends, self._ends, max(self._lengths), scoring)
         queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
 
@@ -104,9 +102,35 @@ def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: S
     return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
 
 
+def varlen_fits(query: Tensor, scoring: Scoring) -> bool:
+    """Whether `varlen_attention` can compute this."""
+    fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in _HEAD_DIMS
+    return query.is_cuda and scoring.softcap is None and fits and _varlen_options() is not None
+
+
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, longest: int, scoring: Scoring
+) -> Tensor:
+    """PyTorch's kernel for packed sequences; the queries of each are its last rows.
+
+    `query_ends` and `key_ends` are the running sums of the sequences' lengths, from 0 on: int32. No sequence has more
+    than `longest` rows.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    options = dict(_varlen_options() or {})
+    if not options:
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    seen = (scoring.window - 1 if scoring.window else -1, 0)
+    attended = varlen_attn(
+        query, key, value, query_ends, key_ends, longest, longest, scale=scoring.scale, window_size=seen, **options
+    )
+    return cast(Tensor, attended)
+
+
 @functools.cache
-def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, Scoring], Tensor] | None:
-    """PyTorch's kernel for packed sequences; None if this version has none with the needed options."""
+def _varlen_options() -> Mapping[str, Any] | None:
+    """What PyTorch's kernel needs to be told about shared heads; None if this version has none with the options."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
@@ -114,19 +138,7 @@ def _varlen_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, Scoring],
     known = inspect.signature(varlen_attn).parameters.keys()
     if not known >= {"scale", "window_size"}:  # the first that had it
         return None
-    shares_heads = "enable_gqa" in known
-
-    def kernel(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scoring: Scoring) -> Tensor:
-        options: dict[str, Any] = {"enable_gqa": True} if shares_heads else {}
-        if not shares_heads:
-            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
-        seen = (scoring.window - 1 if scoring.window else -1, 0)
-        attended = varlen_attn(
-            query, key, value, ends, ends, longest, longest, scale=scoring.scale, window_size=seen, **options
-        )
-        return cast(Tensor, attended)
-
-    return kernel
+    return {"enable_gqa": True} if "enable_gqa" in known else {}
 
 
 # Attention of tokens to their own sequences, whose earlier tokens are in the cache.

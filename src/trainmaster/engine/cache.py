@@ -143,12 +143,17 @@ class KeyValueCache:
     def clear(self, pages: np.ndarray) -> None:
         """Zero these pages: masked values must still be finite, and a diverged model may have left NaN."""
         if pages.size:
-            index = torch.from_numpy(pages).to(self.keys.device)
+            index = self._index(pages)
             self.keys.index_fill_(1, index, 0)
             self.values.index_fill_(1, index, 0)
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
         if sources.size:
-            into, of = (torch.from_numpy(each).to(self.keys.device) for each in (targets, sources))
+            into, of = self._index(targets), self._index(sources)
             for pool in (self.keys, self.values):
                 pool.index_copy_(1, into, pool.index_select(1, of))
+
+    def _index(self, pages: np.ndarray) -> torch.Tensor:
+        index = torch.from_numpy(pages)
+        # Nobody waits for a copy of memory that the GPU reads by itself.
+        return index.pin_memory().to(self.keys.device, non_blocking=True) if self.keys.is_cuda else index

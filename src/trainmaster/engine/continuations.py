@@ -75,6 +75,8 @@ class Continuation:
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     rooms: tuple[PageTable, ...] = ()
     """The prompt's room, for its full blocks, and its own; set with the first token."""
+    is_over: bool = False
+    """Whether it has ended, or its request has."""
 
     def sequence(self, reason: StopReason, topk: int) -> SampledSequence:
         return SampledSequence(
@@ -189,6 +191,7 @@ class Generation:
 
     def end(self, continuation: Continuation, reason: StopReason) -> None:
         self.running.remove(continuation)
+        continuation.is_over = True
         self._sequences[continuation.index] = continuation.sequence(reason, self.request.topk_sample_logprobs)
 
     def result(self) -> SampleResult:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainmaster.engine import kernels
-from trainmaster.engine.adapters import AdapterRows
+from trainmaster.engine.adapters import AdaptedRows
 from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig
@@ -35,7 +35,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
-    def forward(self, rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def forward(self, rows: Tensor, adapters: AdaptedRows | None = None) -> Tensor:
         if adapters is None:
             return product(rows, self.weight, self.bias)
         return adapters.product(self.target, rows, self.weight, self.bias)
@@ -101,7 +101,7 @@ class SelfAttention(nn.Module):
             self.k_norm = Norm(keys if over_all else width, config)
 
     def forward(
-        self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdapterRows | None
+        self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdaptedRows | None
     ) -> Tensor:
         query, key, value = self._projected(rows, adapters)
         query, key = self._turned(query, key, angles)
@@ -109,7 +109,7 @@ class SelfAttention(nn.Module):
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
 
-    def _projected(self, rows: Tensor, adapters: AdapterRows | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the rows: [n, heads, width] each."""
         config = self._config
         if config.fused_qkv:
@@ -154,7 +154,7 @@ class Mlp(nn.Module):
         self.down_proj = Linear(prefix + "down_proj", inner, hidden, bias=bias)
         self._activation = config.activation
 
-    def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
+    def forward(self, rows: Tensor, adapters: AdaptedRows | None) -> Tensor:
         if self._fused:
             gate, up = self.gate_up_proj(rows, adapters).chunk(2, dim=1)
         else:
@@ -179,7 +179,7 @@ class Layer(nn.Module):
         added: Tensor | None,
         angles: RotaryAngles | None,
         attention: Attention,
-        adapters: AdapterRows | None,
+        adapters: AdaptedRows | None,
     ) -> tuple[Tensor, Tensor]:
         """From a residual, and what is yet to be added to it, to the next: the norm that follows adds, too."""
         norms = self._norms
@@ -256,7 +256,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         attention: Attention,
-        adapters: AdapterRows | None = None,
+        adapters: AdaptedRows | None = None,
         *,
         recompute: bool = False,
     ) -> Tensor:

@@ -39,12 +39,15 @@ class Piece:
         return self.row + self.span.count - 1
 
 
-def prompt_pieces(generations: Iterable[Generation], *, piece: int, at_once: int) -> list[Piece]:
-    """The next pieces of prompts: of `piece` tokens each, or what is left of a prompt, and `at_once` in all."""
+def prompt_pieces(generations: Iterable[Generation], *, piece: int | None, at_once: int) -> list[Piece]:
+    """The next pieces of prompts, `at_once` tokens in all.
+
+    Each has `piece` tokens or what is left of its prompt, whatever the others have; None: as many as there is room for.
+    """
     pieces: list[Piece] = []
     for generation in generations:
         seen, room = generation.seen, generation.room
-        tokens = generation.request.prompt[seen : seen + piece]
+        tokens = generation.request.prompt[seen : seen + (at_once if piece is None else piece)]
         if tokens and len(tokens) <= at_once and room:
             at_once -= len(tokens)
             span = Span(rooms=(room,), start=seen, count=len(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -34,6 +35,7 @@ def apply_rotary(heads: Tensor, angles: RotaryAngles, *, interleaved: bool = Fal
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines, rest], dim=-1)
 
 
+@functools.cache
 def _frequencies(rope: Rope, width: int, device: torch.device) -> Tensor:
     """The angle per position of each pair of a head, float32 [width / 2]."""
     places = torch.arange(0, width, 2, device=device).to(torch.float32)

@@ -132,6 +132,7 @@ class RunningRequests:
 
     def _release(self, generation: Generation) -> None:
         for continuation in generation.running:
+            continuation.is_over = True
             self._give_back(continuation.room)
         self._give_back(generation.room)
         generation.running, generation.room = [], None

@@ -36,7 +36,7 @@ def lower_rows(rows: Tensor, stack: Tensor, places: Tensor, rank: int) -> Tensor
     _lower[(*grid, parts)](
         rows, stack, places, lowered, count, inputs, rows.stride(0), len(stack),
         OUTPUTS=outputs, TALL=tall, COLUMNS=columns, DEEP=deep, EACH=triton.cdiv(triton.cdiv(inputs, parts), deep),
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=3 if tall == 16 else 2,
     )  # fmt: skip
     return lowered
 
@@ -50,7 +50,7 @@ def raise_rows(outputs: Tensor, lowered: Tensor, first: int, stack: Tensor, plac
     grid = triton.cdiv(count, tall), triton.cdiv(width, columns)
     _raise[grid](
         outputs, lowered, stack, places, count, width, outputs.stride(0), lowered.shape[2], first, len(stack),
-        len(lowered), RANK=rank, TALL=tall, COLUMNS=columns, num_warps=4, num_stages=2,
+        len(lowered), RANK=rank, RANKS=min(rank, 64), TALL=tall, COLUMNS=columns, num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _lower(
 @triton.jit
 def _raise(
     outputs, lowered, stack, places, count, width, stride, lowered_stride, first, adapters, parts,
-    RANK: tl.constexpr, TALL: tl.constexpr, COLUMNS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, TALL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     own_rows = tl.program_id(0) * TALL + tl.arange(0, TALL)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -105,27 +105,30 @@ def _raise(
     least = tl.min(tl.where(own_places < 0, adapters, own_places), axis=0)
     most = tl.max(own_places, axis=0)
     if most >= 0:
-        ranks = tl.arange(0, RANK)
-        left = tl.zeros((TALL, RANK), dtype=tl.float32)
-        for part in range(parts):
-            left += tl.load(
-                lowered + (part * count + own_rows.to(tl.int64))[:, None] * lowered_stride + (first + ranks)[None, :],
-                mask=there[:, None] & (ranks >= 0)[None, :],
-                other=0.0,
-            )
         size = tl.full((), RANK, dtype=tl.int64) * width
-        low = left.to(stack.dtype.element_ty)
         sums = tl.zeros((TALL, COLUMNS), dtype=tl.float32)
-        for adapter in range(least, most + 1):
-            its = own_places == adapter
-            if tl.sum(its.to(tl.int32), axis=0) > 0:
-                right = tl.load(
-                    stack + adapter * size + columns[:, None] * RANK + ranks[None, :],
-                    mask=(columns < width)[:, None] & (ranks >= 0)[None, :],
+        for start in range(0, RANK, RANKS):
+            ranks = start + tl.arange(0, RANKS)
+            low = tl.zeros((TALL, RANKS), dtype=tl.float32)
+            for part in range(parts):
+                low += tl.load(
+                    lowered
+                    + (part * count + own_rows.to(tl.int64))[:, None] * lowered_stride
+                    + (first + ranks)[None, :],
+                    mask=there[:, None] & (ranks >= 0)[None, :],
                     other=0.0,
                 )
-                own = tl.where(its[:, None], low, tl.zeros_like(low))
-                sums += tl.dot(own, tl.trans(right), input_precision="ieee")
+            rounded = low.to(stack.dtype.element_ty)
+            for adapter in range(least, most + 1):
+                its = own_places == adapter
+                if tl.sum(its.to(tl.int32), axis=0) > 0:
+                    right = tl.load(
+                        stack + adapter * size + columns[:, None] * RANK + ranks[None, :],
+                        mask=(columns < width)[:, None] & (ranks >= 0)[None, :],
+                        other=0.0,
+                    )
+                    own = tl.where(its[:, None], rounded, tl.zeros_like(rounded))
+                    sums += tl.dot(own, tl.trans(right), input_precision="ieee")
         into = outputs + own_rows.to(tl.int64)[:, None] * stride + columns[None, :]
         inside = there[:, None] & (columns < width)[None, :]
         base = tl.load(into, mask=inside, other=0.0).to(tl.float32)

@@ -19,7 +19,10 @@ _MOST_PARTS = 32
 
 
 def store_tokens(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Put keys and values [n, heads, width] into pools [pages, block, heads, width], at these slots, int64 [n]."""
+    """Put keys and values [n, heads, width] into pools [pages, block, heads, width], at these slots, int64 [n].
+
+    Those at negative slots are left out.
+    """
     size = key.shape[1] * key.shape[2]
     _store[(len(slots),)](
         key, value, keys, values, slots, key.stride(0), value.stride(0), size, SIZE=triton.next_power_of_2(size)
@@ -60,7 +63,7 @@ def attend_to_pages(
         HEADS=heads, KV_HEADS=kv_heads, SHARED=shared, ROWS=max(_ROWS, triton.next_power_of_2(shared)), WIDTH=width,
         PADDED=max(16, triton.next_power_of_2(width)), BLOCK=keys.shape[1], TILE=tile, PARTS=parts,
         WINDOWED=window is not None, CAPPED=softcap is not None,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=3 if query.element_size() == 2 else 2,
     )  # fmt: skip
     if parts > 1:
         _join[(count, heads)](sums, weights, attended, WIDTH=width, PADDED=triton.next_power_of_2(width), PARTS=parts)
@@ -71,8 +74,9 @@ def attend_to_pages(
 def _store(key, value, keys, values, slots, key_stride, value_stride, size, SIZE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, SIZE)
-    inside = places < size
-    into = tl.load(slots + row) * size + places
+    slot = tl.load(slots + row)
+    inside = (places < size) & (slot >= 0)
+    into = slot * size + places
     tl.store(keys + into, tl.load(key + row * key_stride + places, mask=inside), mask=inside)
     tl.store(values + into, tl.load(value + row * value_stride + places, mask=inside), mask=inside)
 

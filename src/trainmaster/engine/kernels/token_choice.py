@@ -45,7 +45,7 @@ def choose_tokens(logits: Tensor, rules: RowRules, *, filtered: bool, tempered: 
     grid = (rows, pieces)
     partial = logits.new_empty((rows, 4, width))
     least = torch.full((2, rows), _LOWEST, dtype=torch.int64, device=logits.device)
-    _measure[grid](logits, rules.temperatures, least, partial, size, rows, pieces, WIDTH=width, PIECE=_PIECE)
+    _measure[grid](logits, rules.temperatures, least, partial, size, rows, WIDTH=width, PIECE=_PIECE)
     if filtered:
         measured = logits.new_empty((rows, 16, width))
         wanted = logits.new_empty(rows)
@@ -59,7 +59,7 @@ def choose_tokens(logits: Tensor, rules: RowRules, *, filtered: bool, tempered: 
                     limits, least, measured, wanted, size, rows, pieces, shift,
                     BY_MASS=bool(phase), FIRST=shift == _SHIFTS[0], WIDTH=width,
                 )  # fmt: skip
-        _measure[grid](logits, rules.temperatures, least, partial, size, rows, pieces, WIDTH=width, PIECE=_PIECE)
+        _measure[grid](logits, rules.temperatures, least, partial, size, rows, WIDTH=width, PIECE=_PIECE)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = logits.new_empty(rows)
     _choose[(rows,)](
@@ -89,9 +89,7 @@ def _kept(logits, least, row, rows):
 
 
 @triton.jit
-def _measure(
-    logits, temperatures, least, partial, size, rows, pieces, WIDTH: tl.constexpr, PIECE: tl.constexpr
-):
+def _measure(logits, temperatures, least, partial, size, rows, WIDTH: tl.constexpr, PIECE: tl.constexpr):
     """Of a piece: its greatest logit, where it is, and the sums of all weights and of the kept, tempered ones."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = piece * PIECE + tl.arange(0, PIECE)

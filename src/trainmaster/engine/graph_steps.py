@@ -1,0 +1,251 @@
+"""Steps of sampling on the GPU: one token of each continuation by a CUDA graph, and prompts in packs beside them.
+
+Nobody waits for a token: a step is started while the results of the one before are on their way to the host. So a
+continuation that a stop token ends has been computed one token further; that one is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainmaster.engine.adapter_stack import AdapterStack, StackedRows
+from trainmaster.engine.adapters import Adapter
+from trainmaster.engine.cache import AttentionKind
+from trainmaster.engine.continuations import PIECE, Continuation, Generation
+from trainmaster.engine.decoding import Chosen, Decoder, DecodeSlots, Joining, logits_of, to_device
+from trainmaster.engine.kernels.token_choice import choose_tokens
+from trainmaster.engine.logprobs import likeliest
+from trainmaster.engine.model import Transformer
+from trainmaster.engine.prompt_attention import PromptAttention
+from trainmaster.engine.prompts import lay_out, note_read, prompt_pieces
+from trainmaster.engine.running_requests import RunningRequests
+
+_PROMPT_TOKENS = 2048
+"""Prompt tokens in one step: running continuations wait for them, some 50 ms with 8 billion weights."""
+MOST_ADAPTERS = 32
+"""Adapters of one step; the rows of more are computed in several."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A continuation that has a slot."""
+
+    generation: Generation
+    continuation: Continuation
+    slot: int
+    started: int = 1
+    """Tokens that are chosen, or being chosen."""
+
+    @property
+    def wants_more(self) -> bool:
+        return not self.continuation.is_over and self.started < self.generation.new_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Results:
+    """Tokens and logprobs on their way to the host, and the likeliest tokens of those that want them, by row."""
+
+    owners: Sequence[_Running]
+    chosen: Tensor
+    topk: Mapping[int, tuple[Tensor, Tensor]]
+    arrived: torch.cuda.Event
+
+
+class GraphSteps:
+    def __init__(self, requests: RunningRequests, *, longest: int, max_sequences: int, tempered_logprobs: bool) -> None:
+        self._requests = requests
+        self._longest, self._max_sequences = longest, max_sequences
+        self._tempered = tempered_logprobs
+        self._decoders: WeakKeyDictionary[Transformer, Decoder] = WeakKeyDictionary()
+        self._stacks: WeakKeyDictionary[Transformer, AdapterStack] = WeakKeyDictionary()
+        self._running: dict[Continuation, _Running] = {}
+        self._results: list[_Results] = []
+
+    def advance(self, by_weights: Mapping[Transformer, Sequence[Generation]]) -> None:
+        before, self._results = self._results, []
+        for transformer, generations in by_weights.items():
+            with self._requests.blaming(generations):
+                self._read_prompts(transformer, [each for each in generations if not each.is_read])
+                self._begin(generations)
+                self._decode(transformer, generations)
+        for results in before:
+            self._take(results)
+        for running in [each for each in self._running.values() if each.continuation.is_over]:
+            del self._running[running.continuation]
+            self._slots.free.append(running.slot)
+
+    @functools.cached_property
+    def _slots(self) -> DecodeSlots:
+        return DecodeSlots(self._requests.cache, sequences=self._max_sequences, longest=self._longest)
+
+    def _read_prompts(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
+        cache, device = self._requests.cache, transformer.device
+        piece = PIECE if cache.layout.strata[AttentionKind.SLIDING] else None
+        pieces = prompt_pieces(generations, piece=piece, at_once=_PROMPT_TOKENS)
+        if not pieces:
+            return
+        lay_out(pieces)
+        own_adapters = [piece.adapter for piece in pieces]
+        counts = [piece.span.count for piece in pieces]
+        tokens = np.concatenate([piece.tokens for piece in pieces])
+        positions = np.concatenate([np.arange(piece.span.start, piece.span.end) for piece in pieces])
+        hidden = transformer.hidden(
+            to_device(tokens, torch.int64, device),
+            to_device(positions, torch.int64, device),
+            PromptAttention(cache, [piece.span for piece in pieces]),
+            self._adapters(transformer, own_adapters, counts),
+        )
+        note_read(transformer, pieces, hidden)
+        if ending := [piece for piece in pieces if piece.chooses]:
+            last = hidden.index_select(0, to_device([piece.last_row for piece in ending], torch.int64, device))
+            adapters = self._adapters(transformer, [piece.adapter for piece in ending], [1] * len(ending))
+            for each, logits in zip(ending, logits_of(last, transformer.unembedding, adapters), strict=True):
+                each.generation.logits = logits
+
+    def _begin(self, generations: Sequence[Generation]) -> None:
+        """Choose the first tokens of continuations whose prompts have been read, and give them slots."""
+        fresh: list[_Running] = []
+        logits: list[Tensor] = []
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
+        for generation in generations:
+            if generation.logits is None:
+                continue
+            if not generation.new_tokens:
+                self._requests.end_without_tokens(generation)
+            for continuation in generation.running:
+                if continuation in self._running:
+                    continue
+                running = _Running(generation, continuation, self._slots.free.pop())
+                self._running[continuation] = running
+                fresh.append(running)
+                logits.append(generation.logits)
+                if generation.new_tokens > 1:
+                    copies += generation.fork(continuation)
+            if generation.started == generation.request.num_samples:
+                generation.logits = None
+        if not fresh:
+            return
+        if copies:
+            sources, targets = (np.concatenate(each) for each in zip(*copies, strict=True))
+            self._requests.cache.copy(sources, targets)
+        self._slots.join([_joining(running) for running in fresh])
+        together = torch.stack(logits)
+        rows = to_device([running.slot for running in fresh], torch.int64, together.device)
+        draws = to_device([running.continuation.draw() for running in fresh], torch.float32, together.device)
+        tokens, logprobs = choose_tokens(
+            together, self._slots.rules(rows, draws), filtered=_filtered(fresh), tempered=self._tempered
+        )
+        self._slots.advance(rows, tokens)
+        self._send(fresh, Chosen(tokens, logprobs, together))
+
+    def _decode(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
+        running = [
+            self._running[each] for generation in generations for each in generation.running if each in self._running
+        ]
+        running = [each for each in running if each.wants_more]
+        numbers: dict[Adapter | None, int] = {}
+        for each in running:
+            numbers.setdefault(each.generation.snapshot.adapter, len(numbers))
+        running.sort(key=lambda each: numbers[each.generation.snapshot.adapter])
+        for _, together in itertools.groupby(
+            running, key=lambda each: numbers[each.generation.snapshot.adapter] // MOST_ADAPTERS
+        ):
+            self._decode_together(transformer, list(together))
+
+    def _decode_together(self, transformer: Transformer, running: Sequence[_Running]) -> None:
+        if transformer not in self._decoders:
+            self._decoders[transformer] = Decoder(self._slots, tempered_logprobs=self._tempered)
+        stack, places = self._places(transformer, [each.generation.snapshot.adapter for each in running])
+        rows = [each.slot for each in running]
+        draws = [each.continuation.draw() for each in running]
+        filtered = _filtered(running)
+        chosen = self._decoders[transformer].step(transformer, rows, draws, places, stack=stack, filtered=filtered)
+        for each in running:
+            each.started += 1
+        self._send(running, chosen)
+
+    def _adapters(
+        self, transformer: Transformer, adapters: Sequence[Adapter | None], counts: Sequence[int]
+    ) -> StackedRows | None:
+        """The adapters of parts of so many rows."""
+        stack, places = self._places(transformer, adapters)
+        if stack is None:
+            return None
+        return StackedRows(stack, to_device(np.repeat(places, counts), torch.int32, transformer.device))
+
+    def _places(
+        self, transformer: Transformer, adapters: Sequence[Adapter | None]
+    ) -> tuple[AdapterStack | None, list[int]]:
+        """A stack that holds the adapters, and the place of each in it, -1 for None; None if all are None."""
+        distinct = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
+        if not distinct:
+            return None, [-1] * len(adapters)
+        stack = self._stacks.get(transformer)
+        if stack is None or not stack.holds(distinct):
+            known = [] if stack is None else [each for each in stack.owners if each not in distinct]
+            stack = AdapterStack([*distinct, *known], transformer.device, transformer.dtype)
+            self._stacks[transformer] = stack
+        found = stack.place(distinct)
+        return stack, [-1 if adapter is None else found[adapter] for adapter in adapters]
+
+    def _send(self, owners: Sequence[_Running], chosen: Chosen) -> None:
+        """Start the copies of results to the host."""
+        count = len(owners)
+        by_count: dict[int, list[int]] = defaultdict(list)
+        for row, owner in enumerate(owners):
+            if wanted := owner.generation.request.topk_sample_logprobs:
+                by_count[wanted].append(row)
+        topk: dict[int, tuple[Tensor, Tensor]] = {}
+        for wanted, rows in by_count.items():
+            own = chosen.logits.index_select(0, to_device(rows, torch.int64, chosen.logits.device))
+            tokens, logprobs = (_to_host(each) for each in likeliest(own, wanted))
+            topk |= {row: (tokens[place], logprobs[place]) for place, row in enumerate(rows)}
+        both = torch.stack([chosen.tokens[:count].to(torch.float64), chosen.logprobs[:count].to(torch.float64)])
+        on_host = _to_host(both)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        self._results.append(_Results(owners, on_host, topk, arrived))
+
+    def _take(self, results: _Results) -> None:
+        results.arrived.synchronize()
+        tokens, logprobs = results.chosen.tolist()
+        for row, owner in enumerate(results.owners):
+            continuation = owner.continuation
+            if continuation.is_over:
+                continue
+            if row in results.topk:
+                own_tokens, own_logprobs = results.topk[row]
+                continuation.topk.append((own_tokens.numpy(), own_logprobs.numpy()))
+            self._requests.accept(owner.generation, continuation, int(tokens[row]), logprobs[row])
+
+
+def _joining(running: _Running) -> Joining:
+    generation = running.generation
+    assert generation.room is not None
+    length = len(generation.request.prompt)
+    return Joining(
+        slot=running.slot,
+        rooms=running.continuation.rooms or (generation.room,),
+        length=length + max(generation.new_tokens - 1, 0),
+        position=length - 1,
+        rule=generation.rule,
+    )
+
+
+def _filtered(running: Iterable[_Running]) -> bool:
+    return any(each.generation.rule.is_filtered and not each.generation.rule.is_greedy for each in running)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy that has arrived once an event that is recorded later has."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
