@@ -423,14 +423,14 @@ def test_kinds_that_nothing_happens_to_are_no_sign_of_an_absent_server(
     attempt = launch(FOREVER, grace_s=0)
     engine.start(attempt)
     until_phase(engine, attempt.name, RUNNING)
-    lists = [follower.lists for follower in engine._followers]
+    lists = [follower.lists for follower in engine._watches.followers]
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         engine.wait(0.1)
         engine.jobs()  # raises if the API server does not seem to answer
-        assert [follower.problem for follower in engine._followers] == [None] * len(lists)
+        assert [follower.problem for follower in engine._watches.followers] == [None] * len(lists)
     # A watch goes on where the last one ended.
-    assert [follower.lists for follower in engine._followers] == lists
+    assert [follower.lists for follower in engine._watches.followers] == lists
     engine.cancel(attempt.name)
     until_phase(engine, attempt.name, ENDED)
 

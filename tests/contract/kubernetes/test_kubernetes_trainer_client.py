@@ -288,6 +288,23 @@ def test_our_client_sees_and_follows_the_jobs_of_kubeflows_client(
 
 
 @pytest.mark.long
+def test_job_that_cannot_be_a_train_job_of_its_runtime_says_why(
+    client: TrainerClient, with_trainer: KubernetesClient
+) -> None:
+    runtime = with_trainer.get("TrainingRuntime", RUNTIME)
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    runtime["spec"]["template"]["spec"]["replicatedJobs"] = [{**node, "name": "dataset-initializer"}, node]
+    head = {"name": "fetching", "labels": runtime["metadata"]["labels"]}
+    with_trainer.create({"kind": "TrainingRuntime", "metadata": head, "spec": runtime["spec"]})
+    trainer = CustomTrainer(func=add, func_args={"numbers": [5]}, resources_per_node=FEW_CORES)
+    name = client.train(runtime="fetching", trainer=trainer)
+    client.wait_for_job_status(name, timeout=PATIENCE_S, polling_interval=0.2)
+    assert train_jobs(with_trainer) == []
+    said = "handed to the engine as an Indexed Job, and no TrainJob: its runtime has other jobs than node"
+    assert any(event.message.startswith(said) for event in client.get_job_events(name))
+
+
+@pytest.mark.long
 def test_without_kubeflow_trainer_the_same_call_runs_as_an_indexed_job(
     server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

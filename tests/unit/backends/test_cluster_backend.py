@@ -119,6 +119,16 @@ def test_an_attempt_waits_in_the_engines_queue_with_its_words_and_starts_once(cl
     assert len(cluster.engine.launches) == 1
 
 
+def test_engine_that_runs_something_else_than_what_is_asked_for_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(cluster.queued()) == "handed to the engine"
+    monkeypatch.setattr(ScriptedEngine, "instead", lambda _, launch: f"a job of {launch.instance}", raising=False)
+    cluster.engine.present.clear()
+    cluster.backend.follower.poll()
+    assert str(cluster.queued()) == "handed to the engine as a job of k3f9"
+
+
 def test_workers_that_run_and_do_not_reach_the_server_say_so_until_they_give_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

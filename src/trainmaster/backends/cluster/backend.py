@@ -17,9 +17,10 @@ from trainmaster.backends.cluster.engine import (
     EnginePhase,
     EngineRefusedError,
     ShowsForeignJobs,
+    StandsIn,
     engine_name,
 )
-from trainmaster.backends.cluster.following import Follower
+from trainmaster.backends.cluster.following import EngineFollower
 from trainmaster.backends.worker_package import package_digest, packed_worker
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
@@ -47,7 +48,7 @@ class ClusterBackend:
         self._options = options
         self._context = context
         self._run_directory = context.run_directory
-        self.follower = Follower(engine, context, poll_s=options.poll_s)
+        self.follower = EngineFollower(engine, context, poll_s=options.poll_s)
 
     def open(self) -> None:
         self.follower.open()
@@ -81,8 +82,7 @@ class ClusterBackend:
             seen = self.follower.seen
             job = seen.jobs.get(name) if self.follower.is_fresh(seen) else None
             if job is None or job.phase is EnginePhase.PREPARING:
-                handle = self._start(request, name)
-                raise self._wait(name, "handed to the engine", handle)
+                raise self._start(request, name)
             if job.phase is EnginePhase.QUEUED:
                 raise self._wait(name, job.message or "waits in the engine's queue", job.handle)
         except EngineAwayError as error:
@@ -97,16 +97,18 @@ class ClusterBackend:
             raise self._wait(name, unheard, job.handle, again_in_s=AWAY_AGAIN_S)
         return job.handle
 
-    def _start(self, request: AttemptRequest, name: str) -> str:
+    def _start(self, request: AttemptRequest, name: str) -> NotYetError:
         packed_worker(self._context.workers)
         is_new = self.follower.begin_start(name, request)
         try:
-            handle = self._engine.start(self._launch(request, digest=package_digest()), is_new=is_new)
+            launch = self._launch(request, digest=package_digest())
+            handle = self._engine.start(launch, is_new=is_new)
         except EngineRefusedError as error:
             self.revoke(request)
             raise LaunchError(f"{self.name}: {error}", Reason.LAUNCH_REFUSED) from error
         self.follower.has_started(name)
-        return handle
+        instead = self._engine.instead(launch) if isinstance(self._engine, StandsIn) else ""
+        return self._wait(name, f"handed to the engine as {instead}" if instead else "handed to the engine", handle)
 
     def _wait(self, name: str, message: str, handle: str | None, *, again_in_s: float = QUEUED_AGAIN_S) -> NotYetError:
         return NotYetError(message, self.follower.next_change(name), again_in_s=again_in_s, handle=handle)

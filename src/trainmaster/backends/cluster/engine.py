@@ -171,6 +171,14 @@ class ClusterEngine(Protocol):
 
 
 @runtime_checkable
+class StandsIn(Protocol):
+    """An engine that runs some attempts as something else than they ask for."""
+
+    def instead(self, launch: EngineLaunch) -> str:
+        """What runs an attempt that was just started, and why not what it asks for; empty: it is what it asks for."""
+
+
+@runtime_checkable
 class ShowsForeignJobs(Protocol):
     """An engine that can show what others run there."""
 

@@ -48,7 +48,7 @@ class SeenJobs:
     """When the engine was asked, by the monotonic clock."""
 
 
-class Follower:
+class EngineFollower:
     """Attempts are known by their names on the engine. Any thread may call its methods; `poll` is for one at a time."""
 
     def __init__(self, engine: ClusterEngine, context: ClusterContext, *, poll_s: float) -> None:
