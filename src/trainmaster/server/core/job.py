@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hmac
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,6 +19,18 @@ PREEMPTION_BUDGET = 100
 """How often a job may be queued again after a preemption; apart from `max_retries`."""
 AGEING_S_PER_PRIORITY = 1800.0
 """One step of priority is worth this much waiting."""
+
+
+def _values(record: Job | Attempt) -> dict[str, Any]:
+    """The fields of a record; `dataclasses.replace` looks at them one by one, which takes twice as long."""
+    names, values_of = _fields_of(type(record))  # type: ignore[arg-type]  # all classes are hashable
+    return dict(zip(names, values_of(record), strict=True))
+
+
+@functools.cache
+def _fields_of(kind: type[Job | Attempt]) -> tuple[tuple[str, ...], operator.attrgetter[Any]]:
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    return names, operator.attrgetter(*names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,7 @@ class Attempt:
         return hmac.digest(self.token.encode(), b"rank", "sha256").hex()
 
     def evolve(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
+        return type(self)(**{**_values(self), **changes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +229,7 @@ class Job:
     attempt: Attempt | None = None
 
     def evolve(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
+        return type(self)(**{**_values(self), **changes})
 
     @property
     def host_backend(self) -> str:
