@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from store_records import ACME, EVERYTHING, OTHER, apply, change_of, event_of, new_job, stored, submit
 
@@ -65,6 +68,28 @@ def test_changed_jobs_are_those_with_events_after_the_cursor(database: Database)
         later, changed = events.changed_jobs(connection, EVERYTHING, cursor)
         assert (list(changed), later) == (["job-1"], events.last_id(connection, EVERYTHING))
         assert events.changed_jobs(connection, EVERYTHING, later) == (later, {})
+
+
+def test_older_events_cost_the_search_for_changed_jobs_nothing_on_sqlite(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'trainmaster.db'}")
+
+    def steps() -> int:
+        counted = itertools.count()
+        with database.read() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            last = events.last_id(connection, EVERYTHING)
+            driver.set_progress_handler(lambda: next(counted) < 0, 1)
+            assert events.changed_jobs(connection, EVERYTHING, last) == (last, {})
+            driver.set_progress_handler(None, 1)
+        return next(counted)
+
+    submit(database, new_job("job-0"))
+    among_few = steps()
+    for number in range(1, 30):
+        submit(database, new_job(f"job-{number}"))
+    assert 0 < steps() <= among_few
+    database.close()
 
 
 def test_reader_of_the_feed_sees_every_event_once_while_others_write(database: Database) -> None:

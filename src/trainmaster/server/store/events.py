@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
 from trainmaster.server.core.job import Job, JobEvent
 from trainmaster.server.core.resources import ClusterEvent
 from trainmaster.server.store import schema
-from trainmaster.server.store.records import PreparedStatement, Records
+from trainmaster.server.store.records import PreparedStatement, Records, ScopedQuery
 from trainmaster.server.store.scope import Scope
 
 _events = schema.events
@@ -19,6 +19,12 @@ _events = schema.events
 _RECORDS = Records(JobEvent, _events)
 _INSERT = PreparedStatement(insert(_events).inline(), columns=["account_id", *_RECORDS.fields])
 _LAST_ID = select(func.max(_events.c.id))
+_AFTER = ScopedQuery(
+    select(_events.c.id, _events.c.job_id, _events.c.seq)
+    .where(_events.c.id > bindparam("after"))
+    .order_by(_events.c.id),
+    _events.c.account_id,
+)
 
 
 def append(connection: Connection, scope: Scope, job: Job, events: Sequence[JobEvent]) -> None:
@@ -62,15 +68,9 @@ def last_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cu
 
 def changed_jobs(connection: Connection, scope: Scope, after_id: int) -> tuple[int, dict[str, int]]:
     """The cursor at the end of the feed, and the number of the last event of each job that has one after `after_id`."""
-    last = func.max(_events.c.id)
-    query = (
-        select(_events.c.job_id, last, func.max(_events.c.seq))
-        .where(_events.c.id > after_id)
-        .group_by(_events.c.job_id)
-        .order_by(last)
-    )
-    rows = connection.execute(scope.limit(query, _events.c.account_id)).all()
-    return (rows[-1][1] if rows else after_id), {row[0]: row[2] for row in rows}
+    # Not grouped by the database: SQLite would read the index of all events there are, to have them by job.
+    rows = _AFTER.rows(connection, scope, after=after_id)
+    return (rows[-1][0] if rows else after_id), {job_id: seq for _, job_id, seq in rows}
 
 
 # Events of the cluster: what happened to nodes and queues. They belong to no account; every account may see them.
@@ -78,7 +78,7 @@ def changed_jobs(connection: Connection, scope: Scope, after_id: int) -> tuple[i
 _cluster_events = schema.cluster_events
 
 _CLUSTER_RECORDS = Records(ClusterEvent, _cluster_events)
-_LAST_CLUSTER_ID = select(func.max(_cluster_events.c.id))
+_LAST_CLUSTER_ID = PreparedStatement(select(func.max(_cluster_events.c.id)))
 
 
 def append_to_cluster(connection: Connection, scope: Scope, events: Iterable[ClusterEvent]) -> None:
@@ -89,7 +89,7 @@ def append_to_cluster(connection: Connection, scope: Scope, events: Iterable[Clu
 
 
 def last_cluster_id(connection: Connection, scope: Scope) -> int:  # noqa: ARG001 - a cursor shows nothing
-    return connection.execute(_LAST_CLUSTER_ID).scalar() or 0
+    return _LAST_CLUSTER_ID.rows(connection, {})[0][0] or 0
 
 
 def of_subject(connection: Connection, scope: Scope, subject: str, limit: int = 100) -> list[ClusterEvent]:

@@ -12,7 +12,7 @@ from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.states import TERMINAL, UNFINISHED
 from trainmaster.server.store import attempts, checkpoints, events, job_inputs, schema, usage
-from trainmaster.server.store.records import PreparedStatement, Records, label_marks, portions
+from trainmaster.server.store.records import PreparedStatement, Records, ScopedQuery, dumps, label_marks, listed
 from trainmaster.server.store.scope import Scope
 
 _IDENTITY = frozenset({"account_id", "job_id", "handle", "created_by", "created_at", "parent_job_id", "root_job_id"})
@@ -85,18 +85,12 @@ def by_handle(connection: Connection, scope: Scope, handle: str) -> Job:
 
 def load(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> list[Job]:
     """The named jobs that exist, deleted or not, in no particular order."""
-    found: list[Job] = []
-    for some in portions(job_ids):
-        found += map(_job_from_row, connection.execute(_BY_IDS, {"keys": some}))
+    found = map(_job_from_row, _BY_IDS.rows(connection, {"keys": dumps(job_ids)}))
     return [job for job in found if scope.admits(job.account_id)]
 
 
 def versions(connection: Connection, scope: Scope, job_ids: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    query = scope.limit(_VERSIONS, _jobs.c.account_id)
-    for portion in portions(job_ids):
-        found.update((job_id, version) for job_id, version in connection.execute(query, {"keys": portion}))
-    return found
+    return dict(_VERSIONS.rows(connection, scope, keys=dumps(job_ids)))
 
 
 def unfinished(connection: Connection, scope: Scope) -> list[Job]:
@@ -172,8 +166,9 @@ _SELECT: sa.Select[Any] = sa.select(*_RECORDS.columns, *attempts.RECORDS.columns
     _jobs.outerjoin(_attempts, schema.is_current_attempt)
 )
 _BY_ID = PreparedStatement(_SELECT.where(_jobs.c.job_id == bindparam("key")))
-_BY_IDS = _SELECT.where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
-_VERSIONS = sa.select(_jobs.c.job_id, _jobs.c.version).where(_jobs.c.job_id.in_(bindparam("keys", expanding=True)))
+_IS_LISTED = _jobs.c.job_id.bool_op("IN")(listed(bindparam("keys")))
+_BY_IDS = PreparedStatement(_SELECT.where(_IS_LISTED))
+_VERSIONS = ScopedQuery(sa.select(_jobs.c.job_id, _jobs.c.version).where(_IS_LISTED), _jobs.c.account_id)
 _WITH_HANDLE = _SELECT.where(_jobs.c.account_id == bindparam("account"), _jobs.c.handle == bindparam("handle_"))
 _BY_HANDLE = _WITH_HANDLE.where(_jobs.c.deleted_at.is_(None))
 _BY_HANDLE_ONCE = _WITH_HANDLE.where(_jobs.c.deleted_at.is_not(None)).order_by(_jobs.c.deleted_at.desc()).limit(1)

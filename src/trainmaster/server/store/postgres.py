@@ -14,9 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.store.records import database_time
+from trainmaster.server.store.records import database_time, listed
 
 if TYPE_CHECKING:
     import psycopg
@@ -185,6 +186,11 @@ _FAILURES = {
 @compiles(database_time, "postgresql")
 def _database_time(_element: database_time, _compiler: object, **_options: object) -> str:
     return "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
+
+
+@compiles(listed, "postgresql")
+def _listed(element: listed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT json_array_elements_text(CAST({compiler.process(element.clauses, **options)} AS json)))"
 
 
 def _engine(url: URL, **options: Any) -> Engine:

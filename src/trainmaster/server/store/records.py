@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Double, Select, Table, UpdateBase, bindparam
+from sqlalchemy import ColumnElement, Connection, Double, Select, Table, Text, UpdateBase, bindparam
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -35,6 +35,13 @@ class database_time(FunctionElement[float]):  # noqa: N801 - read as a function 
     """The time by the database's clock, which all servers share, in Unix seconds; not when the transaction began."""
 
     type = Double()
+    inherit_cache = True
+
+
+class listed(FunctionElement[str]):  # noqa: N801 - as above
+    """The texts of a JSON list, as a subquery: the statement is the same however many there are."""
+
+    type = Text()
     inherit_cache = True
 
 

@@ -15,9 +15,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from trainmaster.server.core.errors import RefusedError, StoreUnavailableError, TrainmasterError
-from trainmaster.server.store.records import database_time
+from trainmaster.server.store.records import database_time, listed
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb", "smb2", "smb3", "smbfs"}
@@ -133,6 +134,11 @@ _FAILURES = {
 @compiles(database_time, "sqlite")
 def _database_time(_element: database_time, _compiler: object, **_options: object) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(listed, "sqlite")
+def _listed(element: listed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT value FROM json_each({compiler.process(element.clauses, **options)}))"
 
 
 def _engine(url: URL, lock_timeout_s: float, begin: str, pragmas: tuple[str, ...], **pool: Any) -> Engine:
