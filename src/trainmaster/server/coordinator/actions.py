@@ -1,5 +1,5 @@
 """The actions that the committed state of a job calls for: launch, stop, revoke, sweep. Each is derived from the job's
-row and may be repeated; the memory of recent actions only saves repeating them on every pass."""
+row and may be repeated; `attempt_memory` has what was done recently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
@@ -16,6 +16,7 @@ from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.protocol.run_directory import RunDirectory, exit_document
 from trainmaster.server import failpoints
+from trainmaster.server.coordinator.attempt_memory import AttemptMemory
 from trainmaster.server.coordinator.launch import Launches
 from trainmaster.server.coordinator.observation import last_beat, observe_attempt
 from trainmaster.server.coordinator.restoring import Restores
@@ -23,7 +24,7 @@ from trainmaster.server.coordinator.threads import ActionPools, PooledAction
 from trainmaster.server.core.commands import control_for
 from trainmaster.server.core.endings import record_engine_handle, record_launch_wait, refuse_launch, unclaimed_launches
 from trainmaster.server.core.errors import StoreUnavailableError, TrainmasterError
-from trainmaster.server.core.job import Attempt, Change, Job
+from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.reports import AttemptObservation, Liveness
 from trainmaster.server.core.resources import Node
 from trainmaster.server.core.states import JobStatus
@@ -39,55 +40,6 @@ LAUNCH_TIMEOUT_S = 120.0
 backend prepares something does not count."""
 WAIT_TOLD_EVERY_S = 2.0
 """How often users see that progress."""
-
-STOP_OVERDUE_S = 45.0
-"""Past the grace period: a worker that has not even reported a missed grace period by then is stuck."""
-BACKOFF_S = 1.0
-BACKOFF_MAX_S = 30.0
-
-
-@dataclass(slots=True)
-class _Wait:
-    """What a NotYetError said, without the frames that it was raised in: of thousands, each would keep a view alive."""
-
-    message: str
-    until: Future[Any]
-    again_in_s: float
-    is_over: bool = False
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What this process did for one attempt."""
-
-    request: AttemptRequest | None = None
-    launched_at: float | None = None
-    revoked: bool = False
-    killed: bool = False
-    control: Control | None = None
-    lost: set[int] = field(default_factory=set)
-    """Nodes whose worker died without an exit document; the processes that it left are to be swept."""
-    swept: set[int] = field(default_factory=set)
-    busy: bool = False
-    failures: int = 0
-    """Actions that failed in a row, for the back-off."""
-    not_before: float = 0.0
-    wait: _Wait | None = None
-    """What the backend prepares before it can launch the attempt."""
-    wait_told_at: float = float("-inf")
-    claim_awaited_from: float | None = None
-    """The first launch by this process, or the last time that the backend was not ready for it."""
-    stop_seen_at: float | None = None
-    """When a stop was first seen that is dated after now, because the clock was set back."""
-    refusal: LaunchError | None = None
-    """Why a launch failed that left nothing running."""
-    handle: str | None = None
-
-    def restart_waits(self) -> None:
-        """Wait from now on: the remembered times are by a clock that was set back."""
-        self.not_before = 0.0
-        self.wait_told_at = float("-inf")
-        self.launched_at = self.claim_awaited_from = self.stop_seen_at = None
 
 
 class AttemptActions:
@@ -107,7 +59,7 @@ class AttemptActions:
         self._launches = launches
         self._restores = Restores(launches.database, roots)
         self._hint = hint
-        self._memory: dict[str, _Memory] = {}
+        self._memory: dict[str, AttemptMemory] = {}
         self._refusals: dict[str, int] = {}
         """Launches of a job that were refused in a row."""
         self._acted_at = float("-inf")
@@ -134,7 +86,7 @@ class AttemptActions:
             attempt_id = _attempt_id(job)
             if job.live.claimed:
                 self._refusals.pop(job.job_id, None)
-            memory = self._memory.setdefault(attempt_id, _Memory())
+            memory = self._memory.setdefault(attempt_id, AttemptMemory())
             if memory.busy or now < memory.not_before:
                 continue
             act = self._next(job, view.nodes, memory, now)
@@ -152,22 +104,12 @@ class AttemptActions:
     def is_quiet(self, job: Job, now: float) -> bool:
         """Whether an attempt waits for its backend, has said why, and nobody wants anything else of it: there is
         nothing to see or to do before the backend reports a change. Thousands may wait in the queue of a cluster."""
-        attempt = job.live
         memory = self._memory.get(_attempt_id(job))
-        if memory is None or (wait := memory.wait) is None or memory.launched_at is None:
-            return False
-        return (
-            not (memory.busy or wait.is_over or attempt.claimed)
-            and attempt.stop is None
-            and memory.handle == attempt.handle
-            and memory.refusal is None
-            and 0 <= now - memory.launched_at < wait.again_in_s
-            and job.message == wait.message
-        )
+        return memory is not None and memory.is_quiet(job, now)
 
     def observe(self, job: Job, view: ClusterView) -> AttemptObservation | None:
         """What can be seen of a job's attempt now; None when it was not launched yet."""
-        memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", _Memory())
+        memory = self._memory.setdefault(f"{job.job_id}.{job.live.number}", AttemptMemory())
         directory = run_directory(self._roots, job.job_id, job.live.number)
         if memory.request is None:
             memory.request = _readable(directory)
@@ -236,7 +178,7 @@ class AttemptActions:
             return record_engine_handle(job, now=now, handle=memory.handle)
         return None
 
-    def _next(self, job: Job, nodes: Mapping[str, Node], memory: _Memory, now: float) -> PooledAction | None:
+    def _next(self, job: Job, nodes: Mapping[str, Node], memory: AttemptMemory, now: float) -> PooledAction | None:
         attempt = job.live
         backend = self._backends[attempt.backend]
         if job.status is JobStatus.SCHEDULING and len(attempt.claimed) < len(attempt.shares):
@@ -252,13 +194,13 @@ class AttemptActions:
             return PooledAction(lambda: backend.stop(self._prepared(job, nodes, memory), control))
         if memory.lost:
             return PooledAction(lambda: self._sweep(backend, job, nodes, memory), slow=True)
-        if _stop_is_overdue(attempt, memory, now) and not memory.killed:
+        if memory.stop_is_overdue(attempt, now) and not memory.killed:
             memory.killed = True
             return PooledAction(lambda: backend.kill(self._prepared(job, nodes, memory)), slow=True)
         return None
 
     def _next_for_unclaimed(
-        self, job: Job, nodes: Mapping[str, Node], memory: _Memory, now: float
+        self, job: Job, nodes: Mapping[str, Node], memory: AttemptMemory, now: float
     ) -> PooledAction | None:
         backend = self._backends[job.live.backend]
         wait = memory.wait
@@ -282,24 +224,20 @@ class AttemptActions:
 
         return PooledAction(lambda: self._launch(submit, job, nodes, memory), launches=True)
 
-    def _run(self, attempt_id: str, memory: _Memory, work: Callable[[], None], now: float) -> None:
+    def _run(self, attempt_id: str, memory: AttemptMemory, work: Callable[[], None], now: float) -> None:
         failpoints.reach("act.before")
         try:
             work()
             memory.failures = 0
         except Exception:
-            wait_s = min(BACKOFF_S * 2 ** min(memory.failures, 10), BACKOFF_MAX_S)
+            wait_s = memory.failed(now)
             _log.exception("%s: an action failed; it is tried again in %.0f s", attempt_id, wait_s)
-            memory.failures += 1
-            memory.not_before = now + wait_s
-            memory.control = None
-            memory.revoked = memory.killed = False
         failpoints.reach("act.after")
         memory.busy = False
         self._hint(attempt_id)
 
     def _launch(
-        self, verb: Callable[[AttemptRequest], str | None], job: Job, nodes: Mapping[str, Node], memory: _Memory
+        self, verb: Callable[[AttemptRequest], str | None], job: Job, nodes: Mapping[str, Node], memory: AttemptMemory
     ) -> None:
         """Lay out the run directory and hand the attempt to its backend, to be started or withdrawn."""
         try:
@@ -308,11 +246,7 @@ class AttemptActions:
             memory.handle = verb(request)
             memory.wait = None
         except NotYetError as wait:
-            is_new = memory.wait is None or memory.wait.until is not wait.until
-            memory.wait = _Wait(str(wait), wait.until, wait.again_in_s)
-            memory.handle = wait.handle or memory.handle
-            memory.request = None  # It is on disk, and many may wait for long.
-            if is_new:
+            if memory.has_to_wait(wait):
                 attempt_id = _attempt_id(job)
 
                 def wake(_: Future[Any]) -> None:
@@ -321,8 +255,6 @@ class AttemptActions:
                     self._hint(attempt_id)
 
                 wait.until.add_done_callback(wake)
-            elif wait.until.done():
-                memory.wait.is_over = True
         except LaunchError as error:
             memory.refusal = error
         except StoreUnavailableError:
@@ -337,7 +269,7 @@ class AttemptActions:
         if memory.refusal is not None:
             _log.warning("%s was not launched: %s", job.job_id, memory.refusal)
 
-    def _prepared(self, job: Job, nodes: Mapping[str, Node], memory: _Memory) -> AttemptRequest:
+    def _prepared(self, job: Job, nodes: Mapping[str, Node], memory: AttemptMemory) -> AttemptRequest:
         """The attempt's request, laid out on disk; computed again from the job where a crash has left none."""
         if memory.request is None:
             directory = run_directory(self._roots, job.job_id, job.live.number)
@@ -347,14 +279,14 @@ class AttemptActions:
             memory.request = request
         return memory.request
 
-    def _sweep(self, backend: Backend, job: Job, nodes: Mapping[str, Node], memory: _Memory) -> None:
+    def _sweep(self, backend: Backend, job: Job, nodes: Mapping[str, Node], memory: AttemptMemory) -> None:
         request = self._prepared(job, nodes, memory)
         for node in sorted(memory.lost):
             backend.sweep(request, node)
             memory.swept.add(node)
             memory.lost.discard(node)
 
-    def _tidy_up_after(self, attempt_id: str, memory: _Memory) -> None:
+    def _tidy_up_after(self, attempt_id: str, memory: AttemptMemory) -> None:
         """Remove the working directory of an attempt, where its worker should have and died first or never started."""
         self._restores.forget(attempt_id)
         job_id, _, number = attempt_id.rpartition(".")
@@ -388,12 +320,6 @@ def _readable(directory: RunDirectory) -> AttemptRequest | None:
         return directory.request()
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
         return None
-
-
-def _stop_is_overdue(attempt: Attempt, memory: _Memory, now: float) -> bool:
-    if (asked_at := attempt.stop_at) is not None and asked_at > now:
-        asked_at = memory.stop_seen_at = now if memory.stop_seen_at is None else memory.stop_seen_at
-    return asked_at is not None and now > asked_at + attempt.stop_grace_s + STOP_OVERDUE_S
 
 
 def _same(one: Control, other: Control | None) -> bool:
