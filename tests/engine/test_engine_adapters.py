@@ -13,12 +13,12 @@ from packed_runs import Outcome, Watch, Work, filled_adapter, logits_of, run
 from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
 
+from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.types import EngineError, LoraOptions
-from trainmaster.engine.weight_files import export_adapter, read_adapter
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from packed_runs import filled_adapter, logits_of
 from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
 
+from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
@@ -23,7 +24,7 @@ from trainmaster.engine.model import Transformer
 from trainmaster.engine.ropes import Rope
 from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import AdamOptions, Datum, EngineError, Pass, Trained
-from trainmaster.engine.weight_files import export_adapter, export_model, read_adapter
+from trainmaster.engine.weight_files import export_model
 from trainmaster.server.coordinator.base_models import BaseModel
 
 TOKENS = random_tokens(40, seed=9)

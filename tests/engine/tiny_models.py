@@ -135,6 +135,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_bias": True,
         },
     ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "qwen3_moe_mixed": (
+        "qwen3_moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 30}),
     "glm4": ("glm4", {"pad_token_id": NULL}),
 }
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
@@ -165,10 +181,11 @@ def make_checkpoint(
 
 
 def reference(directory: Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' own model of a checkpoint, with the attention that is written out in Python."""
+    """transformers' own model of a checkpoint, with attention and experts that are written out in Python."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **plain).eval()
 
 
 def random_tokens(length: int, seed: int = 0) -> torch.Tensor:

@@ -52,9 +52,9 @@ class Adapter:
         self.scale = options.alpha / options.rank
         self.factors: dict[str, Factors] = {}
         """By the layer's name, such as `model.layers.0.self_attn.q_proj`."""
-        for target, (outputs, inputs) in shapes.items():
-            a = nn.Parameter(_begun(options, target, inputs).to(device, dtype))
-            b = nn.Parameter(torch.zeros(outputs, options.rank, device=device, dtype=dtype))
+        for target, (*experts, outputs, inputs) in shapes.items():
+            a = nn.Parameter(_begun(options, target, experts, inputs).to(device, dtype))
+            b = nn.Parameter(torch.zeros(*experts, outputs, options.rank, device=device, dtype=dtype))
             self.factors[target] = Factors(a, b)
 
     @classmethod
@@ -93,19 +93,19 @@ class Adapter:
         return twin
 
     def delta(self, target: str) -> Tensor:
-        """The matrix that the adapter adds to a layer's weight, float32 [out, in]."""
+        """The matrix that the adapter adds to a layer's weight, float32 [out, in], or [experts, out, in]."""
         factors = self.factors[target]
         return self.scale * (factors.b.detach().float() @ factors.a.detach().float())
 
 
-def _begun(options: LoraOptions, target: str, inputs: int) -> Tensor:
+def _begun(options: LoraOptions, target: str, experts: Sequence[int], inputs: int) -> Tensor:
     """The initial A. It depends on the seed and the layer alone."""
     digest = hashlib.sha256(f"{options.seed or 0}:{target}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    drawn = torch.rand(options.rank, inputs, generator=generator) * 2 - 1
+    drawn = torch.rand(*experts, options.rank, inputs, generator=generator) * 2 - 1
     if options.init == "nora":
         # Every input counts the same at first: its column over the rank has length 1.
-        return functional.normalize(drawn, dim=0)
+        return functional.normalize(drawn, dim=-2)
     return drawn / math.sqrt(inputs)
 
 

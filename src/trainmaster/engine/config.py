@@ -13,6 +13,7 @@ from typing import Any
 
 from trainmaster.engine.architectures import FAMILIES, NESTED
 from trainmaster.engine.architectures.family import FULL, SLIDING, Bias, Family, HeadNorm, LayerNorms, Nested
+from trainmaster.engine.architectures.mixtures import Mixture
 from trainmaster.engine.config_values import Values
 from trainmaster.engine.ropes import Rope, read_ropes
 from trainmaster.engine.types import EngineError
@@ -52,6 +53,7 @@ class ModelConfig:
     logit_divisor: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    mixture: Mixture | None = None
     nested: Nested | None = None
     """The model's own architecture, if it has other parts beside the language model."""
 

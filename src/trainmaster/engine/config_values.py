@@ -28,6 +28,10 @@ class Values:
             raise EngineError(f"{self.path}: {name} is {value!r}, not a whole number")
         return int(value)
 
+    def count_of(self, *names: str, default: int) -> int:
+        """The first of some names that is there: versions of transformers write different ones."""
+        return self.count(next((name for name in names if self.raw.get(name) is not None), names[0]), default)
+
     def optional(self, name: str, default: float | None = None) -> float | None:
         value = self.raw.get(name, default)
         return None if value is None else self.number(name, default)

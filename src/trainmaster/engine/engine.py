@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainmaster.engine import losses
+from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.model import Transformer
@@ -18,7 +19,7 @@ from trainmaster.engine.parallel import Ranks, as_engine_error, command
 from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
 from trainmaster.engine.trained_model import ANOTHER_MODEL, State, TrainedModel, WeightsSnapshot, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
-from trainmaster.engine.weight_files import export_adapter, export_model, read_adapter
+from trainmaster.engine.weight_files import export_model
 
 PACK_TOKENS = 8192
 """Tokens that are computed together: enough to keep a GPU busy, few enough for the memory of a backward pass."""

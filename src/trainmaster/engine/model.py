@@ -20,6 +20,7 @@ from trainmaster.engine.adapters import AdaptedRows
 from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.mixture import MixtureMlp
 from trainmaster.engine.products import gated, product
 from trainmaster.engine.rotary import RotaryAngles, apply_rotary, rotary_angles
 from trainmaster.engine.targets import UNEMBEDDING
@@ -168,7 +169,8 @@ class Layer(nn.Module):
         super().__init__()
         self._norms, self._residual_scale = config.norms, config.residual_scale
         self.self_attn = SelfAttention(config, layer)
-        self.mlp = Mlp(config, layer)
+        mixture = config.mixture
+        self.mlp = MixtureMlp(config, mixture, layer) if mixture and mixture.layers[layer] else Mlp(config, layer)
         for name in astuple(config.norms):
             if name is not None:
                 self.add_module(name, Norm(config.hidden_size, config))

@@ -62,7 +62,7 @@ def _missing(rows: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """A [rank, in] and B [out, rank] of one layer."""
+    """A [rank, in] and B [out, rank] of one layer, or of each of its experts."""
 
     a: nn.Parameter
     b: nn.Parameter

@@ -13,14 +13,14 @@ MLP = "mlp"
 _BODY = "model.layers."
 
 
-def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
-    """The adapted products and the shapes of their weights: (out, in)."""
-    shapes: dict[str, tuple[int, int]] = {}
+def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, ...]]:
+    """The adapted products and the shapes of their weights: (out, in), of experts (experts, out, in)."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_layers):
         if options.train_attn:
             shapes |= {f"{_BODY}{layer}.{ATTENTION}.{name}": size for name, size in attention_shapes(config)}
         if options.train_mlp:
-            shapes |= {f"{_BODY}{layer}.{MLP}.{name}": size for name, size in mlp_shapes(config)}
+            shapes |= {f"{_BODY}{layer}.{MLP}.{name}": size for name, size in mlp_shapes(config, layer)}
     if options.train_unembed:
         shapes[UNEMBEDDING] = (config.vocab_size, config.hidden_size)
     return shapes
@@ -36,9 +36,17 @@ def attention_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]
     yield "o_proj", (hidden, queries)
 
 
-def mlp_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    if config.fused_gate_up:
+def mlp_shapes(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    mixture, hidden = config.mixture, config.hidden_size
+    if mixture is None or not mixture.layers[layer]:
+        yield from _mlp_shapes(hidden, config.intermediate_size, fused=config.fused_gate_up)
+        return
+    for name, size in _mlp_shapes(hidden, mixture.width, fused=False):
+        yield f"experts.{name}", (mixture.experts, *size)
+
+
+def _mlp_shapes(hidden: int, inner: int, *, fused: bool) -> Iterator[tuple[str, tuple[int, int]]]:
+    if fused:
         yield "gate_up_proj", (2 * inner, hidden)
     else:
         yield from (("gate_proj", (inner, hidden)), ("up_proj", (inner, hidden)))
@@ -48,3 +56,12 @@ def mlp_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
 def part_of(target: str) -> str:
     """Which part of the model a target belongs to: ATTENTION, MLP or UNEMBEDDING."""
     return target.split(".")[3] if target.startswith(_BODY) else target
+
+
+def targets_within(parameter: str) -> tuple[str, ...]:
+    """The targets whose weights a parameter has, one below the other."""
+    target = parameter.removesuffix(".weight")
+    experts, _, kind = target.rpartition(".")
+    if experts.endswith(".experts") and kind == "gate_up_proj":
+        return f"{experts}.gate_proj", f"{experts}.up_proj"
+    return (target,)

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from trainmaster.engine.adapter_files import read_adapter
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.trained_model import WeightsSnapshot, weights_state
 from trainmaster.engine.types import Blame, EngineError, Trained
-from trainmaster.engine.weight_files import read_adapter
 from trainmaster.jobs.checkpoint import CorruptCheckpointError, Manifest
 from trainmaster.jobs.checkpoint_saver import Saver
 from trainmaster.jobs.report import Reporter

@@ -9,10 +9,10 @@ from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3
 from trainmaster.engine.architectures.glm import GLM4
 from trainmaster.engine.architectures.granite import GRANITE
 from trainmaster.engine.architectures.llama import LLAMA
-from trainmaster.engine.architectures.mistral import MISTRAL
+from trainmaster.engine.architectures.mistral import MISTRAL, MIXTRAL
 from trainmaster.engine.architectures.olmo import OLMO2
 from trainmaster.engine.architectures.phi3 import PHI3
-from trainmaster.engine.architectures.qwen import QWEN2, QWEN3
+from trainmaster.engine.architectures.qwen import QWEN2, QWEN3, QWEN3_MOE
 from trainmaster.engine.architectures.smollm import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = {
@@ -23,10 +23,12 @@ FAMILIES: Mapping[str, Family] = {
     "granite": GRANITE,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }
 NESTED: Mapping[str, Nested] = {"gemma3": GEMMA3}

@@ -28,7 +28,7 @@ from trainmaster.engine.model import Linear, Transformer
 from trainmaster.engine.products import Factors
 from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.types import EngineError
-from trainmaster.engine.weight_files import module_naming
+from trainmaster.engine.weight_layout import module_naming
 from trainmaster.training.loop.batches import Batch
 
 

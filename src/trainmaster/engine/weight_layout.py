@@ -1,0 +1,76 @@
+"""How checkpoints name weights, and which of their tensors make up a parameter, where the two are not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainmaster.engine.architectures.mixtures import Mixture, Stored
+from trainmaster.engine.architectures.naming import ALONE, Naming
+from trainmaster.engine.config import ModelConfig
+
+_EXPERTS = ".mlp.experts."
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    names: tuple[str, ...]
+    """The names of the tensors in the checkpoint."""
+    joined: Callable[[Sequence[Tensor]], Tensor]
+    """The parameter that the tensors make up."""
+    parted: Callable[[Tensor], Sequence[Tensor]]
+    """The tensors that make up a parameter."""
+
+
+def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Collection[str]) -> Layout:
+    """How the checkpoint with these names has a parameter of the model."""
+    mixture, theirs = config.mixture, naming.theirs(parameter)
+    if mixture is None or ".mlp." not in parameter:
+        return _as_it_is(theirs)
+    if _EXPERTS in parameter and mixture.stored is Stored.EACH and theirs not in names:
+        return _each_expert(mixture, theirs)
+    in_files = theirs.replace(".mlp.", f".{mixture.module}.")
+    return _as_it_is(theirs if theirs in names else in_files)
+
+
+def module_naming(config: ModelConfig) -> Naming:
+    """The names of transformers' modules, which PEFT uses, too."""
+    return config.nested.namings[0] if config.nested else ALONE
+
+
+def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
+    """How some weights are named: transformers saves published names, or those of its modules."""
+    modules, *others = config.nested.namings if config.nested else (ALONE,)
+    known = list(names)
+    for other in others:
+        if any(name.startswith((other.body, other.unembedding)) for name in known):
+            return other
+    return modules
+
+
+def _as_it_is(name: str) -> Layout:
+    return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,))
+
+
+def _each_expert(mixture: Mixture, name: str) -> Layout:
+    """One tensor for each expert and product; gate and up of an expert lie one after the other."""
+    layer, _, kind = name.partition(_EXPERTS)
+    gate, up, down = mixture.names
+    products = (gate, up) if kind == "gate_up_proj" else (down,)
+    names = tuple(
+        f"{layer}.{mixture.module}.experts.{expert}.{product}.weight"
+        for expert in range(mixture.experts)
+        for product in products
+    )
+
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        stacked = torch.stack(list(tensors))
+        return stacked.view(mixture.experts, -1, stacked.shape[2])
+
+    def parted(whole: Tensor) -> Sequence[Tensor]:
+        return whole.reshape(len(names), -1, whole.shape[2]).unbind(0)
+
+    return Layout(names, joined, parted)

@@ -1,0 +1,129 @@
+"""Mixtures of experts: products by group, files with the experts of a layer together, and Tinker's adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from packed_runs import filled_adapter, logits_of
+from safetensors.torch import load_file, save_file
+from tiny_models import make_checkpoint, random_tokens, reference
+
+from trainmaster.engine import grouped_products
+from trainmaster.engine.adapter_files import export_adapter, read_adapter
+from trainmaster.engine.adapters import AdapterRows
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.grouped_products import Choices, GroupedShare, adapted_grouped_product
+from trainmaster.engine.model import Transformer
+from trainmaster.engine.products import AdapterShare, Factors
+from trainmaster.engine.types import EngineError
+from trainmaster.engine.weight_files import export_model
+
+TEXT = random_tokens(40)
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float64) -> Transformer:
+    return Transformer(ModelConfig.read(directory)).load(directory, dtype=dtype)
+
+
+@pytest.mark.parametrize("one_kernel", [False, True])
+def test_grouped_product_and_its_gradients_are_those_of_the_formula(one_kernel: bool) -> None:
+    """One group has no rows, and adapters have the tokens of a part of the pack."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if one_kernel else torch.float64
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(True)
+
+    tokens, weight = drawn(11, 16), drawn(4, 24, 16)
+    chosen = torch.tensor([[0, 3], [3, 1], [0, 1], [1, 0], [3, 0], [0, 1], [1, 3], [3, 0], [0, 3], [3, 1], [0, 1]])
+    factors = [(drawn(4, 8, 16), drawn(4, 8, 8)) for _ in range(2)]
+    ranges = ((0, 5, slice(0, 8)), (7, 11, slice(16, 24)))
+    weights = torch.rand(11, 2, generator=generator, dtype=torch.float64).to(dtype)
+    expected_rows = []
+    for token in range(11):
+        total = torch.zeros(24, dtype=dtype)
+        for choice, group in enumerate(chosen[token].tolist()):
+            row = weight[group] @ tokens[token]
+            for (a, b), (start, stop, columns) in zip(factors, ranges, strict=True):
+                if start <= token < stop:
+                    part = torch.zeros(24, dtype=dtype)
+                    part[columns] = 0.5 * b[group] @ (a[group] @ tokens[token])
+                    row = row + part
+            total = total + weights[token, choice] * row
+        expected_rows.append(total)
+    every = [tokens, weight, *(each for pair in factors for each in pair)]
+    expected = torch.stack(expected_rows)
+    grads = torch.autograd.grad(expected.square().sum(), every)
+    shares = [
+        GroupedShare(
+            AdapterShare(
+                start,
+                stop,
+                0.5,
+                Factors(torch.nn.Parameter(a.detach()), torch.nn.Parameter(b.detach())),
+                a.detach(),
+                b.detach(),
+            ),
+            columns,
+        )
+        for (a, b), (start, stop, columns) in zip(factors, ranges, strict=True)
+    ]
+    choices = Choices(chosen, 4)
+    with mock.patch.object(grouped_products, "_one_kernel", return_value=one_kernel):
+        rows = adapted_grouped_product(choices.spread(tokens), weight, None, choices, shares)
+        found = choices.gathered(rows, weights)
+        own = [tokens, weight, *(each for s in shares for each in (s.share.factors.a, s.share.factors.b))]
+        found_grads = torch.autograd.grad(found.square().sum(), own)
+    near = {"atol": 2.0, "rtol": 0.05} if one_kernel else {"atol": 1e-9, "rtol": 1e-9}
+    torch.testing.assert_close(found, expected, **near)
+    for each, truth in zip(found_grads, grads, strict=True):
+        torch.testing.assert_close(each, truth, **near)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe_mixed", "mixtral"])
+def test_experts_of_a_layer_may_be_together_in_files(tmp_path: Path, kind: str) -> None:
+    """As transformers' modules have them."""
+    directory = make_checkpoint(tmp_path / "each", kind)
+    together = tmp_path / "together"
+    reference(directory, dtype=torch.float64).save_pretrained(together, save_original_format=False)
+    names = load_file(together / "model.safetensors").keys()
+    assert "model.layers.3.mlp.experts.gate_up_proj" in names or "model.layers.2.mlp.experts.gate_up_proj" in names
+    (expected,) = logits_of(load(directory), [TEXT])
+    model = load(together)
+    (found,) = logits_of(model, [TEXT])
+    assert torch.equal(found, expected)
+    adapter = filled_adapter(model.config)
+    (adapted,) = logits_of(model, [TEXT], AdapterRows([(adapter, 40)]))
+    export_model(model, model.config, adapter, together, tmp_path / "merged", trained=False)
+    assert load_file(tmp_path / "merged" / "model.safetensors").keys() >= names
+    (merged,) = logits_of(load(tmp_path / "merged"), [TEXT])
+    torch.testing.assert_close(merged, adapted, atol=2e-4, rtol=2e-4)
+
+
+def test_adapter_whose_factors_are_shared_by_experts_is_read(tmp_path: Path) -> None:
+    """Tinker's shares one of the two among all experts of a layer."""
+    directory = make_checkpoint(tmp_path / "base", "qwen3_moe")
+    config = ModelConfig.read(directory)
+    export_adapter(filled_adapter(config), directory, tmp_path / "adapter", tinker_names=True)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    factors = load_file(file)
+    name = "base_model.model.model.layers.1.mlp.experts.w1.lora_A.weight"
+    assert factors[name].shape == (8, 4, 64)
+    save_file({**factors, name: factors[name][3:4].clone()}, file)
+    read = dict(read_adapter(config, tmp_path / "adapter").named_parameters())
+    own = read["model.layers.1.mlp.experts.gate_proj.lora_A.weight"]
+    assert all(torch.equal(each, factors[name][3]) for each in own)
+
+
+def test_adapter_of_some_experts_alone_is_refused(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "base", "qwen3_moe")
+    config = ModelConfig.read(directory)
+    export_adapter(filled_adapter(config), directory, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    some = {name: each for name, each in load_file(file).items() if ".experts.5." not in name}
+    save_file(some, file)
+    with pytest.raises(EngineError, match=r"experts\.\w+\.lora_A\.weight is not of one shape for all experts"):
+        read_adapter(config, tmp_path / "adapter")
