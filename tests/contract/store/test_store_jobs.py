@@ -230,7 +230,7 @@ def test_forgotten_checkpoints_are_gone(database: Database) -> None:
 def test_event_number_that_is_taken_fails_the_whole_change(database: Database) -> None:
     job = submit(database, new_job())
     clash = Change(job=job.evolve(version=2, message="lost"), events=(event_of(job, 1),))
-    with pytest.raises(Exception, match="(?i)unique constraint"):
+    with pytest.raises(Exception, match=r"(?i)unique constraint"):
         database.write_now(lambda connection: jobs.apply(connection, ACME, clash))
     assert stored(database, job.job_id) == job
 
