@@ -6,32 +6,18 @@ any Python that has PyTorch and Triton.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from kernel_runs import DEVICE, DIGITS, FAMILIES, TYPES, a_model, apart, drawn
 from torch import Tensor
 from torch.nn import functional
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("Triton needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-pytest.importorskip("triton")
-
-from trainmaster.engine import kernels  # noqa: E402
-from trainmaster.engine.attention import PackedAttention  # noqa: E402
-from trainmaster.engine.config import ModelConfig  # noqa: E402
-from trainmaster.engine.kernels import gates, heads, norms  # noqa: E402
-from trainmaster.engine.model import Transformer  # noqa: E402
-from trainmaster.engine.rotary import apply_rotary  # noqa: E402
-
-DEVICE = "cpu" if INTERPRETED else "cuda"
-TYPES = [torch.float32, *([] if INTERPRETED else [torch.bfloat16])]
-DIGITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
-"""How far results may lie from those in float64, of their length."""
+from trainmaster.engine import kernels
+from trainmaster.engine.attention import PackedAttention
+from trainmaster.engine.kernels import gates, heads, norms
+from trainmaster.engine.rotary import apply_rotary
 
 
 @pytest.fixture(params=TYPES, ids=str)
@@ -45,18 +31,6 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than there are rows, when weights get gradients."""
     for module in (norms, heads):
         monkeypatch.setattr(module, "_PROGRAMS", 3)
-
-
-def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-
-def apart(ours: Tensor, theirs: Tensor) -> float:
-    assert ours.shape == theirs.shape
-    ours, theirs = ours.detach().double(), theirs.detach().double()
-    assert ours.isfinite().all()
-    return float((ours - theirs).norm() / theirs.norm())
 
 
 def agree(
@@ -188,39 +162,6 @@ def test_heads_may_be_columns_of_one_product(dtype: torch.dtype) -> None:
         found = heads.turned(query, key, angles.cos(), angles.sin())
         expected = heads.turned(query.contiguous(), key.contiguous(), angles.cos(), angles.sin())
     assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "llama": {"attention_bias": True},
-    "gemma2": {"query_pre_attn_scalar": 24, "sliding_window": 4},
-    "gemma3_text": {"query_pre_attn_scalar": 24, "sliding_window": 4},
-    "glm4": {},
-    "granite": {"residual_multiplier": 0.5},
-    "olmo2": {},
-    "phi3": {"pad_token_id": 0},
-    "smollm3": {},
-}
-
-
-def a_model(kind: str) -> Transformer:
-    """Of random weights, without a checkpoint."""
-    sizes = {
-        "vocab_size": 70,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-    }
-    config = ModelConfig.of({"model_type": kind, **sizes, **FAMILIES[kind]}, Path("config.json"))
-    model = Transformer(config).to_empty(device=DEVICE)
-    generator = torch.Generator().manual_seed(3)
-    for parameter in model.parameters():
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * (0.3 if parameter.dim() > 1 else 1))
-    return model
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -532,10 +532,10 @@ def test_pack_without_room_in_memory_is_computed_in_parts(
 ) -> None:
     computed = engine_module.compute
 
-    def small(chunks: Any, *, recompute: bool = False) -> Any:
+    def small(chunks: Any, *, recompute: bool = False, **options: Any) -> Any:
         if not recompute:
             raise torch.OutOfMemoryError("no room")
-        return computed(chunks, recompute=recompute)
+        return computed(chunks, recompute=recompute, **options)
 
     monkeypatch.setattr(engine_module, "compute", small)
     results = run(engine, *the_company(engine))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.kernels.adapter_products import lower_rows, raise_rows
-from trainmaster.engine.products import product
+from trainmaster.engine.products import Layer, product
 
 _LEAST_RANK = 16
 """Tensor cores take no less."""
@@ -123,9 +123,10 @@ class StackedRows:
     def total(self) -> int:
         return len(self.places)
 
-    def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        outputs = product(rows, weight, bias)
-        self.add(target, rows, outputs)
+    def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
+        outputs = tuple(product(rows, layer.weight, layer.bias) for layer in layers)
+        for layer, output in zip(layers, outputs, strict=True):
+            self.add(layer.target, rows, output)
         return outputs
 
     def add(self, target: str, rows: Tensor, outputs: Tensor) -> None:

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainmaster.engine import kernels
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.products import AdapterShare, Factors, adapted_product
+from trainmaster.engine.factor_products import FactorRows
+from trainmaster.engine.factor_stacks import FactorStacks
+from trainmaster.engine.products import AdapterShare, Factors, Layer, adapted_product
 from trainmaster.engine.targets import target_shapes
 from trainmaster.engine.types import EngineError, LoraOptions
 
@@ -29,6 +32,9 @@ def check_shapes(problem: str, own: Mapping[str, Tensor], given: Mapping[str, Te
 
 class Adapter:
     """The factors of one adapter: those of one seed are the same on all devices. No seed means seed 0."""
+
+    changes = 0
+    """How often an optimizer, or `load`, wrote the factors."""
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class Adapter:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
+        self.changes += 1
 
     def copy(self) -> Adapter:
         twin = object.__new__(Adapter)
@@ -115,23 +122,49 @@ class AdaptedRows(Protocol):
     @property
     def total(self) -> int: ...
 
-    def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A layer's outputs for the rows, each with its adapter's part."""
+    def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of layers that see the same rows, each with its adapter's part."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AdapterRows:
     """Which rows of a pack belong to which adapter, or None for the base model alone, in the order of the rows."""
 
     parts: Sequence[tuple[Adapter | None, int]]
+    stacks: FactorStacks = field(default_factory=FactorStacks)
+    """Where a GPU's copy of the factors is kept for the next pack."""
     _shares: dict[str, tuple[AdapterShare, ...]] = field(default_factory=dict, init=False)
+    _stacked: FactorRows | None = field(default=None, init=False)
 
     @property
     def total(self) -> int:
         return sum(rows for _, rows in self.parts)
 
-    def product(self, target: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return adapted_product(rows, weight, bias, self.shares(target, rows.dtype))
+    def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
+        if stacked := self.stacked(rows):
+            return stacked.products(rows, layers)
+        return tuple(
+            adapted_product(rows, layer.weight, layer.bias, self.shares(layer.target, rows.dtype)) for layer in layers
+        )
+
+    def stacked(self, rows: Tensor) -> FactorRows | None:
+        """What computes the adapters' parts on a GPU, if there are any."""
+        if self._stacked is None and kernels.serve(rows):
+            ends = itertools.accumulate(count for _, count in self.parts)
+            own = [
+                (adapter, (end - count, end))
+                for (adapter, count), end in zip(self.parts, ends, strict=True)
+                if adapter is not None and count
+            ]
+            if own:
+                stack = self.stacks.of([adapter for adapter, _ in own], rows.dtype)
+                self._stacked = FactorRows(stack, [bounds for _, bounds in own], self.total)
+        return self._stacked
+
+    def hand_out_gradients(self) -> None:
+        """Give the factors the gradients that were noted outside of autograd."""
+        if self._stacked is not None:
+            self._stacked.hand_out_gradients()
 
     def shares(self, target: str, dtype: torch.dtype) -> tuple[AdapterShare, ...]:
         """The parts that adapt a layer; their factors are rounded once for the pack to the type that it computes in."""

@@ -14,6 +14,7 @@ from trainmaster.engine import losses
 from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.parallel import Ranks, as_engine_error, command
 from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
@@ -56,6 +57,7 @@ class Engine:
         self._pack_tokens = pack_tokens
         self._steps_in_one = gradient_accumulation_steps
         self._models: dict[str, TrainedModel] = {}
+        self._stacks = FactorStacks()
 
     @property
     def models(self) -> Mapping[str, TrainedModel]:
@@ -70,6 +72,7 @@ class Engine:
     @command
     def unload(self, model_id: str) -> None:
         del self._models[self._model(model_id).model_id]
+        self._stacks.clear()
 
     @command
     def run(self, passes: Sequence[Pass]) -> list[PassResult | EngineError]:
@@ -163,7 +166,7 @@ class Engine:
         ]
         for together in pack(chunks, self._pack_tokens):
             if wanted := [chunk for chunk in together if computed[chunk.number].failure is None]:
-                for chunk, part in zip(wanted, _parts(wanted), strict=True):
+                for chunk, part in zip(wanted, _parts(wanted, self._stacks), strict=True):
                     computed[chunk.number].add(part)
         return computed
 
@@ -188,11 +191,11 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Computed]) -
     )
 
 
-def _parts(chunks: Sequence[Chunk]) -> list[ChunkResult | EngineError]:
+def _parts(chunks: Sequence[Chunk], stacks: FactorStacks) -> list[ChunkResult | EngineError]:
     """Compute a pack; if that fails, each chunk alone, to find out which one failed."""
     recompute = False
     try:
-        return compute(chunks)
+        return compute(chunks, stacks=stacks)
     except torch.OutOfMemoryError:
         recompute = True
     except Exception as error:
@@ -200,13 +203,13 @@ def _parts(chunks: Sequence[Chunk]) -> list[ChunkResult | EngineError]:
             _forget_gradients(chunks[0])
             return [as_engine_error(error)]
     # Not while the error is handled: it would keep what the failed pack computed in memory.
-    return [_part_alone(chunk, recompute=recompute) for chunk in chunks]
+    return [_part_alone(chunk, stacks, recompute=recompute) for chunk in chunks]
 
 
-def _part_alone(chunk: Chunk, *, recompute: bool) -> ChunkResult | EngineError:
+def _part_alone(chunk: Chunk, stacks: FactorStacks, *, recompute: bool) -> ChunkResult | EngineError:
     _forget_gradients(chunk)
     try:
-        return compute([chunk], recompute=recompute)[0]
+        return compute([chunk], recompute=recompute, stacks=stacks)[0]
     except Exception as error:
         _forget_gradients(chunk)
         return as_engine_error(error)

@@ -5,7 +5,7 @@ Parameters have their names of a checkpoint of a language model; only attention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import cast
@@ -37,9 +37,14 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, rows: Tensor, adapters: AdaptedRows | None = None) -> Tensor:
-        if adapters is None:
-            return product(rows, self.weight, self.bias)
-        return adapters.product(self.target, rows, self.weight, self.bias)
+        return _together((self,), rows, adapters)[0]
+
+
+def _together(layers: Sequence[Linear], rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, ...]:
+    """The outputs of layers that see the same rows."""
+    if adapters is None:
+        return tuple(product(rows, layer.weight, layer.bias) for layer in layers)
+    return adapters.products(layers, rows)
 
 
 class Unembedding(Linear):
@@ -116,7 +121,7 @@ class SelfAttention(nn.Module):
         if config.fused_qkv:
             query, key, value = self.qkv_proj(rows, adapters).split(self._widths, dim=1)
         else:
-            query, key, value = (each(rows, adapters) for each in (self.q_proj, self.k_proj, self.v_proj))
+            query, key, value = _together((self.q_proj, self.k_proj, self.v_proj), rows, adapters)
         if config.head_norm is HeadNorm.ALL_HEADS:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (each.unflatten(1, (-1, config.head_dim)) for each in (query, key, value))
@@ -159,7 +164,7 @@ class Mlp(nn.Module):
         if self._fused:
             gate, up = self.gate_up_proj(rows, adapters).chunk(2, dim=1)
         else:
-            gate, up = self.gate_proj(rows, adapters), self.up_proj(rows, adapters)
+            gate, up = _together((self.gate_proj, self.up_proj), rows, adapters)
         output: Tensor = self.down_proj(gated(gate, up, self._activation), adapters)
         return output
 

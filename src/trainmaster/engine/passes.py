@@ -16,6 +16,7 @@ from torch import Tensor
 from trainmaster.engine import losses
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.attention import PackedAttention
+from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.losses import LossFunction, Options, TokenLosses, Tokens
 from trainmaster.engine.trained_model import TrainedModel, add_up
@@ -159,12 +160,14 @@ def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: 
     return CheckedPass(request=request, model=model, loss=loss, options=options, inputs=inputs)
 
 
-def compute(chunks: Sequence[Chunk], *, recompute: bool = False) -> list[ChunkResult | EngineError]:
+def compute(
+    chunks: Sequence[Chunk], *, recompute: bool = False, stacks: FactorStacks | None = None
+) -> list[ChunkResult | EngineError]:
     """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
     transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
     device = transformer.device
     data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]
-    rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks])
+    rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks], stacks or FactorStacks())
     with torch.set_grad_enabled(backward):
         hidden = transformer.hidden(
             _on(device, np.concatenate(data).astype(np.int64, copy=False)),

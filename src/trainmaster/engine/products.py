@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,15 @@ def _missing(rows: Tensor) -> int:
 # An adapted layer computes `x W' + scale * (x A') B'`. The product with W is one for all rows of a pack, whoever they
 # belong to; those with A and B are each adapter's own, on its own rows. A pack's other rows take no part in them, so an
 # adapter's gradients are what they would be alone. `add_shares` and `share_gradients` make all small products of a
-# layer, and nothing else does: kernels that take many adapters at once would replace them.
+# layer, and nothing else does. A GPU takes all adapters, and layers that see the same rows, at once: `FactorRows`.
+
+
+class Layer(Protocol):
+    """A product that adapters may adapt, by its name for them."""
+
+    target: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

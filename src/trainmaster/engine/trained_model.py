@@ -105,6 +105,7 @@ class TrainedModel:
         total = self._summed(gradients, ranks)
         metrics = scale_gradients(total.tensors, options, loss_tokens=total.loss_tokens, sequences=total.sequences)
         self.optimizer.step(total.tensors, options)
+        self._note_change()
         return metrics
 
     def state(self, ranks: Ranks) -> dict[str, Any]:
@@ -132,6 +133,7 @@ class TrainedModel:
             if tensors:
                 check_shapes(ANOTHER_MODEL, self.parameters, tensors)
         self.optimizer.load_weights(state["weights"])
+        self._note_change()
         self.optimizer.load_state(moments)
         self.gradients = Gradients(waiting=int(saved["waiting"]))
         # Gradients are summed over the ranks: one of them has what was saved.
@@ -147,6 +149,10 @@ class TrainedModel:
         return WeightsSnapshot(
             transformer=self.transformer, adapter=None if self.adapter is None else self.adapter.copy()
         )
+
+    def _note_change(self) -> None:
+        if self.adapter is not None:
+            self.adapter.changes += 1
 
     def _summed(self, gradients: Gradients, ranks: Ranks) -> Gradients:
         """The sum over all ranks; a rank without data adds nothing."""

@@ -24,6 +24,7 @@ from trainmaster.engine.architectures.naming import Naming
 from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.cross_entropy import CrossEntropy, cross_entropy
+from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.model import Linear, Transformer
 from trainmaster.engine.products import Factors
 from trainmaster.engine.targets import UNEMBEDDING
@@ -72,13 +73,14 @@ class EngineModel:
             for factor in self.adapter.parameters():
                 factor.data = factor.data.to(device)
         self._recompute = recompute
+        self._stacks = FactorStacks()
 
     @property
     def trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.container.parameters() if parameter.requires_grad]
 
     def losses(self, batch: Batch, divisor: Tensor) -> CrossEntropy:
-        adapters = None if self.adapter is None else AdapterRows([(self.adapter, len(batch.tokens))])
+        adapters = None if self.adapter is None else AdapterRows([(self.adapter, len(batch.tokens))], self._stacks)
         attention = PackedAttention(batch.lengths)
         hidden = self.transformer.hidden(
             batch.tokens, batch.positions, attention, adapters, recompute=self._recompute
@@ -104,6 +106,8 @@ class EngineModel:
     @torch.no_grad()
     def follow(self) -> None:
         """Have the engine compute with weights that have changed."""
+        if self.adapter is not None:
+            self.adapter.changes += 1
         if self._copies:
             torch._foreach_copy_(self._copies, self._masters)
 

@@ -1,0 +1,164 @@
+"""The products of a pack's rows on a GPU, with the adapters' parts: few kernels for any number of adapters.
+
+Layers that see the same rows are computed together: one product with all their A. The gradients of all factors come
+into one tensor, which is handed out at the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainmaster.engine.factor_stacks import FactorStack
+from trainmaster.engine.products import Layer
+
+
+class FactorRows:
+    """Which rows of a pack are whose, and the gradients of a backward pass over them."""
+
+    def __init__(self, stack: FactorStack, bounds: Sequence[tuple[int, int]], rows: int) -> None:
+        from trainmaster.engine.kernels.groups import Groups
+
+        self.stack = stack
+        self.bounds = bounds
+        device = stack.values.device
+        self._groups = None if len(bounds) == 1 and bounds[0] == (0, rows) else Groups.of(bounds, device)
+        """None: all rows are of one adapter."""
+        self._gradients: Tensor | None = None
+        self._ends = False
+        trained = any(each.a.requires_grad for own in stack.adapters for each in own.factors.values())
+        self.anchor = torch.empty(0, device=device, requires_grad=True) if trained else None
+        """What autograd takes for the factors, so that it computes the layers that nothing else trains."""
+
+    def products(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
+        """The layers' outputs for the rows, each with its adapter's part."""
+        if self.stack.a([layer.target for layer in layers]) is None:
+            if len(layers) > 1:
+                return tuple(output for layer in layers for output in self.products(rows, [layer]))
+            return tuple(torch.nn.functional.linear(rows, layer.weight, layer.bias) for layer in layers)
+        if not torch.is_grad_enabled():
+            return tuple(self.computed(rows, layers)[0])
+        tensors = [each for layer in layers for each in (layer.weight, layer.bias)]
+        return _Products.apply(rows, self.anchor, self, layers, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+
+    def computed(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[list[Tensor], Tensor]:
+        """The outputs, and the rows times A of all layers, [n, layers x rank]."""
+        lowered = self._lowered(rows, [layer.target for layer in layers])
+        outputs = []
+        for own, layer in zip(torch.split(lowered, self.stack.rank, dim=1), layers, strict=True):
+            output = torch.nn.functional.linear(rows, layer.weight, layer.bias)
+            self._add_raised(output, own, layer.target)
+            outputs.append(output)
+        return outputs, lowered
+
+    def pull(
+        self, grads: Sequence[Tensor], rows: Tensor, lowered: Tensor, targets: Sequence[str], grad_rows: Tensor | None
+    ) -> None:
+        """Note the gradients of the layers' factors, and add that of the rows to `grad_rows`."""
+        stack, rank = self.stack, self.stack.rank
+        gradients = self._noted()
+        a, grad_a = stack.a(targets), stack.a(targets, gradients)
+        assert a is not None
+        assert grad_a is not None
+        grad_lowered = torch.empty_like(lowered)
+        halves = (torch.split(each, rank, dim=1) for each in (lowered, grad_lowered))
+        parts = zip(grads, targets, *halves, strict=True)
+        for grad, target, own, onto in parts:
+            b, grad_b = stack.b(target), stack.b(target, gradients)
+            if self._groups is None:
+                torch.mm(grad, b[0], out=onto)
+                _narrow_product(grad.t(), own, grad_b[0])
+            else:
+                from trainmaster.engine.kernels.groups import add_group_outer, group_product
+
+                group_product(grad, b, self._groups, out=onto, transposed=True)
+                add_group_outer(grad, own, self._groups, out=grad_b)
+        if self._groups is None:
+            _narrow_product(grad_lowered.t(), rows, grad_a[0])
+            if grad_rows is not None:
+                grad_rows.addmm_(grad_lowered, a[0])
+        else:
+            from trainmaster.engine.kernels.groups import add_group_outer, group_product
+
+            add_group_outer(grad_lowered, rows, self._groups, out=grad_a)
+            if grad_rows is not None:
+                group_product(grad_lowered, a, self._groups, out=grad_rows, add=True, transposed=True)
+
+    def hand_out_at_end(self) -> None:
+        """Have autograd call `hand_out_gradients` when it ends."""
+        if not self._ends:
+            self._ends = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.hand_out_gradients)
+
+    def hand_out_gradients(self) -> None:
+        """Give the factors the gradients that were noted for them."""
+        self._ends = False
+        if self._gradients is not None:
+            self.stack.hand_out(self._gradients)
+            self._gradients = None
+
+    def _noted(self) -> Tensor:
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self.stack.values, dtype=torch.float32)
+        return self._gradients
+
+    def _lowered(self, rows: Tensor, targets: Sequence[str]) -> Tensor:
+        a = self.stack.a(targets)
+        assert a is not None
+        if self._groups is None:
+            return rows @ a[0].t()
+        from trainmaster.engine.kernels.groups import group_product
+
+        return group_product(rows, a, self._groups, out=rows.new_empty(len(rows), a.shape[1]))
+
+    def _add_raised(self, outputs: Tensor, lowered: Tensor, target: str) -> None:
+        b = self.stack.b(target)
+        if self._groups is None:
+            outputs.addmm_(lowered, b[0].t())
+            return
+        from trainmaster.engine.kernels.groups import group_product
+
+        group_product(lowered, b, self._groups, out=outputs, add=True)
+
+
+def _narrow_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """`left @ right` into `out`, float32, which nothing else writes."""
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        _anchor: Tensor | None,
+        of: FactorRows,
+        layers: Sequence[Layer],
+        *_tensors: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        outputs, lowered = of.computed(rows, layers)
+        ctx.of, ctx.targets = of, [layer.target for layer in layers]
+        ctx.save_for_backward(rows, lowered, *(layer.weight for layer in layers))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        rows, lowered, *weights = ctx.saved_tensors
+        wants_rows, wants_factors, _, _, *wanted = ctx.needs_input_grad
+        grad_rows: Tensor | None = None
+        of_tensors: list[Tensor | None] = []
+        for place, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
+            if wants_rows:
+                grad_rows = grad @ weight if grad_rows is None else grad_rows.addmm_(grad, weight)
+            of_tensors.append(grad.t() @ rows if wanted[2 * place] else None)
+            of_tensors.append(grad.sum(0) if wanted[2 * place + 1] else None)
+        ctx.of.hand_out_at_end()
+        if wants_factors or grad_rows is not None:
+            ctx.of.pull(grads, rows, lowered, ctx.targets, grad_rows)
+        return grad_rows, None, None, None, *of_tensors
