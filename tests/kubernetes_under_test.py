@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from engine_under_test import EngineUnderTest
 from job_server import processes_marked, shown_of
-from kubernetes_client import KubernetesClient, condition_of
+from kubernetes_client import ApiError, KubernetesClient, Object, condition_of
 from kubernetes_launches import BARE, IMAGE
 from kubernetes_server.process import KubernetesServer, running
 from process_signals import kill_marked
@@ -58,10 +59,20 @@ class KubernetesUnderTest(EngineUnderTest):
         }
 
     def left(self, mark: str = "") -> list[str]:
-        named = (each["metadata"]["name"] for kind in _KINDS for each in self.api.list(kind))
+        named = (each["metadata"]["name"] for kind in _KINDS for each in self._listed(kind))
         # A pod's name has its index and a random word in addition.
         names = {"-".join(name.split("-")[:5]) for name in named if name.startswith("tm-")}
         return sorted(name for name in names if mark in name)
+
+    def _listed(self, kind: str) -> list[Object]:
+        """Also from an API server that has too many requests."""
+        while True:
+            try:
+                return self.api.list(kind)
+            except ApiError as error:
+                if error.code != 429:
+                    raise
+                time.sleep(1)
 
     def remove(self, job_id: str) -> None:
         (name,) = self.left(job_id)

@@ -168,8 +168,10 @@ def test_node_whose_disk_is_full_is_the_reason_and_works_again_when_it_is_not(
         job_id = server.submit("sh", "-c", writes)
         failed = server.until(job_id, "FAILED")
         assert failed["error_type"] == "DISK_FULL", failed["error"]
-        # Of its files, nothing is left.
+        wait_for(lambda: not any(small_disk.glob("*/attempts/*")), "its files to go")
         assert server.until(server.submit("true"))["status"] == "COMPLETED"
+        # Its worker removes what it had after that.
+        wait_for(lambda: not any(small_disk.glob("*/attempts/*")), "the files of that job to go")
         (small_disk / "filler").write_bytes(b"x" * free(small_disk))
         waits = server.submit("true", **AGAIN)
         reason = wait_for(lambda: server.job(waits)["attempts"] and server.job(waits)["attempts"][0]["reason"], "why")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ray_launches import launch_of
 from trainmaster.backends.cluster.engine import EngineAwayError, EnginePhase, EngineRefusedError
-from trainmaster.backends.ray import client
+from trainmaster.backends.ray import client, connection
 from trainmaster.backends.ray.client import RayEngine
 from trainmaster.backends.ray.options import RayOptions
 from trainmaster.protocol.reasons import Reason
@@ -47,6 +47,8 @@ class Dashboard(ThreadingHTTPServer):
         self.answers: dict[str, tuple[int, Any]] = {}
         self.headers: list[dict[str, str]] = []
         self.asked: list[str] = []
+        self.busy_every = 0
+        """It has too many requests at each so many of them."""
 
     @property
     def address(self) -> str:
@@ -62,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.asked.append(f"{self.command} {path}")
         status, body = self.server.answers.get(f"{self.command} {path}", self.server.answers.get(path, (404, "")))
+        if self.server.busy_every and len(self.server.asked) % self.server.busy_every == 0:
+            status, body = 429, "later"
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
@@ -90,7 +94,8 @@ def dashboard() -> Iterator[Dashboard]:
 
 
 @pytest.fixture
-def engine(dashboard: Dashboard) -> Iterator[RayEngine]:
+def engine(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayEngine]:
+    monkeypatch.setattr(connection, "_PAUSE_S", 0.0)
     engine = RayEngine("ray", "k3f9", RayOptions(address=dashboard.address))
     yield engine
     engine.close()
@@ -106,6 +111,13 @@ def test_token_and_headers_go_with_every_request(dashboard: Dashboard) -> None:
     for headers in dashboard.headers:
         assert headers["Authorization"] == "Bearer top"
         assert (headers["X-Team"], headers["X-Key"]) == ("ours", "a:b")
+
+
+def test_request_that_is_one_too_many_is_sent_again(dashboard: Dashboard, engine: RayEngine) -> None:
+    """Every third one: to look at jobs takes four."""
+    dashboard.busy_every = 3
+    for _ in range(3):
+        assert engine.jobs() == {}
 
 
 @pytest.mark.parametrize("address", ["", "head:8265", "ray://head:10001", "http://he ad"])

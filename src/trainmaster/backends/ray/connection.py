@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ LIMIT = 10_000
 """The most entries that the state API lists."""
 _READS = 3
 """Now and then, a file is shown as if it were empty."""
+_ASKS = 4
+"""How often a request is sent to a dashboard, or to the proxy before it, that has too many."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_TOO_MANY = 429
 _FORBIDDEN = (401, 403, 407)
 _REFUSALS = ("Request failed with status code 400", "already exists", "A file is not found at")
 """What says that a status of 500 is an answer, and not a failure."""
@@ -86,7 +91,7 @@ class RayConnection:
 
     def _send(self, method: str, path: str, *, is_text: bool = False, **arguments: Any) -> Any:
         try:
-            response = self._http.request(method, path, **arguments)
+            response = self._answer(method, path, **arguments)
             if response.status_code in _FORBIDDEN:
                 raise EngineAwayError(
                     f"{self.address} refuses us with status {response.status_code}; set the option token or headers"
@@ -95,7 +100,7 @@ class RayConnection:
             passed_on = any(words in response.text for words in _REFUSALS)
             if response.status_code >= 500 and not passed_on:
                 raise EngineAwayError(f"{self.address} answers with status {response.status_code}: {_last(response)}")
-            if response.status_code == 429:
+            if response.status_code == _TOO_MANY:
                 raise EngineAwayError(f"{self.address} has too many requests")
             if not response.is_success:
                 raise RayRefusedError(response.status_code, _last(response))
@@ -110,6 +115,21 @@ class RayConnection:
         if method == "GET":
             raise EngineAwayError(f"{self.address}{path} is no dashboard of Ray: it answers with a page")
         return None
+
+    def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """To look at jobs takes several requests: one of them may always be one too many."""
+        response = self._http.request(method, path, **arguments)
+        for _ in range(1, _ASKS):
+            if response.status_code != _TOO_MANY:
+                break
+            time.sleep(_pause_s(response))
+            response = self._http.request(method, path, **arguments)
+        return response
+
+
+def _pause_s(response: httpx.Response) -> float:
+    told = response.headers.get("retry-after", "")
+    return min(float(told), _LONGEST_PAUSE_S) if told.isdigit() else _PAUSE_S
 
 
 def _header(line: str) -> tuple[str, str]:
