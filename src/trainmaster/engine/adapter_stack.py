@@ -6,40 +6,35 @@ so do CUDA graphs that read them.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter
-from trainmaster.engine.kernels.adapter_products import lower_rows, raise_rows
-from trainmaster.engine.products import Layer, product
+from trainmaster.engine.kernels.adapter_products import COLUMNS, lower_rows, raise_rows
+from trainmaster.engine.products import Layer, joint_product
 
 _LEAST_RANK = 16
 """Tensor cores take no less."""
 _LEAST_PLACES = 4
-_SAME_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Products of the same rows."""
+_SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Products that multiply the same rows, as the model computes them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lowering:
-    """The first factors of the targets that have the same inputs: [places, targets x rank, in]."""
+class _Group:
+    """Products of the same rows."""
 
-    factors: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Target:
-    lowering: _Lowering
-    first: int
-    """Where its own part of the lowered rows begins."""
     a: Tensor
-    """[places, rank, in], a view."""
+    """[places, products x rank, in]."""
     b: Tensor
-    """[places, out, rank], times the adapter's scale."""
+    """[places, the sum of their outputs, rank], times the adapter's scale."""
+    blocks: Tensor
+    """For `raise_rows`."""
 
 
 class AdapterStack:
@@ -50,14 +45,21 @@ class AdapterStack:
         shapes: dict[str, tuple[int, int]] = {}
         for adapter in adapters:
             shapes |= {name: (len(own.b), own.a.shape[1]) for name, own in adapter.factors.items()}
-        self._targets: dict[str, _Target] = {}
-        for names in _joined(shapes):
-            inputs = shapes[names[0]][1]
-            lowering = _Lowering(torch.zeros(self.places, len(names) * self.rank, inputs, device=device, dtype=dtype))
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        """By the product's name, its parts of a group's tensors: [places, rank, in] and [places, out, rank]."""
+        for names in _with_the_same_rows(shapes):
+            inputs, widths = shapes[names[0]][1], [shapes[name][0] for name in names]
+            ends = list(itertools.accumulate(widths, initial=0))
+            group = _Group(
+                torch.zeros(self.places, len(names) * self.rank, inputs, device=device, dtype=dtype),
+                torch.zeros(self.places, ends[-1], self.rank, device=device, dtype=dtype),
+                _blocks(ends, self.rank).to(device),
+            )
+            self._groups[names] = group
             for index, name in enumerate(names):
-                first = index * self.rank
-                b = torch.zeros(self.places, shapes[name][0], self.rank, device=device, dtype=dtype)
-                self._targets[name] = _Target(lowering, first, lowering.factors[:, first : first + self.rank], b)
+                a = group.a[:, index * self.rank : (index + 1) * self.rank]
+                self._factors[name] = a, group.b[:, ends[index] : ends[index + 1]]
         self._owners: list[weakref.ref[Adapter] | None] = [None] * self.places
         self._used = [0] * self.places
         self._uses = 0
@@ -70,7 +72,7 @@ class AdapterStack:
     def holds(self, adapters: Sequence[Adapter]) -> bool:
         """Whether there is room for all of them at once."""
         return len(adapters) <= self.places and all(
-            each.options.rank <= self.rank and each.factors.keys() <= self._targets.keys() for each in adapters
+            each.options.rank <= self.rank and each.factors.keys() <= self._factors.keys() for each in adapters
         )
 
     def place(self, adapters: Sequence[Adapter]) -> dict[Adapter, int]:
@@ -88,67 +90,58 @@ class AdapterStack:
             self._used[found[adapter]] = self._uses
         return found
 
-    def lowering(self, target: str) -> _Lowering | None:
-        own = self._targets.get(target)
-        return None if own is None else own.lowering
-
-    def add(self, target: str, outputs: Tensor, lowered: Tensor, places: Tensor) -> None:
-        own = self._targets[target]
-        raise_rows(outputs, lowered, own.first, own.b, places)
+    def add(self, targets: tuple[str, ...], rows: Tensor, outputs: Tensor, segments: Tensor) -> None:
+        """Add the adapters' parts to the outputs, side by side, of products of the same rows."""
+        group = self._groups.get(targets)
+        if group is not None:
+            raise_rows(outputs, lower_rows(rows, group.a, segments), group.b, segments, group.blocks)
 
     def _fill(self, place: int, adapter: Adapter) -> None:
         rank = adapter.options.rank
-        for name, own in self._targets.items():
+        for name, (a, b) in self._factors.items():
             if rank < self.rank or name not in adapter.factors:
-                own.a[place].zero_()
-                own.b[place].zero_()
-        mine = [self._targets[name] for name in adapter.factors]
+                a[place].zero_()
+                b[place].zero_()
+        mine = [self._factors[name] for name in adapter.factors]
         factors = list(adapter.factors.values())
-        torch._foreach_copy_([own.a[place, :rank] for own in mine], [each.a.detach() for each in factors])
+        torch._foreach_copy_([a[place, :rank] for a, _ in mine], [each.a.detach() for each in factors])
         scaled = torch._foreach_mul([each.b.detach() for each in factors], adapter.scale)
-        torch._foreach_copy_([own.b[place, :, :rank] for own in mine], list(scaled))
+        torch._foreach_copy_([b[place, :, :rank] for _, b in mine], list(scaled))
 
 
-@dataclass(slots=True, eq=False)
-class StackedRows:
-    """Which rows belong to which place of a stack: int32 [n]; -1: to the base model alone."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedRows:
+    """Which rows belong to which place of a stack: segments of rows, as `segments_of` finds them."""
 
     stack: AdapterStack
-    places: Tensor
-    _of: _Lowering | None = field(default=None, init=False)
-    _rows: Tensor | None = field(default=None, init=False)
-    _lowered: Tensor | None = field(default=None, init=False)
-
-    @property
-    def total(self) -> int:
-        return len(self.places)
+    segments: Tensor
+    total: int
 
     def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
-        outputs = tuple(product(rows, layer.weight, layer.bias) for layer in layers)
-        for layer, output in zip(layers, outputs, strict=True):
-            self.add(layer.target, rows, output)
-        return outputs
-
-    def add(self, target: str, rows: Tensor, outputs: Tensor) -> None:
-        """Add the adapters' part to the outputs of a layer."""
-        lowering = self.stack.lowering(target)
-        if lowering is None:
-            return
-        if lowering is not self._of or rows is not self._rows:
-            self._of, self._rows = lowering, rows
-            self._lowered = lower_rows(rows, lowering.factors, self.places, self.stack.rank)
-        assert self._lowered is not None
-        self.stack.add(target, outputs, self._lowered, self.places)
+        outputs = joint_product(rows, layers)
+        self.stack.add(tuple(layer.target for layer in layers), rows, outputs, self.segments)
+        return torch.split_with_sizes(outputs, [len(layer.weight) for layer in layers], dim=1)
 
 
-def _joined(shapes: dict[str, tuple[int, int]]) -> list[list[str]]:
-    """The targets, those with the same inputs together."""
+def _with_the_same_rows(shapes: Iterable[str]) -> list[tuple[str, ...]]:
     groups: dict[tuple[str, object], list[str]] = {}
     for target in shapes:
         parent, _, name = target.rpartition(".")
-        same = next((names for names in _SAME_INPUTS if name in names), name)
+        same = next((names for names in _SAME_ROWS if name in names), name)
         groups.setdefault((parent, same), []).append(target)
-    return list(groups.values())
+    return [tuple(names) for names in groups.values()]
+
+
+def _blocks(ends: Sequence[int], rank: int) -> Tensor:
+    """Blocks of columns for `raise_rows`: those of one product have lowered rows of their own."""
+    return torch.tensor(
+        [
+            (start, min(start + COLUMNS, stop), index * rank)
+            for index, (first, stop) in enumerate(itertools.pairwise(ends))
+            for start in range(first, stop, COLUMNS)
+        ],
+        dtype=torch.int32,
+    )
 
 
 def _power_of_two(number: int) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainmaster.engine.adapter_stack import AdapterStack, StackedRows
+from trainmaster.engine.adapter_stack import AdapterStack, PlacedRows
 from trainmaster.engine.attention import Scoring
-from trainmaster.engine.cache import BLOCK, AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
-from trainmaster.engine.kernels.cached_attention import attend_to_pages, store_tokens
-from trainmaster.engine.kernels.slots import advance_slots, read_slots
+from trainmaster.engine.cache import AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
+from trainmaster.engine.kernels.adapter_products import most_segments, segment_rows, segments_of
+from trainmaster.engine.kernels.cached_attention import attend_to_pages
+from trainmaster.engine.kernels.slots import advance_slots
 from trainmaster.engine.kernels.token_choice import RowRules, choose_tokens
 from trainmaster.engine.logprobs import Rule
 from trainmaster.engine.model import Transformer, Unembedding
@@ -103,19 +104,19 @@ class DecodeSlots:
 class _SlotAttention:
     """Attention of one token of each sequence; its keys and values go to the cache first."""
 
-    def __init__(self, slots: DecodeSlots, rows: Tensor, positions: Tensor, targets: Tensor) -> None:
-        self._slots, self._rows, self._positions, self._targets = slots, rows, positions, targets
+    def __init__(self, slots: DecodeSlots, rows: Tensor, positions: Tensor) -> None:
+        self._slots, self._rows, self._positions = slots, rows, positions
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        cache, stratum = self._slots.cache, self._slots.stratum(layer)
+        cache = self._slots.cache
         depth = cache.layout.places[layer].depth
-        keys, values = cache.keys[depth], cache.values[depth]
-        store_tokens(key, value, keys, values, self._targets[stratum])
         return attend_to_pages(
             query,
-            keys,
-            values,
-            self._slots.tables[stratum],
+            key,
+            value,
+            cache.keys[depth],
+            cache.values[depth],
+            self._slots.tables[self._slots.stratum(layer)],
             self._rows,
             self._positions,
             scale=scoring.scale,
@@ -131,11 +132,11 @@ class Chosen:
     logits: Tensor
 
 
-def logits_of(hidden: Tensor, unembedding: Unembedding, adapters: StackedRows | None) -> Tensor:
+def logits_of(hidden: Tensor, unembedding: Unembedding, adapters: PlacedRows | None) -> Tensor:
     """Float32 [n, vocabulary]."""
     logits = wide_product(hidden, unembedding.weight)
     if adapters is not None:
-        adapters.add(unembedding.target, hidden, logits)
+        adapters.stack.add((unembedding.target,), hidden, logits, adapters.segments)
     if cap := unembedding.logit_softcap:
         logits.div_(cap).tanh_().mul_(cap)
     return logits
@@ -181,8 +182,9 @@ class _Step:
         device = slots.tables.device
         self._slots, self._size, self._stack = slots, size, stack
         self._filtered, self._tempered = filtered, tempered
-        self._inputs = torch.zeros(3, size, dtype=torch.float64, device=device)
-        """Rows, draws and the places of their adapters: one copy brings all."""
+        self._segments = 0 if stack is None else most_segments(size, stack.places)
+        self._inputs = torch.zeros(2 * size + 3 * self._segments, dtype=torch.float64, device=device)
+        """Rows, draws, and the segments of rows with adapters: one copy brings all."""
         self._uses = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._chosen: Chosen | None = None
@@ -190,9 +192,12 @@ class _Step:
     def run(
         self, transformer: Transformer, rows: Sequence[int], draws: Sequence[float], places: Sequence[int]
     ) -> Chosen:
-        given = np.zeros((3, self._size))
-        given[0], given[2] = self._slots.spare, -1
-        given[0, : len(rows)], given[1, : len(rows)], given[2, : len(rows)] = rows, draws, places
+        given = np.zeros(len(self._inputs))
+        given[: self._size] = self._slots.spare
+        given[: len(rows)], given[self._size : self._size + len(rows)] = rows, draws
+        if self._segments:
+            segments = segments_of(np.array(places), segment_rows(self._size))
+            given[2 * self._size : 2 * self._size + segments.size] = segments.ravel()
         self._inputs.copy_(to_device(given, torch.float64, self._inputs.device))
         if self._graph is None and self._uses == _USES_BEFORE:
             self._capture(transformer)
@@ -211,10 +216,13 @@ class _Step:
 
     def _computed(self, transformer: Transformer) -> Chosen:
         slots = self._slots
-        rows, draws = self._inputs[0].to(torch.int64), self._inputs[1].to(torch.float32)
-        adapters = None if self._stack is None else StackedRows(self._stack, self._inputs[2].to(torch.int32))
-        tokens, positions, targets = read_slots(rows, slots.tokens, slots.positions, slots.tables, BLOCK)
-        hidden = transformer.hidden(tokens, positions, _SlotAttention(slots, rows, positions, targets), adapters)
+        size = self._size
+        rows, draws = self._inputs[:size].to(torch.int64), self._inputs[size : 2 * size].to(torch.float32)
+        adapters = None
+        if self._stack is not None:
+            adapters = PlacedRows(self._stack, self._inputs[2 * size :].to(torch.int32).view(-1, 3), size)
+        tokens, positions = slots.tokens.index_select(0, rows), slots.positions.index_select(0, rows)
+        hidden = transformer.hidden(tokens, positions, _SlotAttention(slots, rows, positions), adapters)
         logits = logits_of(hidden, transformer.unembedding, adapters)
         rules = slots.rules(rows, draws)
         chosen, logprobs = choose_tokens(logits, rules, filtered=self._filtered, tempered=self._tempered)

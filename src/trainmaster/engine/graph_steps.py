@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainmaster.engine.adapter_stack import AdapterStack, StackedRows
+from trainmaster.engine.adapter_stack import AdapterStack, PlacedRows
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.cache import AttentionKind
 from trainmaster.engine.continuations import PIECE, Continuation, Generation
 from trainmaster.engine.decoding import Chosen, Decoder, DecodeSlots, Joining, logits_of, to_device
+from trainmaster.engine.kernels.adapter_products import segment_rows, segments_of
 from trainmaster.engine.kernels.token_choice import choose_tokens
 from trainmaster.engine.logprobs import likeliest
 from trainmaster.engine.model import Transformer
@@ -175,12 +176,14 @@ class GraphSteps:
 
     def _adapters(
         self, transformer: Transformer, adapters: Sequence[Adapter | None], counts: Sequence[int]
-    ) -> StackedRows | None:
+    ) -> PlacedRows | None:
         """The adapters of parts of so many rows."""
         stack, places = self._places(transformer, adapters)
         if stack is None:
             return None
-        return StackedRows(stack, to_device(np.repeat(places, counts), torch.int32, transformer.device))
+        total = sum(counts)
+        segments = segments_of(np.repeat(places, counts), segment_rows(total))
+        return PlacedRows(stack, to_device(segments, torch.int32, transformer.device), total)
 
     def _places(
         self, transformer: Transformer, adapters: Sequence[Adapter | None]

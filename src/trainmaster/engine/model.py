@@ -21,7 +21,7 @@ from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.mixture import MixtureMlp
-from trainmaster.engine.products import gated, product
+from trainmaster.engine.products import gated, lay_together, products
 from trainmaster.engine.rotary import RotaryAngles, apply_rotary, rotary_angles
 from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.weight_files import load_weights
@@ -42,9 +42,7 @@ class Linear(nn.Module):
 
 def _together(layers: Sequence[Linear], rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, ...]:
     """The outputs of layers that see the same rows."""
-    if adapters is None:
-        return tuple(product(rows, layer.weight, layer.bias) for layer in layers)
-    return adapters.products(layers, rows)
+    return products(rows, layers) if adapters is None else adapters.products(layers, rows)
 
 
 class Unembedding(Linear):
@@ -106,6 +104,11 @@ class SelfAttention(nn.Module):
             self.q_norm = Norm(queries if over_all else width, config)
             self.k_norm = Norm(keys if over_all else width, config)
 
+    @property
+    def same_rows(self) -> tuple[Linear, ...]:
+        """The layers that see the rows."""
+        return (self.qkv_proj,) if self._config.fused_qkv else (self.q_proj, self.k_proj, self.v_proj)
+
     def forward(
         self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdaptedRows | None
     ) -> Tensor:
@@ -121,7 +124,7 @@ class SelfAttention(nn.Module):
         if config.fused_qkv:
             query, key, value = self.qkv_proj(rows, adapters).split(self._widths, dim=1)
         else:
-            query, key, value = _together((self.q_proj, self.k_proj, self.v_proj), rows, adapters)
+            query, key, value = _together(self.same_rows, rows, adapters)
         if config.head_norm is HeadNorm.ALL_HEADS:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (each.unflatten(1, (-1, config.head_dim)) for each in (query, key, value))
@@ -160,11 +163,16 @@ class Mlp(nn.Module):
         self.down_proj = Linear(prefix + "down_proj", inner, hidden, bias=bias)
         self._activation = config.activation
 
+    @property
+    def same_rows(self) -> tuple[Linear, ...]:
+        """The layers that see the rows."""
+        return (self.gate_up_proj,) if self._fused else (self.gate_proj, self.up_proj)
+
     def forward(self, rows: Tensor, adapters: AdaptedRows | None) -> Tensor:
         if self._fused:
             gate, up = self.gate_up_proj(rows, adapters).chunk(2, dim=1)
         else:
-            gate, up = _together((self.gate_proj, self.up_proj), rows, adapters)
+            gate, up = _together(self.same_rows, rows, adapters)
         output: Tensor = self.down_proj(gated(gate, up, self._activation), adapters)
         return output
 
@@ -236,7 +244,16 @@ class Transformer(nn.Module):
         self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Transformer:
         load_weights(self, self.config, Path(directory), torch.device(device), dtype)
+        if self.device.type == "cuda":
+            self.lay_weights_together()
         return self
+
+    def lay_weights_together(self) -> None:
+        """Let products of the same rows be one, as long as their weights are not trained."""
+        for module in self.modules():
+            if isinstance(module, SelfAttention | Mlp) and len(module.same_rows) > 1:
+                lay_together([layer.weight for layer in module.same_rows])
+                lay_together([layer.bias for layer in module.same_rows if layer.bias is not None])
 
     def use(self, weights: Mapping[str, nn.Parameter]) -> Transformer:
         """Have these parameters, by the names of its own, for weights: they stay their owner's, who may train them."""

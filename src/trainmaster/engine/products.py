@@ -35,6 +35,52 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(functional.pad(rows, (0, 0, 0, missing)), weight, bias)[: len(rows)]
 
 
+class Layer(Protocol):
+    """A product that adapters may adapt, by its name for them."""
+
+    target: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+def products(rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
+    """The outputs of layers that see the same rows; by one product, if their weights lie together."""
+    if _together([layer.weight for layer in layers]) is None:
+        return tuple(product(rows, layer.weight, layer.bias) for layer in layers)
+    return torch.split_with_sizes(joint_product(rows, layers), [len(layer.weight) for layer in layers], dim=1)
+
+
+def joint_product(rows: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """The outputs of layers that see the same rows, side by side: [n, the sum of their widths]."""
+    weight = _together([layer.weight for layer in layers])
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    bias = _together(biases) if biases else None
+    if weight is None or (biases and bias is None):
+        return torch.cat([product(rows, layer.weight, layer.bias) for layer in layers], dim=1)
+    return product(rows, weight, bias)
+
+
+def lay_together(tensors: Sequence[nn.Parameter]) -> None:
+    """Move parameters that are not trained to consecutive addresses."""
+    if tensors and not any(each.requires_grad for each in tensors):
+        for parameter, part in zip(
+            tensors, torch.split_with_sizes(torch.cat([*tensors]), [len(each) for each in tensors]), strict=True
+        ):
+            parameter.data = part
+
+
+def _together(tensors: Sequence[Tensor]) -> Tensor | None:
+    """All of them as one tensor, if they are not trained, and lie at consecutive addresses."""
+    first, end = tensors[0], tensors[0].storage_offset()
+    for each in tensors:
+        consecutive = each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not consecutive or each.storage_offset() != end or each.requires_grad:
+            return None
+        end += each.numel()
+    rows = sum(len(each) for each in tensors)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+
+
 def back_product(rows: Tensor, weight: Tensor) -> Tensor:
     """`rows @ weight`, for rows [n, out] and weight [out, in]."""
     missing = _missing(rows)
@@ -58,14 +104,6 @@ def _missing(rows: Tensor) -> int:
 # belong to; those with A and B are each adapter's own, on its own rows. A pack's other rows take no part in them, so an
 # adapter's gradients are what they would be alone. `add_shares` and `share_gradients` make all small products of a
 # layer, and nothing else does. A GPU takes all adapters, and layers that see the same rows, at once: `FactorRows`.
-
-
-class Layer(Protocol):
-    """A product that adapters may adapt, by its name for them."""
-
-    target: str
-    weight: nn.Parameter
-    bias: nn.Parameter | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

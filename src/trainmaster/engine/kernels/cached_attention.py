@@ -19,10 +19,7 @@ _MOST_PARTS = 32
 
 
 def store_tokens(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Put keys and values [n, heads, width] into pools [pages, block, heads, width], at these slots, int64 [n].
-
-    Those at negative slots are left out.
-    """
+    """Put keys and values [n, heads, width] into pools [pages, block, heads, width], at these slots, int64 [n]."""
     size = key.shape[1] * key.shape[2]
     _store[(len(slots),)](
         key, value, keys, values, slots, key.stride(0), value.stride(0), size, SIZE=triton.next_power_of_2(size)
@@ -31,6 +28,8 @@ def store_tokens(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots
 
 def attend_to_pages(
     query: Tensor,
+    key: Tensor,
+    value: Tensor,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
@@ -43,8 +42,9 @@ def attend_to_pages(
 ) -> Tensor:
     """Attention of queries [n, heads, width], one at each position, int64 [n], of the sequences `rows`, int64 [n].
 
-    `keys` and `values` are pools [pages, block, key-value heads, width]; `table`, int32 [sequences, blocks], has the
-    pages of each sequence's blocks.
+    Their keys and values [n, key-value heads, width] go to the pools first, [pages, block, key-value heads, width].
+    `table`, int32 [sequences, blocks], has the pages of each sequence's blocks; the last sequence is a spare one, of
+    which nothing is kept.
     """
     count, heads, width = query.shape
     kv_heads = keys.shape[2]
@@ -58,8 +58,9 @@ def attend_to_pages(
         weights = query.new_empty((count, heads, parts, 2), dtype=torch.float32)
     tile = 64 if query.element_size() == 2 and width <= 128 else 32
     _attend[(count, kv_heads, parts)](
-        query, keys, values, table, rows, positions, sums, weights,
-        query.stride(0), table.stride(0), scale, window or 0, softcap or 0.0,
+        query, key, value, keys, values, table, rows, positions, sums, weights,
+        query.stride(0), key.stride(0), value.stride(0), table.stride(0), len(table) - 1,
+        scale, window or 0, softcap or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, SHARED=shared, ROWS=max(_ROWS, triton.next_power_of_2(shared)), WIDTH=width,
         PADDED=max(16, triton.next_power_of_2(width)), BLOCK=keys.shape[1], TILE=tile, PARTS=parts,
         WINDOWED=window is not None, CAPPED=softcap is not None,
@@ -74,16 +75,16 @@ def attend_to_pages(
 def _store(key, value, keys, values, slots, key_stride, value_stride, size, SIZE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, SIZE)
-    slot = tl.load(slots + row)
-    inside = (places < size) & (slot >= 0)
-    into = slot * size + places
+    inside = places < size
+    into = tl.load(slots + row) * size + places
     tl.store(keys + into, tl.load(key + row * key_stride + places, mask=inside), mask=inside)
     tl.store(values + into, tl.load(value + row * value_stride + places, mask=inside), mask=inside)
 
 
 @triton.jit
 def _attend(
-    query, keys, values, table, rows, positions, sums, weights, query_stride, table_stride, scale, window, softcap,
+    query, key, value, keys, values, table, rows, positions, sums, weights,
+    query_stride, key_stride, value_stride, table_stride, spare, scale, window, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     PADDED: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
@@ -97,9 +98,18 @@ def _attend(
     each = (tiles + PARTS - 1) // PARTS
     start = first + part * each * TILE
     stop = tl.minimum(start + each * TILE, length)
-    own_table = table + tl.load(rows + row) * table_stride
-
+    sequence = tl.load(rows + row)
+    own_table = table + sequence * table_stride
     queries, wide = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    if (stop == length) & (start < length) & (sequence != spare):
+        page = tl.load(own_table + (length - 1) // BLOCK).to(tl.int64)
+        into = (page * BLOCK + (length - 1) % BLOCK) * (KV_HEADS * WIDTH) + head * WIDTH + wide
+        own = head * WIDTH + wide
+        tl.store(keys + into, tl.load(key + row * key_stride + own, mask=wide < WIDTH), mask=wide < WIDTH)
+        tl.store(values + into, tl.load(value + row * value_stride + own, mask=wide < WIDTH), mask=wide < WIDTH)
+    # What was stored is read again by other threads of the same program.
+    tl.debug_barrier()
+
     real = (queries < SHARED)[:, None] & (wide < WIDTH)[None, :]
     asked = tl.load(
         query + row * query_stride + (head * SHARED + queries)[:, None] * WIDTH + wide[None, :], mask=real, other=0.0
@@ -114,8 +124,8 @@ def _attend(
         page = tl.load(own_table + places // BLOCK, mask=seen, other=0).to(tl.int64)
         slots = (page * BLOCK + places % BLOCK) * (KV_HEADS * WIDTH) + head * WIDTH
         there = seen[:, None] & (wide < WIDTH)[None, :]
-        key = tl.load(keys + slots[:, None] + wide[None, :], mask=there, other=0.0)
-        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        some_keys = tl.load(keys + slots[:, None] + wide[None, :], mask=there, other=0.0)
+        scores = tl.dot(asked, tl.trans(some_keys), input_precision="ieee") * scale
         if CAPPED:
             bent = tl.exp(-2.0 * tl.abs(scores / softcap))
             scores = tl.where(scores < 0, -1.0, 1.0) * softcap * (1.0 - bent) / (1.0 + bent)
@@ -124,8 +134,8 @@ def _attend(
         shrink = tl.exp(top - higher)
         shares = tl.exp(scores - higher[:, None])
         total = total * shrink + tl.sum(shares, axis=1)
-        value = tl.load(values + slots[:, None] + wide[None, :], mask=there, other=0.0)
-        found = found * shrink[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+        some_values = tl.load(values + slots[:, None] + wide[None, :], mask=there, other=0.0)
+        found = found * shrink[:, None] + tl.dot(shares.to(some_values.dtype), some_values, input_precision="ieee")
         top = higher
     heads = head * SHARED + queries
     if PARTS == 1:
