@@ -64,7 +64,7 @@ class Sampler:
             lambda: _new_cache(transformer, cache_bytes, longest=self._context, sequences=max_sequences), max_sequences
         )
         self._steps: Steps
-        if transformer.device.type == "cuda" and importlib.util.find_spec("triton"):
+        if _has_graphs(transformer):
             from trainmaster.engine.graph_steps import GraphSteps
 
             self._steps = GraphSteps(
@@ -111,6 +111,12 @@ class Sampler:
         """Compute one token of every running continuation; returns the results of requests that ended."""
         self._steps.advance(self._requests.admit())
         return self._requests.take_ended()
+
+
+def _has_graphs(transformer: Transformer) -> bool:
+    """Whether steps can be CUDA graphs: shapes of a mixture's products depend on what its router chooses."""
+    on_gpu = transformer.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return on_gpu and transformer.config.mixture is None
 
 
 def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> KeyValueCache:
