@@ -107,6 +107,7 @@ FAMILY_KINDS = [
     "glm4",
     "qwen3_moe",
     "mixtral",
+    "gpt_oss",
 ]
 
 

@@ -151,6 +151,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 30}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "sliding_window": 20,
+            "rope_parameters": YARN_ROPE | {"truncate": False},
+            "swiglu_limit": 1.5,
+        },
+    ),
     "glm4": ("glm4", {"pad_token_id": NULL}),
 }
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
@@ -173,7 +184,7 @@ def make_checkpoint(
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             # Norms and biases begin at one value each: no test would see one that is left out.
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 0.6, std=0.3)
     model.save_pretrained(directory, max_shard_size=shard_size)
     make_tokenizer().save_pretrained(directory)

@@ -34,6 +34,13 @@ class Scoring:
     window: int | None
     """How many of the last rows each row sees, including itself; None: all."""
     softcap: float | None
+    sinks: Tensor | None = None
+    """For each query head, the score of a place that has no value: [heads]."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are the softmax of the scores alone, as kernels compute them."""
+        return self.softcap is None and self.sinks is None
 
 
 class Attention(Protocol):
@@ -78,11 +85,13 @@ def _attend_to_sequence(query: Tensor, key: Tensor, value: Tensor, scoring: Scor
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     length = query.shape[2]
-    if scoring.softcap is None and (scoring.window is None or scoring.window >= length):
+    if scoring.is_plain and (scoring.window is None or scoring.window >= length):
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scoring.scale)
     else:
         places = torch.arange(length, device=query.device)
-        attended = _weighed(query, key, value, _causal_mask(places[:, None] - places, scoring.window, dtype), scoring)
+        mask = _causal_mask(places[:, None] - places, scoring.window, dtype)
+        sinks = None if scoring.sinks is None else scoring.sinks.unsqueeze(1)
+        attended = _weighed(query, key, value, mask, scoring, sinks)
     return attended.squeeze(0).transpose(0, 1).to(given)
 
 
@@ -92,20 +101,25 @@ def _causal_mask(behind: Tensor, window: int | None, dtype: torch.dtype) -> Tens
     return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, float("-inf"))
 
 
-def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of queries [n, heads, rows, width] to [n, heads, length, width]."""
+def _weighed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring, sinks: Tensor | None) -> Tensor:
+    """Attention of queries [n, heads, rows, width] to [n, heads, length, width], with sinks [heads, rows or 1]."""
     scale, softcap = scoring.scale, scoring.softcap
-    if softcap is None:
+    if scoring.is_plain:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scale / softcap)) + mask
+    scores = query @ key.transpose(2, 3) * (scale / softcap if softcap else scale)
+    scores = (softcap * torch.tanh(scores) if softcap else scores) + mask
     wide = torch.promote_types(scores.dtype, torch.float32)
-    return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype) @ value
+    column = sinks.to(wide)[None, :, :, None].expand(*scores.shape[:3], 1)
+    weights = torch.softmax(torch.cat([scores.to(wide), column], dim=-1), dim=-1)
+    return weights[..., :-1].to(value.dtype) @ value
 
 
 def varlen_fits(query: Tensor, scoring: Scoring) -> bool:
     """Whether `varlen_attention` can compute this."""
     fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in _HEAD_DIMS
-    return query.is_cuda and scoring.softcap is None and fits and _varlen_options() is not None
+    return query.is_cuda and scoring.is_plain and fits and _varlen_options() is not None
 
 
 def varlen_attention(
@@ -283,16 +297,22 @@ class _SpanGroup:
 
 def _attend_to_cache(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
     """`query` is [spans, width, key heads, queries a key, head width], the others [spans, key heads, length, width]."""
-    shared = query.shape[3]
+    shared, sinks = query.shape[3], scoring.sinks
+    sinks = None if sinks is None else sinks.view(-1, shared)
     if query.shape[1] > 1:
-        each = [_weighed(rows.transpose(1, 2), key, value, mask, scoring) for rows in query.unbind(dim=3)]
+        each = [
+            _weighed(rows.transpose(1, 2), key, value, mask, scoring, None if sinks is None else sinks[:, head, None])
+            for head, rows in enumerate(query.unbind(dim=3))
+        ]
         return torch.stack(each, dim=-2).transpose(1, 2)
     # The heads that share a key are rows of one product. On the CPU, products of fewer than four rows are rounded by
     # the size of the batch: so rows are repeated.
     rows = query.squeeze(1)
     copies = 4 // math.gcd(shared, 4) if query.device.type == "cpu" else 1
-    rows = rows.repeat(1, 1, copies, 1) if copies > 1 else rows
-    return _weighed(rows, key, value, mask, scoring)[:, :, :shared].unsqueeze(1)
+    if copies > 1:
+        rows = rows.repeat(1, 1, copies, 1)
+        sinks = None if sinks is None else sinks.repeat(1, copies)
+    return _weighed(rows, key, value, mask, scoring, sinks)[:, :, :shared].unsqueeze(1)
 
 
 def _power_of_two(number: int) -> int:

@@ -52,6 +52,7 @@ class ModelConfig:
     """Multiplies what attention and MLP add."""
     logit_divisor: float = 1.0
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     logit_softcap: float | None = None
     mixture: Mixture | None = None
     nested: Nested | None = None
@@ -83,7 +84,9 @@ def _from_values(values: Values) -> ModelConfig:
     known = sorted({*FAMILIES, *NESTED})
     if model_type not in known:
         raise values.refuse(f"its architecture {model_type!r} is not among {', '.join(known)}")
-    if values.raw.get("quantization_config"):
+    quantized = values.raw.get("quantization_config") or {}
+    readable = model_type in FAMILIES and quantized.get("quant_method") in FAMILIES[model_type].quantized
+    if quantized and not readable:
         raise values.refuse("its weights are quantized (quantization_config); use the checkpoint in 16 or 32 bits")
     if model_type in NESTED:
         nested = NESTED[model_type]

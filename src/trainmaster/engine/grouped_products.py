@@ -32,7 +32,8 @@ class Groups:
     @cached_property
     def ends(self) -> Tensor:
         """One past the last row of each group: int32 [count]."""
-        return torch.bincount(self.owners, minlength=self.count).cumsum(0).to(torch.int32)
+        groups = torch.arange(self.count, device=self.owners.device)
+        return torch.searchsorted(self.owners, groups, right=True, out_int32=True)
 
     @cached_property
     def parts(self) -> list[tuple[int, slice]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmaster.engine.adapters import AdapterRows
-from trainmaster.engine.architectures.mixtures import Mixture
+from trainmaster.engine.architectures.mixtures import Clamp, Mixture
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.grouped_products import Choices, GroupedShare, adapted_grouped_product
 from trainmaster.engine.products import gated, product
@@ -17,10 +17,11 @@ class Router(nn.Module):
         super().__init__()
         self._mixture = mixture
         self.weight = nn.Parameter(torch.empty(mixture.experts, hidden))
+        self.bias = nn.Parameter(torch.empty(mixture.experts)) if mixture.router_bias else None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each row and their weights, int64 and at least float32: [rows, chosen]."""
-        logits = product(rows, self.weight)
+        logits = product(rows, self.weight, self.bias)
         wide = torch.promote_types(rows.dtype, torch.float32)
         weights, chosen = torch.softmax(logits, dim=-1, dtype=wide).topk(self._mixture.chosen, dim=-1)
         return chosen, weights / weights.sum(-1, keepdim=True) if self._mixture.normalized else weights
@@ -31,37 +32,53 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, mixture: Mixture, target: str) -> None:
         super().__init__()
-        self._activation, self._width = config.activation, mixture.width
+        self._activation, self._clamp, self._interleaved = config.activation, mixture.clamp, mixture.interleaved
         self._target = target
-        hidden, count = config.hidden_size, mixture.experts
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * mixture.width, hidden))
-        self.down_proj = nn.Parameter(torch.empty(count, hidden, mixture.width))
+        hidden, inner, count = config.hidden_size, mixture.width, mixture.experts
+        self._gate, self._up = slice(0, inner), slice(inner, None)
+        both, down = (2 * inner, hidden), (hidden, inner)
+        if mixture.interleaved:
+            self._gate, self._up = slice(0, None, 2), slice(1, None, 2)
+            both, down = (hidden, 2 * inner), (inner, hidden)
+        self.gate_up_proj = nn.Parameter(torch.empty(count, *both))
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(count, 2 * inner)) if mixture.bias else None
+        self.down_proj = nn.Parameter(torch.empty(count, *down))
+        self.down_proj_bias = nn.Parameter(torch.empty(count, hidden)) if mixture.bias else None
 
     def forward(self, rows: Tensor, choices: Choices, adapters: AdapterRows | None) -> Tensor:
         """What each chosen expert says: [rows x chosen, hidden], sorted by expert."""
-        first, second = slice(0, self._width), slice(self._width, None)
-        shares = self._shares("gate_proj", first, adapters, rows) + self._shares("up_proj", second, adapters, rows)
-        both = adapted_grouped_product(choices.spread(rows), self.gate_up_proj, None, choices, shares)
-        gate, up = both.chunk(2, dim=1)
-        between = gated(gate, up, self._activation)
-        down = self._shares("down_proj", slice(None), adapters, rows)
-        return adapted_grouped_product(between, self.down_proj, None, choices, down)
 
-    def _shares(self, name: str, columns: slice, adapters: AdapterRows | None, rows: Tensor) -> list[GroupedShare]:
-        if adapters is None:
-            return []
-        return [GroupedShare(share, columns) for share in adapters.shares(f"{self._target}.{name}", rows.dtype)]
+        def shares(name: str, columns: slice) -> list[GroupedShare]:
+            own = () if adapters is None else adapters.shares(f"{self._target}.{name}", rows.dtype)
+            return [GroupedShare(share, columns) for share in own]
+
+        both: Tensor = self.gate_up_proj
+        down: Tensor = self.down_proj
+        if self._interleaved:
+            both, down = both.transpose(1, 2), down.transpose(1, 2)
+        gate_up_shares = shares("gate_proj", self._gate) + shares("up_proj", self._up)
+        outputs = adapted_grouped_product(choices.spread(rows), both, self.gate_up_proj_bias, choices, gate_up_shares)
+        gate, up = outputs[:, self._gate], outputs[:, self._up]
+        between = gated(gate, up, self._activation) if self._clamp is None else _clamped(gate, up, self._clamp)
+        return adapted_grouped_product(between, down, self.down_proj_bias, choices, shares("down_proj", slice(None)))
+
+
+def _clamped(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    # The CPU rounds the operations of a sigmoid in one way, and the sigmoid itself in two; see `products`.
+    opened = torch.exp(gate * -clamp.steepness).add(1).reciprocal()
+    return (up + 1) * (gate * opened)
 
 
 class MixtureMlp(nn.Module):
     def __init__(self, config: ModelConfig, mixture: Mixture, layer: int) -> None:
         super().__init__()
-        self._count = mixture.experts
-        self.gate = Router(mixture, config.hidden_size)
+        self._count, self._router = mixture.experts, mixture.router
+        self.add_module(mixture.router, Router(mixture, config.hidden_size))
         self.experts = Experts(config, mixture, f"model.layers.{layer}.mlp.experts")
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
-        chosen, weights = self.gate(rows)
+        chosen, weights = getattr(self, self._router)(rows)
         choices = Choices(chosen, self._count)
         said: Tensor = self.experts(rows, choices, adapters)
         return choices.gathered(said, weights).to(rows.dtype)

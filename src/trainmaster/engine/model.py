@@ -6,7 +6,7 @@ Parameters have their names of a checkpoint of a language model; only attention 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import cast
 
@@ -99,6 +99,7 @@ class SelfAttention(nn.Module):
             self.k_proj = Linear(prefix + "k_proj", hidden, keys, bias=config.qkv_bias)
             self.v_proj = Linear(prefix + "v_proj", hidden, keys, bias=config.qkv_bias)
         self.o_proj = Linear(prefix + "o_proj", queries, hidden, bias=config.output_bias)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.attention_sinks else None
         if config.head_norm:
             over_all = config.head_norm is HeadNorm.ALL_HEADS
             self.q_norm = Norm(queries if over_all else width, config)
@@ -114,7 +115,8 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         query, key, value = self._projected(rows, adapters)
         query, key = self._turned(query, key, angles)
-        attended = attention(self._layer, query, key, value, self._scoring)
+        scoring = self._scoring if self.sinks is None else replace(self._scoring, sinks=self.sinks)
+        attended = attention(self._layer, query, key, value, scoring)
         output: Tensor = self.o_proj(attended.flatten(1), adapters)
         return output
 

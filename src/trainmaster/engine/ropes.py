@@ -42,6 +42,8 @@ def read_ropes(values: Values, family: Family, head_dim: int) -> dict[str, Rope]
     named: Mapping[str, Any] = values.raw.get("rope_parameters") or {}
     scaling: Mapping[str, Any] = values.raw.get("rope_scaling") or {}
     given = {"rope_theta": values.number("rope_theta", family.rope_theta), **scaling}
+    if not named and not scaling:
+        given |= family.rope_unsaid
     if (said := values.raw.get(_PARTIAL)) is not None:
         given.setdefault(_PARTIAL, said)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.targets import UNEMBEDDING, targets_within
 from trainmaster.engine.types import EngineError
-from trainmaster.engine.weight_layout import layout_of, naming_of
+from trainmaster.engine.weight_layout import Layout, layout_of, naming_of
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -50,12 +50,8 @@ def load_weights(
     loaded: dict[int, nn.Parameter] = {}
     for own, parameter in wanted.items():
         layout = layouts[own]
-        parts = [
-            read.checked(name, expected.shape)
-            for name, expected in zip(layout.names, layout.parted(parameter), strict=True)
-        ]
         # A copy: the file may be mapped into memory, and what is done to it later would be done to the weights.
-        weight = layout.joined(parts).to(device, dtype, copy=True)
+        weight = read.parameter(layout, parameter).to(device, dtype, copy=True)
         loaded[id(parameter)] = nn.Parameter(weight.contiguous(), requires_grad=False)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -98,13 +94,18 @@ class _Reader:
             raise EngineError(f"{path} cannot be read: {error}") from None
         return tensor
 
-    def checked(self, name: str, shape: torch.Size) -> Tensor:
-        tensor, path = self.tensor(name), self._files[name]
-        if tensor.shape != shape:
-            raise EngineError(f"{path}: {name} is {list(tensor.shape)}, and config.json says {list(shape)}")
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise EngineError(f"{path}: {name} is {tensor.dtype}; weights of 16 bits or more are supported")
-        return tensor
+    def parameter(self, layout: Layout, expected: Tensor) -> Tensor:
+        """A parameter of an expected shape."""
+        parts = [self.tensor(name) for name in layout.names]
+        if layout.is_quantized:
+            parts = [layout.joined(parts)]
+        for name, part, own in zip(layout.written, parts, layout.parted(expected), strict=True):
+            path = self._files[layout.names[0] if layout.is_quantized else name]
+            if part.shape != own.shape:
+                raise EngineError(f"{path}: {name} is {list(part.shape)}, and config.json says {list(own.shape)}")
+            if not part.is_floating_point() or part.element_size() < 2:
+                raise EngineError(f"{path}: {name} is {part.dtype}; weights of 16 bits or more are supported")
+        return parts[0] if layout.is_quantized else layout.joined(parts)
 
 
 def export_model(
@@ -124,9 +125,13 @@ def export_model(
     for path in sorted(base_model.iterdir()):
         if path.is_file() and path.suffix not in _WEIGHTS and path.name != _INDEX:
             shutil.copyfile(path, directory / path.name)
+    described = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
+    # Weights are written as they are trained.
+    changed = {name: value for name, value in described.items() if name != "quantization_config"}
     if _parts_unembedding(adapter):
-        described = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
-        write_json(directory / _CONFIG, _untied(described))
+        changed = _untied(changed)
+    if changed != described:
+        write_json(directory / _CONFIG, changed)
     _write_weights(_merged(transformer, adapter, base_model, config, trained=trained), directory)
 
 
@@ -154,14 +159,13 @@ def _merged(
         if tied and not _parts_unembedding(adapter):
             continue
         layout = layout_of(config, naming, _EMBEDDING if tied else own, files)
-        names = (naming.theirs(own),) if tied else layout.names
-        originals = [read.tensor(name) for name in layout.names]
+        names = (naming.theirs(own),) if tied else layout.written
+        original = read.parameter(layout, parameter)
         delta = None if adapter is None else _delta(adapter, own)
-        parts: Iterable[Tensor] = originals
-        if trained or delta is not None:
-            weight = parameter.detach() if trained else layout.joined(originals)
-            parts = layout.parted(weight if delta is None else weight.to(delta.device, torch.float32) + delta)
-        for name, part, original in zip(names, parts, originals, strict=True):
+        weight = parameter.detach() if trained else original
+        if delta is not None:
+            weight = weight.to(delta.device, torch.float32) + delta
+        for name, part in zip(names, layout.parted(weight), strict=True):
             yield name, part.to("cpu", original.dtype).contiguous()
     yield from ((name, read.tensor(name)) for name in files if naming.is_beside(name))
 
@@ -169,7 +173,12 @@ def _merged(
 def _delta(adapter: Adapter, parameter: str) -> Tensor | None:
     """What the adapter adds to a parameter."""
     deltas = [adapter.delta(target) for target in targets_within(parameter) if target in adapter.factors]
-    return torch.cat(deltas, dim=-2) if deltas else None
+    if not deltas:
+        return None
+    if adapter.config.mixture is None or not adapter.config.mixture.interleaved or deltas[0].dim() == 2:
+        return torch.cat(deltas, dim=-2)
+    # Rows of all by turns; experts have them as columns.
+    return torch.stack(deltas, dim=-2).flatten(1, 2).transpose(1, 2)
 
 
 def _write_weights(weights: Iterator[tuple[str, Tensor]], directory: Path) -> None:

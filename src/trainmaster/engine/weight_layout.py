@@ -22,18 +22,25 @@ class Layout:
     joined: Callable[[Sequence[Tensor]], Tensor]
     """The parameter that the tensors make up."""
     parted: Callable[[Tensor], Sequence[Tensor]]
-    """The tensors that make up a parameter."""
+    """The tensors that make up a parameter, as they are written."""
+    written: tuple[str, ...]
+    """The names of those; others than `names` if the tensors in the checkpoint are quantized."""
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.names != self.written
 
 
 def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Collection[str]) -> Layout:
     """How the checkpoint with these names has a parameter of the model."""
     mixture, theirs = config.mixture, naming.theirs(parameter)
-    if mixture is None or ".mlp." not in parameter:
+    if mixture is None or ".mlp." not in parameter or theirs in names:
         return _as_it_is(theirs)
-    if _EXPERTS in parameter and mixture.stored is Stored.EACH and theirs not in names:
+    if _EXPERTS in parameter and mixture.stored is Stored.EACH:
         return _each_expert(mixture, theirs)
-    in_files = theirs.replace(".mlp.", f".{mixture.module}.")
-    return _as_it_is(theirs if theirs in names else in_files)
+    if f"{theirs}_blocks" in names:
+        return _mxfp4(theirs)
+    return _as_it_is(theirs.replace(".mlp.", f".{mixture.module}."))
 
 
 def module_naming(config: ModelConfig) -> Naming:
@@ -52,7 +59,7 @@ def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
 
 
 def _as_it_is(name: str) -> Layout:
-    return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,))
+    return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,), (name,))
 
 
 def _each_expert(mixture: Mixture, name: str) -> Layout:
@@ -73,4 +80,22 @@ def _each_expert(mixture: Mixture, name: str) -> Layout:
     def parted(whole: Tensor) -> Sequence[Tensor]:
         return whole.reshape(len(names), -1, whole.shape[2]).unbind(0)
 
-    return Layout(names, joined, parted)
+    return Layout(names, joined, parted, names)
+
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_EXPONENT_BIAS = 127
+
+
+def _mxfp4(name: str) -> Layout:
+    """Blocks of 32 numbers of 4 bits with a common exponent; the matrices of experts lie the other way round."""
+
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        blocks, scales = tensors
+        known = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.bfloat16, device=blocks.device)
+        # The first of two numbers is in the lower bits.
+        places = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+        numbers = torch.ldexp(known[places.long()], (scales.to(torch.int32) - _EXPONENT_BIAS).unsqueeze(-1))
+        return numbers.to(torch.bfloat16).flatten(-2).transpose(1, 2)
+
+    return Layout((f"{name}_blocks", f"{name}_scales"), joined, lambda whole: (whole,), (name,))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from trainmaster.engine.architectures.family import Family, Nested
 from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from trainmaster.engine.architectures.glm import GLM4
+from trainmaster.engine.architectures.gpt_oss import GPT_OSS
 from trainmaster.engine.architectures.granite import GRANITE
 from trainmaster.engine.architectures.llama import LLAMA
 from trainmaster.engine.architectures.mistral import MISTRAL, MIXTRAL
@@ -20,6 +21,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3_TEXT,
     "glm4": GLM4,
+    "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "llama": LLAMA,
     "mistral": MISTRAL,

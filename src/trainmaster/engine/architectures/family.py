@@ -81,6 +81,8 @@ class Family:
     layer_types: Callable[[Values], Sequence[str]] = windowed_if_said
     """The type of each layer, where a file has no `layer_types`."""
     rope_theta: float = 1e4
+    rope_unsaid: Mapping[str, Any] = field(default_factory=dict)
+    """The rope of files that say nothing about it."""
     local_rope_theta: float | None = None
     """Layers with a window have a rope of their own, with this default."""
     rope_interleaved: bool = False
@@ -91,6 +93,8 @@ class Family:
     """The default of `partial_rotary_factor`; None: positions turn whole heads."""
     turned: Callable[[Values], Sequence[bool]] | None = None
     """Whether positions turn the heads of each layer; None: of all layers."""
+    quantized: Sequence[str] = ()
+    """The methods of quantization that are undone when weights are read."""
     more: Callable[[Values], Mapping[str, Any]] = nothing_more
     """Fields of `ModelConfig` that only this family has, or reads in another way."""
 

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Scores(Enum):
-    """How a router's logits become the weights of experts."""
-
-    SOFTMAX = 0
-
-
 class Stored(Enum):
     """How checkpoints store the experts of a layer."""
 
     EACH = 0
     """Each expert has weights of its own; transformers' modules have them together."""
+    TOGETHER = 1
+    """As transformers' modules have them, in 16 bits or as MXFP4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """`(up + 1) * gate * sigmoid(steepness * gate)`, of gates up to a limit and ups between both limits."""
+
+    steepness: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +32,16 @@ class Mixture:
     """Experts for each token."""
     width: int
     """Of the hidden layer of each expert."""
-    scores: Scores = Scores.SOFTMAX
     normalized: bool = True
     """Whether the weights of a token's experts add up to 1."""
+    router: str = "gate"
+    """How the router is called."""
+    router_bias: bool = False
+    bias: bool = False
+    """Whether the products of experts have biases."""
+    interleaved: bool = False
+    """Whether weights are [experts, in, out], and gate and up take turns in the outputs of their product."""
+    clamp: Clamp | None = None
     stored: Stored = Stored.EACH
     module: str = "mlp"
     """How files call the mixture."""
