@@ -15,6 +15,7 @@ from trainmaster.engine import grouped_products
 from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.factor_stacks import FactorStack, flat_factors
 from trainmaster.engine.grouped_products import Choices, GroupedShare, adapted_grouped_product
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import AdapterShare, Factors
@@ -127,3 +128,20 @@ def test_adapter_of_some_experts_alone_is_refused(tmp_path: Path) -> None:
     save_file(some, file)
     with pytest.raises(EngineError, match=r"experts\.\w+\.lora_A\.weight is not of one shape for all experts"):
         read_adapter(config, tmp_path / "adapter")
+
+
+def test_stack_for_gpus_has_the_factors_of_single_layers_alone(tmp_path: Path) -> None:
+    """Experts are computed by other kernels, and their gradients are autograd's."""
+    config = ModelConfig.read(make_checkpoint(tmp_path, "qwen3_moe"))
+    adapter, experts_alone = filled_adapter(config), filled_adapter(config, train_attn=False, train_unembed=False)
+    stack = FactorStack([adapter], torch.float32)
+    stack.fill()
+    assert stack.rank == 8
+    assert not stack.has("model.layers.0.mlp.experts.gate_proj")
+    own = adapter.factors["model.layers.0.self_attn.o_proj"]
+    assert torch.equal(stack.b("model.layers.0.self_attn.o_proj")[0, :, :4], own.b * adapter.scale)
+    assert flat_factors(experts_alone) == {}
+    gradients = torch.ones_like(stack.values)
+    stack.hand_out(gradients)
+    assert own.a.grad is not None
+    assert adapter.factors["model.layers.0.mlp.experts.gate_proj"].a.grad is None

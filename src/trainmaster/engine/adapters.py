@@ -16,7 +16,7 @@ from torch.nn import functional
 from trainmaster.engine import kernels
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.factor_products import FactorRows
-from trainmaster.engine.factor_stacks import FactorStacks
+from trainmaster.engine.factor_stacks import FactorStacks, flat_factors
 from trainmaster.engine.products import AdapterShare, Factors, Layer, adapted_product
 from trainmaster.engine.targets import target_shapes
 from trainmaster.engine.types import EngineError, LoraOptions
@@ -154,7 +154,7 @@ class AdapterRows:
             own = [
                 (adapter, (end - count, end))
                 for (adapter, count), end in zip(self.parts, ends, strict=True)
-                if adapter is not None and count
+                if adapter is not None and count and flat_factors(adapter)
             ]
             if own:
                 stack = self.stacks.of([adapter for adapter, _ in own], rows.dtype)

@@ -25,6 +25,11 @@ class Factored(Protocol):
     def factors(self) -> Mapping[str, Factors]: ...
 
 
+def flat_factors(adapter: Factored) -> dict[str, Factors]:
+    """Those of single layers; `grouped_products` computes those of experts."""
+    return {target: factors for target, factors in adapter.factors.items() if factors.a.dim() == 2}
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a layer's factors begin in each adapter's part."""
@@ -44,9 +49,9 @@ class FactorStack:
 
     def __init__(self, adapters: Sequence[Factored], dtype: torch.dtype) -> None:
         self.adapters = tuple(adapters)
-        factors = {target: each for adapter in adapters for target, each in adapter.factors.items()}
+        factors = {target: each for adapter in adapters for target, each in flat_factors(adapter).items()}
         device = next(iter(factors.values())).a.device
-        self.rank = -(-max(len(each.a) for own in adapters for each in own.factors.values()) // _RANKS) * _RANKS
+        self.rank = -(-max(len(each.a) for own in adapters for each in flat_factors(own).values()) // _RANKS) * _RANKS
         self._places: dict[str, _Place] = {}
         starts = self.rank * sum(each.a.shape[1] for each in factors.values())
         self._b_start = starts
@@ -69,7 +74,7 @@ class FactorStack:
     @torch.no_grad()
     def fill(self) -> None:
         """Take the adapters' factors as they are now."""
-        pairs = [factors for adapter in self.adapters for factors in adapter.factors.values()]
+        pairs = [factors for adapter in self.adapters for factors in flat_factors(adapter).values()]
         # Optimizers write without counting a tensor's versions up; everything else counts.
         versions = (
             [adapter.changes for adapter in self.adapters],
@@ -79,7 +84,7 @@ class FactorStack:
             return
         torch._foreach_copy_(self._filled_a, [each.a for each in pairs])
         raising: list[Tensor] = [each.b for each in pairs]
-        scales = [adapter.scale for adapter in self.adapters for _ in adapter.factors]
+        scales = [adapter.scale for adapter in self.adapters for _ in flat_factors(adapter)]
         if any(scale != 1.0 for scale in scales):
             torch._foreach_copy_(self._filled_b, torch._foreach_mul(raising, scales))
         else:
@@ -114,7 +119,7 @@ class FactorStack:
             if adapter.scale != 1.0:
                 own[self._b_start :].mul_(adapter.scale)
         of_a, of_b = self._parts(gradients)
-        pairs = [factors for adapter in self.adapters for factors in adapter.factors.values()]
+        pairs = [factors for adapter in self.adapters for factors in flat_factors(adapter).values()]
         for each, grad_a, grad_b in zip(pairs, of_a, of_b, strict=True):
             for parameter, grad in ((each.a, grad_a), (each.b, grad_b)):
                 if parameter.requires_grad:
@@ -125,7 +130,7 @@ class FactorStack:
         """Of each layer of each adapter, the places of A and B at the adapter's own rank."""
         of_a, of_b = [], []
         for own, adapter in zip(tensor, self.adapters, strict=True):
-            for target, factors in adapter.factors.items():
+            for target, factors in flat_factors(adapter).items():
                 place, rank = self._places[target], len(factors.a)
                 of_a.append(own[place.a : place.a + rank * place.inputs].view(rank, place.inputs))
                 of_b.append(own[place.b : place.b + self.rank * place.outputs].view(-1, self.rank)[:, :rank])
