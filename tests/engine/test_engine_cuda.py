@@ -24,7 +24,8 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.engine import Engine
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Transformer
-from trainmaster.engine.passes import CheckedPass, Chunk, check_pass, compute
+from trainmaster.engine.packs import compute
+from trainmaster.engine.passes import CheckedPass, Chunk, check_pass
 from trainmaster.engine.sampler import Sampler
 from trainmaster.engine.trained_model import AdamW, WeightsSnapshot
 from trainmaster.engine.types import (
@@ -381,7 +382,7 @@ def test_pack_without_room_on_the_gpu_is_computed_all_the_same(checkpoint: Check
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        compute(chunks(engine, request), recompute=recompute)
+        compute(chunks(engine, request), recompute=recompute).parts()
         for parameter in engine.models["m"].parameters.values():
             parameter.grad = None
         return torch.cuda.max_memory_reserved()

@@ -8,6 +8,7 @@ from packed_runs import Watch, filled_adapter
 from torch import Tensor
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
+from trainmaster.engine.architectures.family import LayerNorms
 from trainmaster.engine.config import ModelConfig, Rope
 from trainmaster.engine.logprobs import all_logits, target_logprobs, top_logprobs
 from trainmaster.engine.model import Unembedding
@@ -30,6 +31,7 @@ CONFIG = ModelConfig(
     windows=(None,),
     ropes=(Rope(theta=1e4),),
     attention_scale=1.0,
+    norms=LayerNorms(),
 )
 
 

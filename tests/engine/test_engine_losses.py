@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -376,3 +377,23 @@ def test_documented_losses_and_defaults_are_those_of_the_code() -> None:
         name: pytest.approx({key: option.default for key, option in loss.options.items()})
         for name, loss in losses.LOSSES.items()
     }
+
+
+def test_token_wise_losses_are_those_of_the_formula_in_any_parts() -> None:
+    token_wise = {name for name, loss in losses.LOSSES.items() if loss.token_wise}
+    assert token_wise == {"cross_entropy", *POLICY_LOSSES} - {"gspo"}
+    data, current = a_batch([7, 9])
+    for name in token_wise - {"cross_entropy"}:
+        values, gradients, _ = compute(name, data, current)
+        cut = [0, 3, 12, 16]
+        pieces = [piece_of(name, data, current, slice(*ends)) for ends in itertools.pairwise(cut)]
+        np.testing.assert_array_equal(values, np.concatenate([each[0] for each in pieces]))
+        np.testing.assert_array_equal(gradients, np.concatenate([each[1] for each in pieces]))
+
+
+def piece_of(name: str, data: list[Datum], current: list[np.ndarray], rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Some rows as if they were a sequence."""
+    joined = {key: np.concatenate([datum.inputs[key] for datum in data])[rows] for key in data[0].inputs}
+    datum = Datum(tokens=np.concatenate([datum.tokens for datum in data])[rows], inputs=joined)
+    values, gradients, _ = compute(name, [datum], [np.concatenate(current)[rows]])
+    return values, gradients

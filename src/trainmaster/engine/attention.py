@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainmaster.engine.cache import BLOCK, NO_PAGE, AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
+from trainmaster.engine.transfers import on_device
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 _HEAD_DIMS = range(8, 257, 8)
@@ -67,8 +68,8 @@ class PackedAttention:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
         if varlen_fits(query, scoring):
             if self._ends is None:
-                ends = torch.tensor([0, *itertools.accumulate(self._lengths)], dtype=torch.int32)
-                self._ends = ends.to(query.device)
+                ends = np.array([0, *itertools.accumulate(self._lengths)], dtype=np.int32)
+                self._ends = on_device(ends, query.device)
             return varlen_attention(query, key, value, self._ends, self._ends, max(self._lengths), scoring)
         queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainmaster.engine import kernels
 from trainmaster.engine.logprobs import LOGITS
 from trainmaster.engine.model import Unembedding
 from trainmaster.engine.products import back_product, wide_product
@@ -68,19 +69,14 @@ class _CrossEntropy(torch.autograd.Function):
             logits = wide_product(own, weight)
             if softcap:
                 logits.div_(softcap).tanh_().mul_(softcap)
-            totals = logits.logsumexp(1, keepdim=True)
-            loss += (totals - logits.gather(1, columns)).sum()
-            correct += (logits.argmax(1, keepdim=True) == columns).sum()
-            slope = 1 - (logits / softcap) ** 2 if softcap and wanted else None
-            weights = (logits - totals).exp_()
-            entropy += totals.sum() - torch.linalg.vecdot(weights, logits).sum()
-            if not wanted:
-                continue
+            read = _read_by_kernel if kernels.serve(logits) else _read
+            group, grad_logits = read(logits, columns, softcap, divisor if wanted else None, hidden.dtype)
             del logits
-            grad_logits = weights.scatter_add_(1, columns, -torch.ones_like(totals)).div_(divisor)
-            if slope is not None:
-                grad_logits *= slope
-            grad_logits = grad_logits.to(hidden.dtype)
+            loss += group.loss
+            entropy += group.entropy
+            correct += group.correct
+            if grad_logits is None:
+                continue
             if grad_hidden is not None:
                 grad_hidden[start : start + rows] = back_product(grad_logits, weight)
             if grad_weight is not None:
@@ -98,3 +94,42 @@ class _CrossEntropy(torch.autograd.Function):
             None if grad_weight is None else grad_weight.mul_(grad),
             *[None] * 5,
         )
+
+
+def _read(
+    logits: Tensor, columns: Tensor, softcap: float | None, divisor: Tensor | None, dtype: torch.dtype
+) -> tuple[CrossEntropy, Tensor | None]:
+    """What comes of some rows, undivided, and the gradient of their logits before the softcap, if there is a divisor.
+
+    The targets are `columns`, [n, 1].
+    """
+    totals = logits.logsumexp(1, keepdim=True)
+    loss = (totals - logits.gather(1, columns)).sum()
+    correct = (logits.argmax(1, keepdim=True) == columns).sum()
+    slope = 1 - (logits / softcap) ** 2 if softcap and divisor is not None else None
+    weights = (logits - totals).exp_()
+    found = CrossEntropy(loss=loss, entropy=totals.sum() - torch.linalg.vecdot(weights, logits).sum(), correct=correct)
+    if divisor is None:
+        return found, None
+    grad_logits = weights.scatter_add_(1, columns, -torch.ones_like(totals)).div_(divisor)
+    if slope is not None:
+        grad_logits *= slope
+    return found, grad_logits.to(dtype)
+
+
+def _read_by_kernel(
+    logits: Tensor, columns: Tensor, softcap: float | None, divisor: Tensor | None, dtype: torch.dtype
+) -> tuple[CrossEntropy, Tensor | None]:
+    from trainmaster.engine.kernels.vocabulary import pull_logits, row_measures
+
+    measures = row_measures(logits, columns)
+    found = CrossEntropy(
+        loss=-measures.logprobs.sum(),
+        entropy=measures.entropies.sum(),
+        correct=(measures.likeliest[:, None] == columns).sum(),
+    )
+    if divisor is None:
+        return found, None
+    grads = (-1.0 / divisor.to(torch.float32)).expand(columns.shape)
+    out = torch.empty_like(logits, dtype=dtype)
+    return found, pull_logits(logits, measures.totals, columns, grads, out, softcap)

@@ -16,8 +16,9 @@ from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.model import Transformer
+from trainmaster.engine.packs import Launched, compute
 from trainmaster.engine.parallel import Ranks, as_engine_error, command
-from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, compute, cut, pack, share
+from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, cut, pack, share
 from trainmaster.engine.trained_model import ANOTHER_MODEL, State, TrainedModel, WeightsSnapshot, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
 from trainmaster.engine.weight_files import export_model
@@ -164,10 +165,18 @@ class Engine:
             if each.inputs
             for data in cut(each.lengths, each.widths, self._pack_tokens)
         ]
+        waiting: _Started | None = None
         for together in pack(chunks, self._pack_tokens):
             if wanted := [chunk for chunk in together if computed[chunk.number].failure is None]:
-                for chunk, part in zip(wanted, _parts(wanted, self._stacks), strict=True):
-                    computed[chunk.number].add(part)
+                started = _Started(wanted, self._stacks)
+                # A GPU has the next pack before the host looks at what came of the last one.
+                if waiting is not None:
+                    waiting.end(computed)
+                waiting = started if started.may_wait else None
+                if waiting is None:
+                    started.end(computed)
+        if waiting is not None:
+            waiting.end(computed)
         return computed
 
 
@@ -191,25 +200,48 @@ def _ended(own: CheckedPass, computed: Computed, outcomes: Sequence[Computed]) -
     )
 
 
-def _parts(chunks: Sequence[Chunk], stacks: FactorStacks) -> list[ChunkResult | EngineError]:
-    """Compute a pack; if that fails, each chunk alone, to find out which one failed."""
-    recompute = False
-    try:
-        return compute(chunks, stacks=stacks)
-    except torch.OutOfMemoryError:
-        recompute = True
-    except Exception as error:
-        if len(chunks) == 1:
-            _forget_gradients(chunks[0])
-            return [as_engine_error(error)]
-    # Not while the error is handled: it would keep what the failed pack computed in memory.
-    return [_part_alone(chunk, stacks, recompute=recompute) for chunk in chunks]
+class _Started:
+    """A pack that is computed; if it failed, each chunk alone, to find out which one does."""
+
+    def __init__(self, chunks: Sequence[Chunk], stacks: FactorStacks) -> None:
+        self._chunks = chunks
+        self._launched: Launched | None = None
+        self._parts: list[ChunkResult | EngineError] = []
+        recompute = False
+        try:
+            self._launched = compute(chunks, stacks=stacks)
+            return
+        except torch.OutOfMemoryError:
+            recompute = True
+        except Exception as error:
+            if len(chunks) == 1:
+                _forget_gradients(chunks[0])
+                self._parts = [as_engine_error(error)]
+                return
+        # Not while the error is handled: it would keep what the failed pack computed in memory.
+        self._parts = [_part_alone(chunk, stacks, recompute=recompute) for chunk in chunks]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it is still computed, and its gradients are few enough to be there beside those of the next pack."""
+        heavy = any(chunk.of.model.trained is Trained.ALL for chunk in self._chunks)
+        return self._launched is not None and not self._launched.is_done and not heavy
+
+    def end(self, computed: Mapping[int, Computed]) -> None:
+        """Add what came of the chunks to their passes."""
+        if self._launched is not None:
+            try:
+                self._parts = self._launched.parts()
+            except Exception as error:
+                self._parts = [as_engine_error(error)] * len(self._chunks)
+        for chunk, part in zip(self._chunks, self._parts, strict=True):
+            computed[chunk.number].add(part)
 
 
 def _part_alone(chunk: Chunk, stacks: FactorStacks, *, recompute: bool) -> ChunkResult | EngineError:
     _forget_gradients(chunk)
     try:
-        return compute([chunk], recompute=recompute, stacks=stacks)[0]
+        return compute([chunk], recompute=recompute, stacks=stacks).parts()[0]
     except Exception as error:
         _forget_gradients(chunk)
         return as_engine_error(error)

@@ -28,9 +28,10 @@ class FactorRows:
         self._groups = None if len(bounds) == 1 and bounds[0] == (0, rows) else Groups.of(bounds, device)
         """None: all rows are of one adapter."""
         self._gradients: Tensor | None = None
+        self._targets: set[str] = set()
+        """The layers whose gradients were noted."""
         self._ends = False
-        trained = any(each.a.requires_grad for own in stack.adapters for each in own.factors.values())
-        self.anchor = torch.empty(0, device=device, requires_grad=True) if trained else None
+        self.anchor = torch.empty(0, device=device, requires_grad=True) if stack.trained else None
         """What autograd takes for the factors, so that it computes the layers that nothing else trains."""
 
     def products(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
@@ -59,7 +60,7 @@ class FactorRows:
     ) -> None:
         """Note the gradients of the layers' factors, and add that of the rows to `grad_rows`."""
         stack, rank = self.stack, self.stack.rank
-        gradients = self._noted()
+        gradients = self.noted(targets)
         a, grad_a = stack.a(targets), stack.a(targets, gradients)
         assert a is not None
         assert grad_a is not None
@@ -97,10 +98,12 @@ class FactorRows:
         """Give the factors the gradients that were noted for them."""
         self._ends = False
         if self._gradients is not None:
-            self.stack.hand_out(self._gradients)
-            self._gradients = None
+            self.stack.hand_out(self._gradients, self._targets)
+            self._gradients, self._targets = None, set()
 
-    def _noted(self) -> Tensor:
+    def noted(self, targets: Sequence[str]) -> Tensor:
+        """Where the gradients of these layers' factors are to be written, laid out as the stack."""
+        self._targets.update(targets)
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.stack.values, dtype=torch.float32)
         return self._gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,9 +49,10 @@ class FactorStack:
 
     def __init__(self, adapters: Sequence[Factored], dtype: torch.dtype) -> None:
         self.adapters = tuple(adapters)
-        factors = {target: each for adapter in adapters for target, each in flat_factors(adapter).items()}
+        self._factors = [flat_factors(adapter) for adapter in adapters]
+        factors = {target: each for own in self._factors for target, each in own.items()}
         device = next(iter(factors.values())).a.device
-        self.rank = -(-max(len(each.a) for own in adapters for each in flat_factors(own).values()) // _RANKS) * _RANKS
+        self.rank = -(-max(len(each.a) for own in self._factors for each in own.values()) // _RANKS) * _RANKS
         self._places: dict[str, _Place] = {}
         starts = self.rank * sum(each.a.shape[1] for each in factors.values())
         self._b_start = starts
@@ -74,7 +75,7 @@ class FactorStack:
     @torch.no_grad()
     def fill(self) -> None:
         """Take the adapters' factors as they are now."""
-        pairs = [factors for adapter in self.adapters for factors in flat_factors(adapter).values()]
+        pairs = [each for own in self._factors for each in own.values()]
         # Optimizers write without counting a tensor's versions up; everything else counts.
         versions = (
             [adapter.changes for adapter in self.adapters],
@@ -84,7 +85,7 @@ class FactorStack:
             return
         torch._foreach_copy_(self._filled_a, [each.a for each in pairs])
         raising: list[Tensor] = [each.b for each in pairs]
-        scales = [adapter.scale for adapter in self.adapters for _ in flat_factors(adapter)]
+        scales = [adapter.scale for adapter, own in zip(self.adapters, self._factors, strict=True) for _ in own]
         if any(scale != 1.0 for scale in scales):
             torch._foreach_copy_(self._filled_b, torch._foreach_mul(raising, scales))
         else:
@@ -110,27 +111,28 @@ class FactorStack:
         tensor = self.values if of is None else of
         return tensor[:, place.b : place.b + self.rank * place.outputs].view(len(tensor), -1, self.rank)
 
-    def has(self, target: str) -> bool:
-        return target in self._places
+    @property
+    def trained(self) -> bool:
+        return any(each.a.requires_grad for own in self._factors for each in own.values())
 
-    def hand_out(self, gradients: Tensor) -> None:
-        """Make parts of `gradients`, laid out as the values, the gradients of the factors."""
+    def hand_out(self, gradients: Tensor, targets: Collection[str]) -> None:
+        """Make parts of `gradients`, laid out as the values, the gradients of these layers' factors."""
         for own, adapter in zip(gradients, self.adapters, strict=True):
             if adapter.scale != 1.0:
                 own[self._b_start :].mul_(adapter.scale)
         of_a, of_b = self._parts(gradients)
-        pairs = [factors for adapter in self.adapters for factors in flat_factors(adapter).values()]
-        for each, grad_a, grad_b in zip(pairs, of_a, of_b, strict=True):
+        pairs = [(target, each) for own in self._factors for target, each in own.items()]
+        for (target, each), grad_a, grad_b in zip(pairs, of_a, of_b, strict=True):
             for parameter, grad in ((each.a, grad_a), (each.b, grad_b)):
-                if parameter.requires_grad:
+                if parameter.requires_grad and target in targets:
                     grad = grad.contiguous().to(parameter.dtype)
                     parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
     def _parts(self, tensor: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Of each layer of each adapter, the places of A and B at the adapter's own rank."""
         of_a, of_b = [], []
-        for own, adapter in zip(tensor, self.adapters, strict=True):
-            for target, factors in flat_factors(adapter).items():
+        for own, of_adapter in zip(tensor, self._factors, strict=True):
+            for target, factors in of_adapter.items():
                 place, rank = self._places[target], len(factors.a)
                 of_a.append(own[place.a : place.a + rank * place.inputs].view(rank, place.inputs))
                 of_b.append(own[place.b : place.b + self.rank * place.outputs].view(-1, self.rank)[:, :rank])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainmaster.engine import products
+from trainmaster.engine import kernels, products
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.model import Unembedding
 from trainmaster.engine.products import AdapterShare, add_shares, factors_of, share_gradients, wide_product
@@ -129,8 +129,7 @@ class _TargetLogprobs(torch.autograd.Function):
         logprobs = torch.empty(targets.shape, dtype=totals.dtype, device=hidden.device)
         for group in plan.groups:
             logits, _ = plan.logits(hidden, group)
-            totals[group.rows] = logits.logsumexp(1, keepdim=True)
-            logprobs[group.rows] = logits.gather(1, targets[group.rows]) - totals[group.rows]
+            totals[group.rows], logprobs[group.rows] = _read(logits, targets[group.rows])
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, targets, totals)
         return logprobs
@@ -147,12 +146,7 @@ class _TargetLogprobs(torch.autograd.Function):
             logits, lowered = plan.logits(hidden, group)
             own, rows = grad[group.rows], hidden[group.rows]
             cap = plan.unembedding.logit_softcap
-            slope = 1 - (logits / cap) ** 2 if cap else None
-            grad_logits = logits.sub_(totals[group.rows]).exp_().mul_(-own.sum(1, keepdim=True))
-            grad_logits.scatter_add_(1, targets[group.rows], own)
-            if slope is not None:
-                grad_logits *= slope
-            grad_logits = grad_logits.to(hidden.dtype)
+            grad_logits = _pulled(logits, totals[group.rows], targets[group.rows], own, cap, hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[group.rows] = products.back_product(grad_logits, weight)
             if grad_weight is not None:
@@ -163,6 +157,33 @@ class _TargetLogprobs(torch.autograd.Function):
                 for factor in (0, 1):
                     grad_factors[2 * owner + factor] += made[2 * place + factor]
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, *grad_factors
+
+
+def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's log of the sum of exponentials, [n, 1], and the logprobs of its targets."""
+    if kernels.serve(logits):
+        from trainmaster.engine.kernels.vocabulary import row_totals
+
+        found = row_totals(logits, targets)
+        return found.totals[:, None], found.logprobs
+    totals = logits.logsumexp(1, keepdim=True)
+    return totals, logits.gather(1, targets) - totals
+
+
+def _pulled(
+    logits: Tensor, totals: Tensor, targets: Tensor, grads: Tensor, softcap: float | None, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of the logits before the softcap, by that of the logprobs; the logits are overwritten."""
+    if kernels.serve(logits):
+        from trainmaster.engine.kernels.vocabulary import pull_logits
+
+        return pull_logits(logits, totals, targets, grads, torch.empty_like(logits, dtype=dtype), softcap)
+    slope = 1 - (logits / softcap) ** 2 if softcap else None
+    pulled = logits.sub_(totals).exp_().mul_(-grads.sum(1, keepdim=True))
+    pulled.scatter_add_(1, targets, grads)
+    if slope is not None:
+        pulled *= slope
+    return pulled.to(dtype)
 
 
 def _spans(shares: Sequence[AdapterShare], rows: int, longest: int) -> Iterator[_Span]:

@@ -75,6 +75,9 @@ class LossFunction:
     """The input that is nonzero at the tokens that count as loss tokens; None: all tokens count."""
     wide: bool = False
     """Whether a position may have several target tokens."""
+    token_wise: bool = False
+    """Whether a token's loss depends on its own values alone. Then a GPU computes the loss and its gradients for some
+    rows at a time, of parts of sequences: the formula must not look at the lengths."""
 
 
 def _cross_entropy(tokens: Tokens) -> TokenLosses:
@@ -142,7 +145,13 @@ def _has_advantage(_options: Options, inputs: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _policy(formula: Formula, **options: LossOption) -> LossFunction:
-    return LossFunction(formula=formula, required=(LOGPROBS, ADVANTAGES), options=options, loss_tokens=ADVANTAGES)
+    return LossFunction(
+        formula=formula,
+        required=(LOGPROBS, ADVANTAGES),
+        options=options,
+        loss_tokens=ADVANTAGES,
+        token_wise=formula is not _gspo,
+    )
 
 
 def _clipping(formula: Formula, low: float, high: float, **optional: Default) -> LossFunction:
@@ -154,7 +163,11 @@ def _clipping(formula: Formula, low: float, high: float, **optional: Default) ->
 
 LOSSES: Mapping[str, LossFunction] = {
     "cross_entropy": LossFunction(
-        formula=_cross_entropy, optional={WEIGHTS: _constant(1.0)}, loss_tokens=WEIGHTS, wide=True
+        formula=_cross_entropy,
+        optional={WEIGHTS: _constant(1.0)},
+        loss_tokens=WEIGHTS,
+        wide=True,
+        token_wise=True,
     ),
     "importance_sampling": _policy(_importance_sampling),
     "ppo": _clipping(_ppo, 0.8, 1.2),
@@ -163,7 +176,11 @@ LOSSES: Mapping[str, LossFunction] = {
     "gspo": _clipping(_gspo, 1 - 3e-4, 1 + 4e-4, sequence_ratio_mask=_has_advantage),
     "dapo": _clipping(_ppo, 0.8, 1.28),
     "reinforce": LossFunction(
-        formula=_reinforce, required=(ADVANTAGES,), optional={LOGPROBS: _constant(0.0)}, loss_tokens=ADVANTAGES
+        formula=_reinforce,
+        required=(ADVANTAGES,),
+        optional={LOGPROBS: _constant(0.0)},
+        loss_tokens=ADVANTAGES,
+        token_wise=True,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Forward and backward passes over packs of sequences, of one model or of many.
+"""What passes are checked for, and how they are cut into packs of sequences, of one model or of many.
 
 Chunks are cut by a request's own sequences, one of a model in a pack: so gradients do not depend on the others.
 """
@@ -10,15 +10,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trainmaster.engine import losses
-from trainmaster.engine.adapters import AdapterRows
-from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.factor_stacks import FactorStacks
-from trainmaster.engine.logprobs import target_logprobs
-from trainmaster.engine.losses import LossFunction, Options, TokenLosses, Tokens
+from trainmaster.engine.losses import LossFunction, Options
 from trainmaster.engine.trained_model import TrainedModel, add_up
 from trainmaster.engine.types import EngineError, Pass, Trained, check_tokens, check_vocabulary
 
@@ -137,7 +132,7 @@ class Computed:
 
     def add(self, part: ChunkResult | EngineError) -> None:
         if isinstance(part, EngineError):
-            self.failure = part
+            self.failure = self.failure or part
             return
         self.outputs += part.outputs
         self.metrics.append((len(part.outputs), part.metrics))
@@ -158,63 +153,3 @@ def check_pass(request: Pass, model: TrainedModel, *, vocabulary: int, context: 
         inputs.append(losses.inputs_of(request.loss, options, index, datum))
         check_vocabulary(f"{losses.TARGETS} of datum {index}", inputs[-1][losses.TARGETS], vocabulary)
     return CheckedPass(request=request, model=model, loss=loss, options=options, inputs=inputs)
-
-
-def compute(
-    chunks: Sequence[Chunk], *, recompute: bool = False, stacks: FactorStacks | None = None
-) -> list[ChunkResult | EngineError]:
-    """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
-    transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
-    device = transformer.device
-    data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]
-    rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks], stacks or FactorStacks())
-    with torch.set_grad_enabled(backward):
-        hidden = transformer.hidden(
-            _on(device, np.concatenate(data).astype(np.int64, copy=False)),
-            _on(device, np.concatenate([np.arange(len(tokens)) for tokens in data])),
-            PackedAttention([len(tokens) for tokens in data]),
-            rows,
-            recompute=recompute,
-        )
-        targets = _on(device, np.concatenate([chunk.joined(losses.TARGETS) for chunk in chunks]))
-        logprobs = target_logprobs(hidden, targets, transformer.unembedding, rows)
-    owned = torch.split_with_sizes(logprobs.detach(), [chunk.rows for chunk in chunks])
-    found: list[TokenLosses] = []
-    upstream: list[Tensor] = []
-    for chunk, own in zip(chunks, owned, strict=True):
-        own = own.requires_grad_(backward)
-        of_tokens = chunk.of.loss.formula(
-            Tokens(
-                logprobs=own,
-                inputs={name: _on(device, chunk.joined(name)) for name in chunk.names},
-                options=chunk.of.options,
-                lengths=_on(device, np.array(chunk.lengths)),
-            )
-        )
-        if backward:
-            upstream += torch.autograd.grad(of_tokens.values.sum(), own)
-        found.append(of_tokens)
-    if backward:
-        logprobs.backward(torch.cat(upstream))  # type: ignore[no-untyped-call]
-    return [_part(chunk, own.detach(), each) for chunk, own, each in zip(chunks, owned, found, strict=True)]
-
-
-def _part(chunk: Chunk, own: Tensor, of_tokens: TokenLosses) -> ChunkResult | EngineError:
-    gradients = chunk.of.model.take_gradients() if chunk.of.request.backward else {}
-    logprobs, values = own.cpu().numpy(), of_tokens.values.detach().cpu().numpy()
-    ends = np.cumsum(chunk.lengths)
-    strange = np.flatnonzero(~np.isfinite(logprobs + values).reshape(len(logprobs), -1).all(axis=1))
-    if strange.size:
-        index = chunk.data[int(np.searchsorted(ends, strange[0], side="right"))]
-        return EngineError(f"the loss of datum {index} is not finite; the request added nothing to the gradients")
-    ratios = None if of_tokens.ratios is None else of_tokens.ratios.cpu().numpy()
-    inputs = {name: chunk.joined(name) for name in (losses.TARGETS, *chunk.names)}
-    return ChunkResult(
-        outputs=[{"logprobs": each} for each in np.split(logprobs, ends[:-1])],
-        metrics=losses.measure(chunk.of.loss, values, ratios, logprobs, inputs, chunk.lengths),
-        gradients=gradients,
-    )
-
-
-def _on(device: torch.device, array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

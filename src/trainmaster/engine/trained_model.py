@@ -272,7 +272,7 @@ class AdamW:
                 list(self._first_moments.values()),
                 list(self._second_moments.values()),
                 [],
-                [torch.tensor(float(count), device=originals[0].device)] * len(originals),
+                [torch.full((), float(count), device=originals[0].device)] * len(originals),
                 lr=options.learning_rate,
                 beta1=options.beta1,
                 beta2=options.beta2,
