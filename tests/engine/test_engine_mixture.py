@@ -137,11 +137,11 @@ def test_stack_for_gpus_has_the_factors_of_single_layers_alone(tmp_path: Path) -
     stack = FactorStack([adapter], torch.float32)
     stack.fill()
     assert stack.rank == 8
-    assert not stack.has("model.layers.0.mlp.experts.gate_proj")
+    assert stack.a(["model.layers.0.mlp.experts.gate_proj"]) is None
     own = adapter.factors["model.layers.0.self_attn.o_proj"]
     assert torch.equal(stack.b("model.layers.0.self_attn.o_proj")[0, :, :4], own.b * adapter.scale)
     assert flat_factors(experts_alone) == {}
     gradients = torch.ones_like(stack.values)
-    stack.hand_out(gradients)
+    stack.hand_out(gradients, adapter.factors)
     assert own.a.grad is not None
     assert adapter.factors["model.layers.0.mlp.experts.gate_proj"].a.grad is None
