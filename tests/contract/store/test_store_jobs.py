@@ -26,13 +26,13 @@ from store_records import (
     submit,
 )
 
-from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime
+from trainmaster.protocol.launch import Lifetime
 from trainmaster.protocol.reasons import Reason, StopCause
 from trainmaster.server.core.errors import HandleTakenError, JobNotFoundError
 from trainmaster.server.core.job import Attempt, Change, JobProgress
 from trainmaster.server.core.resources import Needs, Share
 from trainmaster.server.core.states import Desired, JobStatus
-from trainmaster.server.store import attempts, checkpoints, events, job_inputs, job_list, jobs, schema
+from trainmaster.server.store import attempts, checkpoints, events, job_list, jobs, schema
 from trainmaster.server.store.database import Database
 from trainmaster.server.store.scope import Scope
 
@@ -356,16 +356,3 @@ def test_handle_leads_to_its_job_or_to_the_last_that_had_it(database: Database) 
         assert found() == job.job_id
     with pytest.raises(JobNotFoundError):
         found(OTHER)
-
-
-def test_launch_is_found_by_the_version_that_compiled_it_until_the_job_ends(database: Database) -> None:
-    job = submit(database, new_job("job-1"))
-    launch = Launch(kind="command", steps=(LaunchStep(name="main", argv=("true",)),), inputs={"a.json": "{}"})
-    database.write_now(lambda connection: job_inputs.put_launch(connection, ACME, job, launch, version="1"))
-    with database.read() as connection:
-        assert job_inputs.get_launch(connection, ACME, "job-1", version="1") == launch
-        assert job_inputs.get_launch(connection, ACME, "job-1", version="2") is None
-        assert job_inputs.get_launch(connection, OTHER, "job-1", version="1") is None
-    apply(database, change_of(job, status=JobStatus.CANCELLED))
-    with database.read() as connection:
-        assert job_inputs.get_launch(connection, ACME, "job-1", version="1") is None

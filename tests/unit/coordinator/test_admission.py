@@ -67,7 +67,7 @@ def pending(request: SubmitJobRequest, **fields: Any) -> Job:
 def decided(document: dict[str, Any], *, root: Path, backend: str = "local", **admission: Any) -> Job:
     request = parse_submit(document)
     decision = Admission(data_roots=[root], **{"installed": lambda _: True, **admission}).decide(
-        pending(request, backend=backend), compile_job(request).launch, now=time.time()
+        pending(request, backend=backend), now=time.time()
     )
     assert decision is not None
     return decision.job

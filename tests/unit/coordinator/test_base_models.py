@@ -156,7 +156,7 @@ def decided(workload: dict[str, Any], admission: Admission, account_id: str = "x
         default_backend="local",
     )
     at_once = admission.admit_at_once(made.job, compiled)
-    later = admission.decide(made.job, compiled.launch, now=2.0)
+    later = admission.decide(made.job, now=2.0)
     assert later is not None
     return (None if at_once is None else at_once.job), later.job
 

@@ -203,18 +203,18 @@ class Admission:
             return None
         return None if _server_script(workload) is not None else admit(job, now=job.created_at)
 
-    def decide(self, job: Job, launch: Launch, *, now: float) -> Change | None:
+    def decide(self, job: Job, *, now: float) -> Change | None:
         try:
-            problem = next(self._problems(job, launch), None)
+            problem = next(self._problems(job), None)
         except TrainmasterError as error:
             problem = error.message
         except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead in a circle
             problem = f"a file or directory that it names on the server cannot be read: {error}"
         return reject(job, now=now, message=problem) if problem else admit(job, now=now)
 
-    def _problems(self, job: Job, launch: Launch) -> Iterator[str]:
-        request = load_stored(job.spec_version, job.spec)
-        workload = request.effective_workload
+    def _problems(self, job: Job) -> Iterator[str]:
+        compiled = compile_job(load_stored(job.spec_version, job.spec))
+        request, workload = compiled.request, compiled.workload
         capable = self._capable(job)
         for volume in workload.volumes:
             if volume.path is not None:
@@ -231,7 +231,7 @@ class Admission:
         if is_training(request.workload):
             if capable.uses_server_python:
                 # They were there when it was submitted; the workers may be elsewhere, or have changed since.
-                yield from (problem.message for problem in self._not_installed(request, launch))
+                yield from (problem.message for problem in self._not_installed(request, compiled.launch))
             yield from self._wrong_training(request, workload, sees_files=capable.runs_here)
         if isinstance(workload, TrainerServiceSpec):
             yield from self._wrong_model(workload, job)

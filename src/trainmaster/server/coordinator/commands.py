@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from trainmaster import __version__
 from trainmaster.protocol.launch import Launch
 from trainmaster.server.coordinator.admission import Admission, check_queue
 from trainmaster.server.coordinator.launch import JobSecrets
@@ -238,7 +237,6 @@ class Commands:
         change = self.admission.accept(connection, scope, change, compiled.request, resized=resized)
         job = change.job
         jobs.insert(connection, scope, change)
-        job_inputs.put_launch(connection, scope, job, compiled.launch, version=__version__)
         job_inputs.put_secrets(connection, scope, job, sealed)
         try:
             used = {blob.sha256 for blob in compiled.launch.blobs}

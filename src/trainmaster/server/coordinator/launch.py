@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from sqlalchemy import Connection
 
-from trainmaster import __version__
 from trainmaster.backends.base import Capabilities, FilesBy, LaunchError, PlacementBy
 from trainmaster.protocol import environment as variables
 from trainmaster.protocol.attempt_files import AttemptFileUrl, FileArea
@@ -111,10 +110,9 @@ class Launches:
                     submitter = runs_as(account, self.settings)
                 elif not elsewhere:
                     uid = runs_as(account, self.settings, isolated=capable.isolates_accounts)
-            launch = stored_launch(connection, job)
         return attempt_request(
             job,
-            launch,
+            compiled_launch(job),
             nodes=nodes,
             roots=self.roots,
             resume=resume,
@@ -174,13 +172,8 @@ class Launches:
             return attempts.of_job(connection, Scope(job.account_id), job.job_id)
 
 
-def stored_launch(connection: Connection, job: Job) -> Launch:
-    """The launch as compiled at the submission; anew where another version did that, as it may have other modules."""
-    stored = job_inputs.get_launch(connection, Scope(job.account_id), job.job_id, version=__version__)
-    return stored or compiled_launch(job)
-
-
 def compiled_launch(job: Job) -> Launch:
+    """What was compiled at the submission, too; storing it with the job takes longer."""
     return compile_job(load_stored(job.spec_version, job.spec)).launch
 
 

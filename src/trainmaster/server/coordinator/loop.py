@@ -17,7 +17,6 @@ from trainmaster.server.coordinator.actions import AttemptActions
 from trainmaster.server.coordinator.admission import Admission
 from trainmaster.server.coordinator.checkpoints import prune
 from trainmaster.server.coordinator.cluster_view import NodeReports, StoredView, freed_real_gpus
-from trainmaster.server.coordinator.launch import stored_launch
 from trainmaster.server.coordinator.leadership import Leadership
 from trainmaster.server.coordinator.threads import LoopWaker
 from trainmaster.server.core import commands, endings, observations
@@ -273,9 +272,7 @@ class Coordinator:
     def _admit(self, now: float, changes: dict[str, Change]) -> None:
         for job in self.view.pending.values():
             try:
-                with self._database.read() as connection:
-                    launch = stored_launch(connection, job)
-                admitted = self._admission.decide(job, launch, now=now)
+                admitted = self._admission.decide(job, now=now)
             except Exception:
                 _log.exception("job %s could not be looked at for admission", job.job_id)
                 continue

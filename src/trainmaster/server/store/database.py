@@ -21,7 +21,7 @@ from trainmaster.server.settings.telemetry import METERS
 from trainmaster.server.store import postgres, queues, schema, sqlite
 from trainmaster.server.store.scope import Scope
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest revision under `migrations/versions`; written here too because Alembic is slow to import."""
 
 

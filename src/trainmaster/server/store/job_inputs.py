@@ -1,16 +1,13 @@
-"""The inputs of jobs: uploaded files (blobs, whose bytes lie elsewhere), the compiled launch, and sealed secrets."""
+"""The inputs of jobs: uploaded files (blobs, whose bytes lie elsewhere), and sealed secrets."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam
 
-from trainmaster.protocol.documents import dump_sparse, from_json
-from trainmaster.protocol.launch import Launch
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
 from trainmaster.server.store import schema
@@ -94,39 +91,6 @@ def _unused_since(before: float) -> sa.ColumnElement[bool]:
         _jobs.c.deleted_at.is_(None),
     )
     return sa.and_(_blobs.c.last_used_at < before, ~used)
-
-
-# The compiled launches of jobs: written once, with the job, and kept until it ends. A service that is resumed after its
-# end is compiled anew.
-
-_launches = schema.launches
-_INSERT_LAUNCH = PreparedStatement(sa.insert(_launches))
-_LAUNCH = ScopedQuery(
-    sa.select(_launches.c.launch).where(
-        _launches.c.job_id == bindparam("key"), _launches.c.version == bindparam("compiled_by")
-    ),
-    _launches.c.account_id,
-)
-_FORGET_LAUNCH = PreparedStatement(
-    sa.delete(_launches).where(_launches.c.job_id == bindparam("key"), _launches.c.account_id == bindparam("account"))
-)
-
-
-def put_launch(connection: Connection, scope: Scope, job: Job, launch: Launch, *, version: str) -> None:
-    scope.require(job.account_id)
-    row = {"job_id": job.job_id, "account_id": job.account_id, "version": version}
-    _INSERT_LAUNCH.execute(connection, {**row, "launch": dump_sparse(launch)})
-
-
-def get_launch(connection: Connection, scope: Scope, job_id: str, *, version: str) -> Launch | None:
-    """What a job runs; None when another version of the program compiled it, or none was stored."""
-    rows = _LAUNCH.rows(connection, scope, key=job_id, compiled_by=version)
-    return from_json(Launch, json.loads(rows[0][0])) if rows else None
-
-
-def forget_launch(connection: Connection, scope: Scope, job: Job) -> None:
-    scope.require(job.account_id)
-    _FORGET_LAUNCH.execute(connection, _key(job))
 
 
 # Secrets of jobs, sealed: the store never sees their values.

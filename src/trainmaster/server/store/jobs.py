@@ -37,8 +37,8 @@ def require_free_handle(connection: Connection, scope: Scope, job: Job) -> None:
 def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     """Store the result of a decision, unless the job has changed since: then False, and nothing is written. An attempt
     takes its resources when it is first stored, and gives them back with the change that ends it. The end of a job
-    deletes its launch and the secrets that it was given until then; a deletion deletes all secrets. The transaction
-    must not be committed after a DoubleBookedError."""
+    deletes the secrets that it was given until then; a deletion deletes all secrets. The transaction must not be
+    committed after a DoubleBookedError."""
     job = change.job
     scope.require(job.account_id)
     key = {"key": job.job_id, "account": job.account_id, "expected_version": job.version - 1}
@@ -60,7 +60,6 @@ def apply(connection: Connection, scope: Scope, change: Change) -> bool:
     if change.replaced:
         checkpoints.hide(connection, scope, job, change.replaced)
     if job.status in TERMINAL:
-        job_inputs.forget_launch(connection, scope, job)
         job_inputs.forget_secrets(connection, scope, job, all_of_them=job.deleted_at is not None)
     return True
 

@@ -83,14 +83,6 @@ index("jobs_by_parent", jobs, "parent_job_id", **where("parent_job_id IS NOT NUL
 index("jobs_by_status", jobs, "status", "queue", "order_key", "job_id")
 index("jobs_with_room", jobs, "status", **where("room_at IS NOT NULL"))
 
-launches = table(
-    "launches",
-    keys("job_id", "account_id"),
-    texts("version"),  # of the program that compiled it
-    texts("launch"),
-    of_a_job(),
-)
-
 job_labels = table(
     "job_labels",
     keys("job_id", "key", "account_id"),

@@ -201,7 +201,7 @@ class SubmitJobRequest(RuledModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledJob:
-    """A request and what to run for it. Computed once, at submission; the launch is stored with the job."""
+    """A request and what to run for it. Not stored: the stored request gives the same again."""
 
     request: SubmitJobRequest
     workload: WorkloadSpec
