@@ -7,8 +7,8 @@ import errno
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -57,7 +57,7 @@ def write_new(
     temporary = f".{name}.{os.urandom(8).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     with closing(descriptor), _removed_on_error(directory, temporary):
-        data = json.dumps(document, separators=(",", ":")).encode()
+        data = _encoder.encode(document).encode()
         while data:
             data = data[os.write(descriptor, data) :]
         if uid is not None:
@@ -104,32 +104,20 @@ def from_json(kind: type[Record], document: Mapping[str, Any]) -> Record:
 
     Missing keys get their defaults, and unknown ones are ignored: readers and writers may differ in version.
     """
-    types: dict[str, Any] = field_types(kind)  # type: ignore[arg-type]  # all classes are hashable
-    return kind(**{name: _value_of(types[name], document[name]) for name in types if name in document})
+    readers = field_readers(kind)  # type: ignore[arg-type]  # all classes are hashable
+    return kind(**{name: _read(readers[name], document[name]) for name in readers if name in document})
 
 
-def dump_sparse(record: object) -> str:
-    """The JSON of a dataclass for `from_json`, without the fields that have their defaults: a tenth of the text, in a
-    sixth of the time that `asdict` takes."""
-    return _sparse_encoder.encode(record)
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, to be written as a document; unlike `asdict`, this copies no values."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _sparse(value: Any) -> dict[str, Any]:
-    if not is_dataclass(value):
-        return dict(value)  # a mapping that is no dict
-    defaults = _defaults(type(value))  # type: ignore[arg-type]  # all classes are hashable
-    return {name: own for name, default in defaults if (own := getattr(value, name)) != default}
+def _plain(value: Any) -> dict[str, Any]:
+    return fields_of(value) if is_dataclass(value) else dict(value)
 
 
-@functools.cache
-def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (each.name, each.default if each.default_factory is MISSING else each.default_factory())
-        for each in fields(kind)
-    )
-
-
-_sparse_encoder = json.JSONEncoder(separators=(",", ":"), default=_sparse)
+_encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
 class JsonRecord:
@@ -145,25 +133,33 @@ class JsonRecord:
         return from_json(cls, document)
 
 
+Reader = Callable[[Any], Any]
+
+
 @functools.cache
-def field_types(kind: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields. The first look-up takes most of a millisecond."""
-    return get_type_hints(kind)
+def field_readers(kind: type[Any]) -> dict[str, Reader | None]:
+    """How the values of a dataclass's fields are read; None: as they are. The first look-up takes some milliseconds."""
+    return {name: _reader_of(hint) for name, hint in get_type_hints(kind).items()}
 
 
-def _value_of(kind: Any, value: Any) -> Any:
-    if value is None:
-        return None
+def _reader_of(kind: Any) -> Reader | None:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return _value_of(next(each for each in arguments if each is not NoneType), value)
+        return _reader_of(next(each for each in arguments if each is not NoneType))
     if origin is tuple:
-        return tuple(_value_of(arguments[0], each) for each in value)
+        item = _reader_of(arguments[0])
+        return tuple if item is None else lambda values: tuple([_read(item, each) for each in values])
     if origin is Mapping:
-        return {key: _value_of(arguments[1], each) for key, each in value.items()}
+        item = _reader_of(arguments[1])
+        return dict if item is None else lambda values: {key: _read(item, each) for key, each in values.items()}
     if isinstance(kind, type) and is_dataclass(kind):
-        return from_json(kind, value)
-    return kind(value) if issubclass(kind, StrEnum) else value
+        field_readers(kind)
+        return functools.partial(from_json, kind)
+    return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
+
+
+def _read(reader: Reader | None, value: Any) -> Any:
+    return value if reader is None or value is None else reader(value)
 
 
 def is_deeper(value: object, most: int) -> bool:

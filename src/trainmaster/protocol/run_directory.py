@@ -59,6 +59,7 @@ from trainmaster.protocol.account_files import (
 from trainmaster.protocol.documents import (
     JsonRecord,
     decoded,
+    fields_of,
     read_document,
     replace_document,
     write_document,
@@ -201,7 +202,7 @@ class RunDirectory:
             readers = {"gid": request.group} if grouped else {"uid": request.uid}
             write_document(self.path.parent / RANKS_OWNER, owner, **readers)
         if read_document(self.path / REQUEST) is None:
-            write_document(self.path / REQUEST, request.to_json())
+            write_document(self.path / REQUEST, fields_of(request))
 
     def ranks_group(self, request: AttemptRequest) -> int | None:
         """The group that ranks need to enter the directory; None if it is open to their user."""

@@ -32,10 +32,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trainmaster
-from trainmaster.protocol.documents import field_types
-from trainmaster.protocol.launch import ContainerRequest, KubernetesRequest, Launch, LaunchStep
+from trainmaster.protocol.documents import field_readers
 from trainmaster.protocol.processes import boot_id, identity_of
-from trainmaster.protocol.request import AttemptRequest, ContainerOverrides, NodeAssignment
+from trainmaster.protocol.request import AttemptRequest, ContainerOverrides
 from trainmaster.protocol.secrets import NO_SECRETS, Secrets
 from trainmaster.worker.cgroups import find_groups
 from trainmaster.worker.processes import start_time_of, sweep
@@ -120,16 +119,8 @@ class _ForkServer:
         # Looked up once, and not in every worker.
         find_groups()
         boot_id()
-        for kind in (
-            AttemptRequest,
-            NodeAssignment,
-            Launch,
-            LaunchStep,
-            ContainerRequest,
-            KubernetesRequest,
-            ContainerOverrides,
-        ):
-            field_types(kind)
+        field_readers(AttemptRequest)
+        field_readers(ContainerOverrides)
         gc.collect()
         # Keep permanent objects out of garbage collections, which would copy their pages in every child.
         gc.freeze()
