@@ -145,3 +145,28 @@ def test_stack_for_gpus_has_the_factors_of_single_layers_alone(tmp_path: Path) -
     stack.hand_out(gradients, adapter.factors)
     assert own.a.grad is not None
     assert adapter.factors["model.layers.0.mlp.experts.gate_proj"].a.grad is None
+
+
+def test_experts_that_lie_the_other_way_round_are_read_and_written_so(tmp_path: Path) -> None:
+    """As Qwen 3 VL is published; transformers tells the two forms apart by their shapes."""
+    directory = make_checkpoint(tmp_path / "base", "qwen3_vl_moe")
+    model = load(directory)
+    adapter = filled_adapter(model.config)
+    (expected,) = logits_of(model, [TEXT], AdapterRows([(adapter, 40)]))
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    name = "model.language_model.layers.1.mlp.experts.gate_up_proj"
+    assert weights[name].shape == (8, 96, 64)
+    turned = {
+        name: each.transpose(1, 2).contiguous() if ".experts." in name else each for name, each in weights.items()
+    }
+    save_file(turned, file, metadata={"format": "pt"})
+    again = load(directory)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), again.parameters(), strict=True))
+    export_model(again, again.config, adapter, directory, tmp_path / "merged", trained=False)
+    assert load_file(tmp_path / "merged" / "model.safetensors")[name].shape == (8, 64, 96)
+    for found in (
+        logits_of(load(tmp_path / "merged"), [TEXT])[0],
+        reference(tmp_path / "merged")(TEXT[None]).logits[0],
+    ):
+        torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)

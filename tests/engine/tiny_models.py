@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 4.0},
     },
+}
+MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+QWEN_VISION: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "depth": 1,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+    "image_token_id": 270,
+    "video_token_id": 271,
+    "vision_start_token_id": 268,
+    "vision_end_token_id": 269,
 }
 VISION: dict[str, Any] = {
     "vision_config": {
@@ -150,6 +168,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen3_vl": ("qwen3_vl", {"rope_parameters": MROPE}),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {"rope_parameters": MROPE, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 30}),
     "gpt_oss": (
         "gpt_oss",
@@ -167,21 +190,32 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
 
 
+BESIDE = {"gemma3": VISION, "qwen3_vl": QWEN_VISION, "qwen3_vl_moe": QWEN_VISION}
+"""What is beside the language models of architectures that have other parts."""
+
+
+def _auto_class(model_type: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if model_type in BESIDE else AutoModelForCausalLM
+
+
 def make_checkpoint(
     directory: Path, kind: str = "qwen3", *, seed: int = 0, shard_size: str = "5GB", **changes: Any
 ) -> Path:
     """Write a checkpoint of a kind, with a tokenizer; `changes` are of its configuration. Returns the directory."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     model_type, settings = KINDS[kind]
     settings = {name: value for name, value in (COMMON | settings | changes).items() if value is not None}
     settings = {name: None if value is NULL else value for name, value in settings.items()}
-    if model_type == "gemma3":
-        settings = VISION | {"text_config": settings, "tie_word_embeddings": settings.get("tie_word_embeddings", True)}
+    if model_type in BESIDE:
+        tied = {"tie_word_embeddings": settings.get("tie_word_embeddings", True)}
+        settings = BESIDE[model_type] | {"text_config": settings} | tied
     config = AutoConfig.for_model(model_type, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _auto_class(model_type).from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             # Norms and biases begin at one value each: no test would see one that is left out.
             if parameter.dim() == 1 or name.endswith("_bias"):
@@ -193,10 +227,9 @@ def make_checkpoint(
 
 def reference(directory: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     """transformers' own model of a checkpoint, with attention and experts that are written out in Python."""
-    from transformers import AutoModelForCausalLM
-
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **plain).eval()
+    return _auto_class(model_type).from_pretrained(directory, dtype=dtype, **plain).eval()
 
 
 def random_tokens(length: int, seed: int = 0) -> torch.Tensor:

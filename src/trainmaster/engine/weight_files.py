@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ def load_weights(
     """Load the weights of a checkpoint into a model on the meta device; tied parameters stay tied."""
     files = _files(directory)
     naming = naming_of(config, files)
+    read = _Reader(files, device)
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    layouts = {name: layout_of(config, naming, name, files) for name in every}
+    layouts = {name: layout_of(config, naming, name, read) for name in every}
     wanted = dict(model.named_parameters())
     known = {name for layout in layouts.values() for name in layout.names}
     strange = (name for name in files if name not in known and not naming.is_beside(name))
@@ -46,7 +47,6 @@ def load_weights(
         raise EngineError(f"the checkpoint in {directory} has a weight that its architecture does not: {unknown[0]}")
     if missing := sorted({name for own in wanted for name in layouts[own].names} - files.keys()):
         raise EngineError(f"the checkpoint in {directory} has no weight {missing[0]}")
-    read = _Reader(files, device)
     loaded: dict[int, nn.Parameter] = {}
     for own, parameter in wanted.items():
         layout = layouts[own]
@@ -84,15 +84,25 @@ class _Reader:
         self._device = str(device)
         self._opened: dict[Path, Any] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> Sequence[int]:
+        shape: Sequence[int] = self._of(name, lambda opened: opened.get_slice(name).get_shape())
+        return shape
+
     def tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._of(name, lambda opened: opened.get_tensor(name))
+        return tensor
+
+    def _of(self, name: str, get: Callable[[Any], Any]) -> Any:
         path = self._files[name]
         try:
             if path not in self._opened:
                 self._opened[path] = safe_open(path, framework="pt", device=self._device)
-            tensor: Tensor = self._opened[path].get_tensor(name)
+            return get(self._opened[path])
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from None
-        return tensor
 
     def parameter(self, layout: Layout, expected: Tensor) -> Tensor:
         """A parameter of an expected shape."""
@@ -158,7 +168,7 @@ def _merged(
         tied = own.removesuffix(".weight") == UNEMBEDDING and config.tied
         if tied and not _parts_unembedding(adapter):
             continue
-        layout = layout_of(config, naming, _EMBEDDING if tied else own, files)
+        layout = layout_of(config, naming, _EMBEDDING if tied else own, read)
         names = (naming.theirs(own),) if tied else layout.written
         original = read.parameter(layout, parameter)
         delta = None if adapter is None else _delta(adapter, own)

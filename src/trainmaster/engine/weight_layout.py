@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,9 +32,22 @@ class Layout:
         return self.names != self.written
 
 
-def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Collection[str]) -> Layout:
-    """How the checkpoint with these names has a parameter of the model."""
+class Tensors(Protocol):
+    """The tensors of a checkpoint."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> Sequence[int]: ...
+
+
+def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Tensors) -> Layout:
+    """How a checkpoint has a parameter of the model."""
     mixture, theirs = config.mixture, naming.theirs(parameter)
+    if mixture is not None and _EXPERTS in parameter and mixture.stored is Stored.TRANSPOSED:
+        inputs = config.hidden_size if theirs.endswith(".gate_up_proj") else mixture.width
+        # transformers writes both forms.
+        is_transposed = theirs not in names or names.shape(theirs)[1] == inputs
+        return _transposed(theirs) if is_transposed else _as_it_is(theirs)
     if mixture is None or ".mlp." not in parameter or theirs in names:
         return _as_it_is(theirs)
     if _EXPERTS in parameter and mixture.stored is Stored.EACH:
@@ -60,6 +74,10 @@ def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
 
 def _as_it_is(name: str) -> Layout:
     return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,), (name,))
+
+
+def _transposed(name: str) -> Layout:
+    return Layout((name,), lambda tensors: tensors[0].transpose(1, 2), lambda whole: (whole.transpose(1, 2),), (name,))
 
 
 def _each_expert(mixture: Mixture, name: str) -> Layout:

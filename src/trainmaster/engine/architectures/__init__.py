@@ -13,7 +13,15 @@ from trainmaster.engine.architectures.llama import LLAMA
 from trainmaster.engine.architectures.mistral import MISTRAL, MIXTRAL
 from trainmaster.engine.architectures.olmo import OLMO2
 from trainmaster.engine.architectures.phi3 import PHI3
-from trainmaster.engine.architectures.qwen import QWEN2, QWEN3, QWEN3_MOE
+from trainmaster.engine.architectures.qwen import (
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_VL,
+    QWEN3_VL_MOE,
+    QWEN3_VL_MOE_TEXT,
+    QWEN3_VL_TEXT,
+)
 from trainmaster.engine.architectures.smollm import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = {
@@ -31,7 +39,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT,
+    "qwen3_vl_text": QWEN3_VL_TEXT,
     "smollm3": SMOLLM3,
 }
-NESTED: Mapping[str, Nested] = {"gemma3": GEMMA3}
+NESTED: Mapping[str, Nested] = {"gemma3": GEMMA3, "qwen3_vl": QWEN3_VL, "qwen3_vl_moe": QWEN3_VL_MOE}
 """Architectures with other parts, such as a vision tower, beside a language model of `FAMILIES`."""

@@ -13,6 +13,8 @@ class Stored(Enum):
     """Each expert has weights of its own; transformers' modules have them together."""
     TOGETHER = 1
     """As transformers' modules have them, in 16 bits or as MXFP4."""
+    TRANSPOSED = 2
+    """Together, with the matrices the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
