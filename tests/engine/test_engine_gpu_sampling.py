@@ -1,0 +1,301 @@
+"""Sampling on a GPU: by CUDA graphs, with adapters in a stack, and the same logprobs as training."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import make_checkpoint, random_tokens
+
+from trainmaster.engine.adapters import Adapter, AdapterRows
+from trainmaster.engine.attention import PackedAttention
+from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.logprobs import target_logprobs
+from trainmaster.engine.model import Transformer
+from trainmaster.engine.sampler import Sampler
+from trainmaster.engine.trained_model import WeightsSnapshot
+from trainmaster.engine.types import EngineError, LoraOptions, SampledSequence, SampleRequest, SampleResult, StopReason
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SIZES = {"hidden_size": 256, "intermediate_size": 384, "initializer_range": 0.06, "max_position_embeddings": 2048}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"head_dim": 64}),
+    "llama": ("llama", {"head_dim": 128}),
+    "windows": ("gemma3_text", {"head_dim": 128, "sliding_window": 16}),
+    "softcaps": ("gemma2", {"head_dim": 64, "sliding_window": 16}),
+    "fused": ("phi3", {"num_key_value_heads": 2}),
+    "interleaved": ("glm4", {"head_dim": 64}),
+}
+CLOSE = {torch.float32: 2e-4, torch.bfloat16: 5e-3}
+"""The mean difference of logprobs that are computed in other shapes."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+def loaded(root: Path, kind: str, dtype: torch.dtype) -> Transformer:
+    family, changes = KINDS[kind]
+    directory = root / kind
+    if not directory.exists():
+        make_checkpoint(directory, family, **(SIZES | changes))
+    return Transformer(ModelConfig.read(directory)).load(directory, "cuda", dtype)
+
+
+@pytest.fixture
+def model(root: Path) -> Transformer:
+    return loaded(root, "qwen3", torch.float32)
+
+
+@pytest.fixture
+def sampler(model: Transformer, root: Path) -> Iterator[Sampler]:
+    """One whose pages are all given back in the end."""
+    sampler = Sampler(model, root / "qwen3")
+    yield sampler
+    assert sampler.pending == 0
+    sampler.step()
+    cache = sampler._requests.cache
+    assert cache.free == cache.pages
+
+
+def trained_adapter(model: Transformer, seed: int, rank: int = 8, **options: Any) -> Adapter:
+    adapter = Adapter(model.config, LoraOptions(rank=rank, seed=seed, **options), device="cuda")
+    generator = torch.Generator("cuda").manual_seed(seed)
+    with torch.no_grad():
+        for factors in adapter.factors.values():
+            factors.b.normal_(std=0.05, generator=generator)
+    return adapter
+
+
+def request(name: str = "it", length: int = 40, **fields: Any) -> SampleRequest:
+    """Never stops by itself, unless `fields` say so."""
+    prompt = tuple(random_tokens(length, 7).tolist())
+    given: dict[str, Any] = {"prompt": prompt, "max_tokens": 24, "seed": 1, "stop_tokens": ()}
+    return SampleRequest(request_id=name, **(given | fields))
+
+
+def run(sampler: Sampler) -> dict[str, SampleResult | EngineError]:
+    ended: dict[str, SampleResult | EngineError] = {}
+    while sampler.pending:
+        ended.update(sampler.step())
+    return ended
+
+
+def sampled(sampler: Sampler, snapshot: WeightsSnapshot, **fields: Any) -> SampleResult:
+    sampler.submit(request(**fields), snapshot)
+    (result,) = run(sampler).values()
+    assert isinstance(result, SampleResult)
+    return result
+
+
+def logprobs_in_training(
+    model: Transformer, adapter: Adapter | None, prompt: Sequence[int], sequence: SampledSequence
+) -> np.ndarray:
+    tokens = torch.tensor([*prompt, *sequence.tokens.tolist()], device="cuda")
+    rows = AdapterRows([(adapter, len(tokens) - 1)])
+    with torch.no_grad():
+        positions = torch.arange(len(tokens) - 1, device="cuda")
+        hidden = model.hidden(tokens[:-1], positions, PackedAttention([len(tokens) - 1]), rows)
+        found = target_logprobs(hidden, tokens[1:], model.unembedding, rows)
+    return found[len(prompt) - 1 :].float().cpu().numpy()
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapter"])
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_those_of_training(root: Path, kind: str, dtype: torch.dtype, adapted: bool) -> None:
+    model = loaded(root, kind, dtype)
+    adapter = trained_adapter(model, 1) if adapted else None
+    sampler = Sampler(model, root / kind)
+    snapshot = WeightsSnapshot(transformer=model, adapter=adapter)
+    asked = {f"{length}": request(f"{length}", length, num_samples=3) for length in (5, 48, 300, 700)}
+    for each in asked.values():
+        sampler.submit(each, snapshot)
+    apart = []
+    for name, result in run(sampler).items():
+        assert isinstance(result, SampleResult)
+        for sequence in result.sequences:
+            expected = logprobs_in_training(model, adapter, asked[name].prompt, sequence)
+            apart.append(np.abs(sequence.logprobs - expected))
+    assert np.mean(apart) < CLOSE[dtype]
+    assert np.mean(apart) > 0 or dtype == torch.float32
+
+
+def test_adapters_of_all_kinds_are_sampled_from_together_as_alone(
+    sampler: Sampler, model: Transformer, root: Path
+) -> None:
+    adapters = [
+        None,
+        trained_adapter(model, 1, rank=4),
+        trained_adapter(model, 2, rank=8),
+        trained_adapter(model, 3, rank=100),
+        trained_adapter(model, 4, train_mlp=False),
+        trained_adapter(model, 5, train_attn=False, train_unembed=False),
+        *(trained_adapter(model, 6 + index) for index in range(40)),
+    ]
+    snapshots = {f"{index}": WeightsSnapshot(transformer=model, adapter=each) for index, each in enumerate(adapters)}
+    together: dict[str, Any] = {}
+    for name, snapshot in snapshots.items():  # they join while others run
+        sampler.submit(request(name, 20 + int(name), temperature=0.0), snapshot)
+        together.update(sampler.step())
+    together.update(run(sampler))
+    distinct = set()
+    for name, snapshot in list(snapshots.items())[:8]:
+        alone = sampled(Sampler(model, root / "qwen3"), snapshot, length=20 + int(name), temperature=0.0)
+        assert together[name].sequences[0].tokens.tolist() == alone.sequences[0].tokens.tolist()
+        assert np.allclose(together[name].sequences[0].logprobs, alone.sequences[0].logprobs, atol=1e-3)
+        distinct.add(tuple(alone.sequences[0].tokens.tolist()))
+    assert len(distinct) > 5
+    assert len(together) == len(adapters)
+
+
+def test_seed_gives_the_same_samples_again(sampler: Sampler, model: Transformer) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    rule = {"num_samples": 5, "length": 37, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
+    first, again = (sampled(sampler, snapshot, **rule) for _ in range(2))
+    found = [each.tokens.tolist() for each in first.sequences]
+    assert found == [each.tokens.tolist() for each in again.sequences]
+    assert len({tuple(each) for each in found}) == 5
+    other = sampled(sampler, snapshot, **(rule | {"seed": 2}))
+    assert [each.tokens.tolist() for each in other.sequences] != found
+
+
+@pytest.mark.parametrize("rule", [{"top_k": 3}, {"top_p": 0.3}, {"top_k": 6, "top_p": 0.5}, {"temperature": 0.5}])
+def test_rule_decides_what_is_drawn_and_how_often(sampler: Sampler, model: Transformer, rule: dict[str, Any]) -> None:
+    result = sampled(
+        sampler, WeightsSnapshot(transformer=model), num_samples=600, max_tokens=1, topk_sample_logprobs=200, **rule
+    )
+    ids, logprobs = result.sequences[0].topk or (None, None)
+    assert ids is not None
+    assert logprobs is not None
+    weights = np.exp(logprobs[0] / rule.get("temperature", 1.0))
+    if "top_k" in rule:
+        weights[rule["top_k"] :] = 0
+    weights[np.cumsum(weights) - weights >= rule.get("top_p", 1.0) * weights.sum()] = 0
+    expected = dict(zip(ids[0].tolist(), (weights / weights.sum()).tolist(), strict=True))
+    drawn = [int(each.tokens[0]) for each in result.sequences]
+    assert all(expected.get(token, 0) > 0 for token in drawn)
+    apart = sum(abs(drawn.count(token) / len(drawn) - share) for token, share in expected.items())
+    assert apart < 0.5
+    if "top_k" in rule:
+        assert apart < 0.15
+
+
+def test_logprobs_may_be_those_of_the_rule(model: Transformer, root: Path) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    tempered = Sampler(model, root / "qwen3", tempered_logprobs=True)
+    rule = {"top_k": 4, "temperature": 0.7, "max_tokens": 30, "topk_sample_logprobs": 4}
+    sequence = sampled(tempered, snapshot, **rule).sequences[0]
+    assert sequence.topk is not None
+    for token, logprob, ids, own in zip(sequence.tokens, sequence.logprobs, *sequence.topk, strict=True):
+        weights = np.exp((own - own[0]) / 0.7)
+        assert np.isclose(np.exp(logprob), (weights / weights.sum())[ids.tolist().index(token)], atol=1e-4)
+    greedy = sampled(tempered, snapshot, temperature=0.0).sequences[0]
+    assert not greedy.logprobs.any()
+
+
+def test_stop_token_ends_a_continuation_and_no_other(sampler: Sampler, model: Transformer) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    free = sampled(sampler, snapshot, num_samples=4)
+    stop = int(free.sequences[0].tokens[10])
+    stopped = sampled(sampler, snapshot, num_samples=4, stop_tokens=(stop,))
+    for long, short in zip(free.sequences, stopped.sequences, strict=True):
+        tokens = long.tokens.tolist()
+        kept = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert short.tokens.tolist() == kept
+        assert short.stop_reason is (StopReason.STOP if stop in tokens else StopReason.LENGTH)
+
+
+def test_cancelled_requests_leave_the_others_as_they_are(sampler: Sampler, model: Transformer) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    expected = sampled(sampler, snapshot, temperature=0.0)
+    for index in range(30):
+        sampler.submit(request(f"{index}", 30 + index, max_tokens=60), snapshot)
+    sampler.submit(request("kept", temperature=0.0), snapshot)
+    for step in range(40):
+        sampler.step()
+        assert sampler.cancel(f"{step}") == (step < 30)
+        if step == 20:
+            sampler.submit(request("late", temperature=0.0), snapshot)
+    ended = run(sampler)
+    assert ended["late"].sequences[0].tokens.tolist() == expected.sequences[0].tokens.tolist()  # type: ignore[union-attr]
+
+
+def test_requests_wait_for_room_and_all_end(model: Transformer, root: Path) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    expected = sampled(Sampler(model, root / "qwen3"), snapshot, temperature=0.0)
+    page = 2 * len(model.model.layers) * 16 * 2 * 64 * 4
+    narrow = Sampler(model, root / "qwen3", cache_bytes=24 * page, max_sequences=5)
+    for index in range(20):
+        narrow.submit(request(f"{index}", num_samples=1 + index % 3, temperature=0.0), snapshot)
+    ended = run(narrow)
+    assert len(ended) == 20
+    for result in ended.values():
+        assert isinstance(result, SampleResult)
+        for sequence in result.sequences:
+            assert sequence.tokens.tolist() == expected.sequences[0].tokens.tolist()
+
+
+def test_prompts_are_scored(sampler: Sampler, model: Transformer) -> None:
+    adapter = trained_adapter(model, 3)
+    asked = request(length=600, prompt_logprobs=True, topk_prompt_logprobs=2, max_tokens=1, temperature=0.0)
+    sampler.submit(asked, WeightsSnapshot(transformer=model, adapter=adapter))
+    (result,) = run(sampler).values()
+    assert isinstance(result, SampleResult)
+    sequence = dataclasses.replace(result.sequences[0], tokens=np.array(asked.prompt[1:], np.int32))
+    expected = logprobs_in_training(model, adapter, asked.prompt[:1], sequence)
+    assert result.prompt_logprobs is not None
+    assert np.isnan(result.prompt_logprobs[0])
+    assert np.allclose(result.prompt_logprobs[1:], expected, atol=1e-3)
+    assert result.topk_prompt_logprobs is not None
+    assert (result.topk_prompt_logprobs[1][1:, 0] >= result.prompt_logprobs[1:] - 1e-3).all()
+
+
+def test_request_for_no_tokens_ends(sampler: Sampler, model: Transformer) -> None:
+    result = sampled(sampler, WeightsSnapshot(transformer=model), max_tokens=0, num_samples=2)
+    assert [len(each.tokens) for each in result.sequences] == [0, 0]
+
+
+def test_diverged_weights_are_an_error_of_their_own_requests(sampler: Sampler, model: Transformer) -> None:
+    broken = trained_adapter(model, 1)
+    next(iter(broken.factors.values())).b.data.fill_(float("nan"))
+    snapshot = WeightsSnapshot(transformer=model)
+    expected = sampled(sampler, snapshot, temperature=0.0)
+    sampler.submit(request("broken"), WeightsSnapshot(transformer=model, adapter=broken))
+    sampler.submit(request("sound", temperature=0.0), snapshot)
+    ended = run(sampler)
+    assert "diverged" in str(ended["broken"])
+    assert ended["sound"].sequences[0].tokens.tolist() == expected.sequences[0].tokens.tolist()  # type: ignore[union-attr]
+
+
+def test_other_weights_are_sampled_from_at_the_same_time_and_freed(
+    sampler: Sampler, model: Transformer, root: Path
+) -> None:
+    other = loaded(root, "qwen3", torch.float32)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    expected = [
+        sampled(Sampler(each, root / "qwen3"), WeightsSnapshot(transformer=each), temperature=0.0)
+        for each in (model, other)
+    ]
+    for name, each in (("model", model), ("other", other)):
+        sampler.submit(request(name, temperature=0.0), WeightsSnapshot(transformer=each))
+    ended = run(sampler)
+    for name, alone in zip(("model", "other"), expected, strict=True):
+        assert ended[name].sequences[0].tokens.tolist() == alone.sequences[0].tokens.tolist()  # type: ignore[union-attr]
+    assert expected[0].sequences[0].tokens.tolist() != expected[1].sequences[0].tokens.tolist()
+    decoders = sampler._steps._decoders  # type: ignore[attr-defined]
+    assert len(decoders) == 2
+    del other, each, name
+    ended.clear()
+    gc.collect()
+    assert len(decoders) == 1
