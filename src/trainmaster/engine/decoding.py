@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -210,7 +209,7 @@ class _Step:
 
     def _capture(self, transformer: Transformer) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=_pool().id, capture_error_mode="thread_local"):
             self._chosen = self._computed(transformer)
         self._graph = graph
 
@@ -240,6 +239,6 @@ def _temperature(rule: Rule) -> float:
 
 
 @functools.cache
-def _pool() -> Any:
+def _pool() -> torch.cuda.MemPool:
     """Memory that all graphs share: they run one after the other."""
-    return torch.cuda.graph_pool_handle()
+    return torch.cuda.MemPool()

@@ -12,10 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 128
+COLUMNS = 256
 """Columns of the outputs that one program of `raise_rows` computes."""
-_PROGRAMS = 256
-"""Enough to fill the card."""
+_AT_ONCE = 128
+"""Of those."""
+_PROGRAMS = 132
+"""Enough to fill the card; more parts are more to add up."""
 _MOST_PARTS = 16
 _FEW = 512
 """Up to so many rows, it is reading the factors that takes the time."""
@@ -80,7 +82,7 @@ def raise_rows(outputs: Tensor, lowered: Tensor, stack: Tensor, segments: Tensor
     rank = stack.shape[2]
     _raise[(len(blocks), len(segments))](
         outputs, lowered, stack, segments, blocks, count, width, outputs.stride(0), lowered.shape[2],
-        PARTS=len(lowered), RANK=rank, RANKS=min(rank, 64), TALL=segment_rows(count), COLUMNS=COLUMNS,
+        PARTS=len(lowered), RANK=rank, RANKS=min(rank, 64), TALL=segment_rows(count), COLUMNS=_AT_ONCE,
         num_warps=4, num_stages=2,
     )  # fmt: skip
 
@@ -121,19 +123,21 @@ def _raise(
     if start < stop:
         own_rows = start + tl.arange(0, TALL)
         own = own_rows < stop
-        columns = column + tl.arange(0, COLUMNS)
-        there = columns < after
-        into = outputs + own_rows.to(tl.int64)[:, None] * stride + columns[None, :]
-        inside = own[:, None] & there[None, :]
-        base = tl.load(into, mask=inside, other=0.0).to(tl.float32)
         left = lowered + own_rows.to(tl.int64)[:, None] * lowered_stride + first
-        right = stack + place.to(tl.int64) * width * RANK + columns.to(tl.int64)[:, None] * RANK
         for begin in tl.static_range(0, RANK, RANKS):
             ranks = begin + tl.arange(0, RANKS)
-            weights = tl.load(right + ranks[None, :], mask=there[:, None] & (ranks >= 0)[None, :], other=0.0)
             low = tl.zeros((TALL, RANKS), dtype=tl.float32)
             for part in tl.static_range(PARTS):
                 some = left + part * count * lowered_stride + ranks[None, :]
                 low += tl.load(some, mask=own[:, None] & (ranks >= 0)[None, :], other=0.0)
-            base += tl.dot(low.to(weights.dtype), tl.trans(weights), input_precision="ieee")
-        tl.store(into, base.to(outputs.dtype.element_ty), mask=inside)
+            rounded = low.to(stack.dtype.element_ty)
+            for next_column in range(column, after, COLUMNS):
+                columns = next_column + tl.arange(0, COLUMNS)
+                there = columns < after
+                into = outputs + own_rows.to(tl.int64)[:, None] * stride + columns[None, :]
+                inside = own[:, None] & there[None, :]
+                base = tl.load(into, mask=inside, other=0.0).to(tl.float32)
+                right = stack + (place.to(tl.int64) * width + columns.to(tl.int64)[:, None]) * RANK
+                weights = tl.load(right + ranks[None, :], mask=there[:, None] & (ranks >= 0)[None, :], other=0.0)
+                base += tl.dot(rounded, tl.trans(weights), input_precision="ieee")
+                tl.store(into, base.to(outputs.dtype.element_ty), mask=inside)
