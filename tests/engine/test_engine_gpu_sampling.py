@@ -62,8 +62,7 @@ def sampler(model: Transformer, root: Path) -> Iterator[Sampler]:
     yield sampler
     assert sampler.pending == 0
     sampler.step()
-    cache = sampler._requests.cache
-    assert cache.free == cache.pages
+    assert sampler._requests.prompt_pages.free == sampler._requests.cache.pages
 
 
 def trained_adapter(model: Transformer, seed: int, rank: int = 8, **options: Any) -> Adapter:

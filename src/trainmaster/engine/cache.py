@@ -138,7 +138,10 @@ class KeyValueCache:
 
     def give_back(self, room: PageTable) -> None:
         for table in room.tables:
-            self._free.extend(reversed(table.ravel().tolist()))
+            self.give_back_pages(table)
+
+    def give_back_pages(self, pages: np.ndarray) -> None:
+        self._free.extend(reversed(pages.ravel().tolist()))
 
     def clear(self, pages: np.ndarray) -> None:
         """Zero these pages: masked values must still be finite, and a diverged model may have left NaN."""

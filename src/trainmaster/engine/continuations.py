@@ -107,6 +107,10 @@ class Generation:
         self.room: PageTable | None = None
         self.seen = 0
         """Tokens of the prompt that are in the cache."""
+        self.waits = False
+        """Whether others are computing what comes next in its prompt."""
+        self.prefix_keys: list[bytes] | None = None
+        """What the parts of its prompt are found by; None until it is looked for."""
         self.logits: Tensor | None = None
         """float32 [vocabulary] after the prompt, until all continuations have started."""
         self.running: list[Continuation] = []

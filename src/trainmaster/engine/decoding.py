@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -209,7 +210,7 @@ class _Step:
 
     def _capture(self, transformer: Transformer) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool().id, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=cast(Any, _pool().id), capture_error_mode="thread_local"):
             self._chosen = self._computed(transformer)
         self._graph = graph
 

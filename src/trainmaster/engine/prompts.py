@@ -46,6 +46,8 @@ def prompt_pieces(generations: Iterable[Generation], *, piece: int | None, at_on
     """
     pieces: list[Piece] = []
     for generation in generations:
+        if generation.waits:
+            continue
         seen, room = generation.seen, generation.room
         tokens = generation.request.prompt[seen : seen + (at_once if piece is None else piece)]
         if tokens and len(tokens) <= at_once and room:

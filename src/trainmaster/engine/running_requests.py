@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections import defaultdict
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trainmaster.engine.cache import KeyValueCache, PageTable
-from trainmaster.engine.continuations import PIECE, Continuation, Generation
+from trainmaster.engine.continuations import Continuation, Generation
 from trainmaster.engine.model import Transformer
+from trainmaster.engine.prompt_pages import PromptPages
 from trainmaster.engine.types import Blame, EngineError, SampleResult, StopReason
 
 _log = logging.getLogger(__name__)
@@ -19,20 +21,22 @@ _log = logging.getLogger(__name__)
 class RunningRequests:
     """A request gets pages for all that it may need: so one that started can also finish."""
 
-    def __init__(self, new_cache: Callable[[], KeyValueCache], max_sequences: int) -> None:
+    def __init__(self, new_cache: Callable[[], KeyValueCache], max_sequences: int, shared_part: int) -> None:
         self._new_cache = new_cache
-        self._cache: KeyValueCache | None = None
+        self._shared_part = shared_part
         self._max_sequences = max_sequences
         self._generations: dict[str, Generation] = {}
         """By request id, in order of arrival."""
         self._ended: list[tuple[str, SampleResult | EngineError]] = []
 
-    @property
+    @functools.cached_property
     def cache(self) -> KeyValueCache:
         """Allocated on first use: many processes train and never sample."""
-        if self._cache is None:
-            self._cache = self._new_cache()
-        return self._cache
+        return self._new_cache()
+
+    @functools.cached_property
+    def prompt_pages(self) -> PromptPages:
+        return PromptPages(self.cache, self._shared_part)
 
     def __len__(self) -> int:
         return len(self._generations)
@@ -47,7 +51,7 @@ class RunningRequests:
             return 0.0
         generations = self._generations.values()
         pages = sum(
-            self._prompt_pages(generation) + self._own_pages(generation) * generation.wanted_sequences
+            self.prompt_pages.most(generation) + self._own_pages(generation) * generation.wanted_sequences
             for generation in generations
         )
         sequences = sum(generation.wanted_sequences for generation in generations)
@@ -67,20 +71,24 @@ class RunningRequests:
         """Give out pages in order of arrival; returns the requests that have some, by their weights."""
         running = sum(len(generation.running) for generation in self._generations.values())
         admitted: dict[Transformer, list[Generation]] = defaultdict(list)
-        cache, layout = self.cache, self.cache.layout
+        cache, layout, prompts = self.cache, self.cache.layout, self.prompt_pages
         for generation in self._generations.values():
             of_weights = admitted[generation.snapshot.transformer]
             while generation.started < generation.request.num_samples:
-                needed = self._own_pages(generation) + (0 if generation.room else self._prompt_pages(generation))
-                if running >= self._max_sequences or needed > cache.free:
+                own = self._own_pages(generation)
+                needed = own + (0 if generation.room else prompts.needed(generation))
+                if running >= self._max_sequences or needed > prompts.free:
                     if generation.room:
+                        prompts.settle(generation)
                         of_weights.append(generation)
                     return admitted
                 if not generation.room:
-                    generation.room = cache.take(0, generation.prompt_blocks, layout.ring(PIECE))
+                    prompts.take(generation)
+                prompts.free_up(own)
                 blocks = generation.own_blocks
                 generation.begin(cache.take(generation.first_own_block, blocks, layout.ring(1)) if blocks else None)
                 running += 1
+            prompts.settle(generation)
             of_weights.append(generation)
         return admitted
 
@@ -122,10 +130,6 @@ class RunningRequests:
         if generation.is_done:
             self.end(generation, generation.result())
 
-    def _prompt_pages(self, generation: Generation) -> int:
-        layout = self.cache.layout
-        return layout.pages(generation.prompt_blocks, layout.ring(PIECE))
-
     def _own_pages(self, generation: Generation) -> int:
         layout = self.cache.layout
         return layout.pages(generation.own_blocks, layout.ring(1))
@@ -134,8 +138,8 @@ class RunningRequests:
         for continuation in generation.running:
             continuation.is_over = True
             self._give_back(continuation.room)
-        self._give_back(generation.room)
-        generation.running, generation.room = [], None
+        self.prompt_pages.give_back(generation)
+        generation.running = []
 
     def _give_back(self, room: PageTable | None) -> None:
         if room:

@@ -60,8 +60,12 @@ class Sampler:
         self._context = context_length or transformer.config.max_positions
         self._end_tokens = end_tokens(checkpoint)
         self._tokenizer: Tokenizer | None = None
+        on_gpu = transformer.device.type == "cuda"
         self._requests = RunningRequests(
-            lambda: _new_cache(transformer, cache_bytes, longest=self._context, sequences=max_sequences), max_sequences
+            lambda: _new_cache(transformer, cache_bytes, longest=self._context, sequences=max_sequences),
+            max_sequences,
+            # On the CPU, the pieces of a prompt, and so their roundings, stay as they are without what is shared.
+            shared_part=BLOCK if on_gpu else PIECE,
         )
         self._steps: Steps
         if _has_graphs(transformer):

@@ -17,7 +17,7 @@ from trainmaster.engine.parallel import Ranks
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Normalization, Trained, check_ranges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class WeightsSnapshot:
     """A model's weights at one moment. Snapshots compare by identity, so they can be keys when batching by weights."""
 
