@@ -15,6 +15,7 @@ from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.kernels.groups import Groups, add_group_outer, group_product
+from trainmaster.engine.memory import PassMemory
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.types import LoraOptions
 
@@ -103,6 +104,46 @@ def test_adapters_together_are_each_by_itself(
     assert len(ours) > 8
     for mine, exact in zip(ours, theirs, strict=True):
         assert apart(mine, exact) < 1e-5
+
+
+class NotingAttention(torch.autograd.Function):
+    """Keeps what attention keeps, and attends to nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        attended = query.clone()
+        ctx.save_for_backward(query, key, value, attended, query.new_empty(query.shape[:2], dtype=torch.float32))
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        _, key, value, *_ = ctx.saved_tensors
+        return grad, torch.zeros_like(key), torch.zeros_like(value)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3_text", "olmo2", "phi3"])
+def test_layers_keep_the_memory_that_they_are_said_to_keep(kind: str) -> None:
+    model = a_model(kind)
+    rows, kept = 24, {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    adapters = AdapterRows([(an_adapter(model, 1), rows)])
+    stacked = adapters.stacked(torch.zeros(1, device=DEVICE))
+    assert stacked is not None
+    tokens = torch.arange(rows, device=DEVICE)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hidden = model.hidden(
+            tokens, tokens, lambda _layer, query, key, value, _: NotingAttention.apply(query, key, value), adapters
+        )
+    for tensor in (*model.parameters(), stacked.stack.values):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    config = model.config
+    said = PassMemory.of(config, bytes_each=4, rank=8).kept * config.num_layers * rows
+    assert 0.95 * said <= sum(kept.values()) <= 1.1 * said
+    assert hidden.requires_grad
 
 
 def test_adapters_without_gradients_are_computed_alike() -> None:

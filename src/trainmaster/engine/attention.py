@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainmaster.engine.cache import BLOCK, NO_PAGE, AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
+from trainmaster.engine.flash_attention import flash_attention, has_flash_attention
 from trainmaster.engine.transfers import on_device
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -70,6 +71,9 @@ class PackedAttention:
             if self._ends is None:
                 ends = np.array([0, *itertools.accumulate(self._lengths)], dtype=np.int32)
                 self._ends = on_device(ends, query.device)
+            if has_flash_attention():
+                longest = max(self._lengths)
+                return flash_attention(query, key, value, self._ends, longest, scoring.scale, scoring.window)
             return varlen_attention(query, key, value, self._ends, self._ends, max(self._lengths), scoring)
         queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])

@@ -15,6 +15,7 @@ from trainmaster.engine.adapter_files import export_adapter, read_adapter
 from trainmaster.engine.adapters import Adapter, check_shapes
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.factor_stacks import FactorStacks
+from trainmaster.engine.memory import check_memory, free_bytes
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.packs import Launched, compute
 from trainmaster.engine.parallel import Ranks, as_engine_error, command
@@ -153,7 +154,10 @@ class Engine:
     def _check(self, request: Pass) -> CheckedPass | EngineError:
         try:
             model = self._model(request.model_id)
-            return check_pass(request, model, vocabulary=self.config.vocab_size, context=self.max_context_length)
+            checked = check_pass(request, model, vocabulary=self.config.vocab_size, context=self.max_context_length)
+            if request.backward and self.base.device.type == "cuda":
+                check_memory(checked, free_bytes(self.base.device))
+            return checked
         except EngineError as error:
             return error
 

@@ -284,11 +284,12 @@ class Transformer(nn.Module):
         attention: Attention,
         adapters: AdaptedRows | None = None,
         *,
-        recompute: bool = False,
+        recompute: float = 0.0,
     ) -> Tensor:
         """Hidden states [n, hidden] after the last norm, of sequences end to end; tokens and positions are int64 [n].
 
-        `recompute` computes each layer again for the gradients: one more forward pass, for a fraction of the memory.
+        `recompute` is the share of the layers, the first ones, that are computed again for the gradients: at 1, one
+        more forward pass for a fraction of the memory.
         """
         if adapters is not None and adapters.total != len(tokens):
             raise ValueError(f"adapters of {adapters.total} rows cannot adapt {len(tokens)}")
@@ -301,9 +302,10 @@ class Transformer(nn.Module):
             for rope in set(self.config.ropes)
         }
         added: Tensor | None = None
-        for layer, rope in zip(self.model.layers, self.config.ropes, strict=True):
+        recomputed = round(recompute * self.config.num_layers) if torch.is_grad_enabled() else 0
+        for index, (layer, rope) in enumerate(zip(self.model.layers, self.config.ropes, strict=True)):
             rest = turns[rope], attention, adapters
-            if recompute and torch.is_grad_enabled():
+            if index < recomputed:
                 # One tensor to keep for each layer instead of two.
                 rows = rows if added is None else rows + added
                 rows, added = checkpoint(layer, rows, None, *rest, use_reentrant=False, preserve_rng_state=False)

@@ -15,6 +15,7 @@ from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.losses import TokenLosses, Tokens
+from trainmaster.engine.memory import free_bytes, memory_of
 from trainmaster.engine.model import Unembedding
 from trainmaster.engine.passes import Chunk, ChunkResult
 from trainmaster.engine.transfers import Fetched, on_device
@@ -43,12 +44,18 @@ class Launched:
         ]
 
 
-def compute(chunks: Sequence[Chunk], *, recompute: bool = False, stacks: FactorStacks | None = None) -> Launched:
-    """Compute one pack: chunks of one kind, at most one of a model. `recompute` takes less memory and more time."""
+def compute(chunks: Sequence[Chunk], *, recompute: float | None = None, stacks: FactorStacks | None = None) -> Launched:
+    """Compute one pack: chunks of one kind, at most one of a model.
+
+    `recompute`: the share of the layers that are computed again, which takes less memory and more time; None: on a GPU,
+    as few as there is memory for the others, and else none.
+    """
     transformer, backward = chunks[0].of.model.transformer, chunks[0].of.request.backward
     device = transformer.device
     data = [chunk.of.request.data[index].tokens for chunk in chunks for index in chunk.data]
     rows = AdapterRows([(chunk.of.model.adapter, chunk.rows) for chunk in chunks], stacks or FactorStacks())
+    if recompute is None:
+        recompute = _recomputed_share(chunks, device) if backward and device.type == "cuda" else 0.0
     with torch.set_grad_enabled(backward):
         hidden = transformer.hidden(
             on_device(np.concatenate(data).astype(np.int64, copy=False), device),
@@ -66,6 +73,12 @@ def compute(chunks: Sequence[Chunk], *, recompute: bool = False, stacks: FactorS
     else:
         _in_two_passes(hidden, targets, unembedding, rows, losses_of, backward=backward)
     return Launched(chunks, losses_of)
+
+
+def _recomputed_share(chunks: Sequence[Chunk], device: torch.device) -> float:
+    memory = memory_of([chunk.of.model for chunk in chunks])
+    lengths = [length for chunk in chunks for length in chunk.lengths]
+    return memory.recomputed(lengths, free_bytes(device)) / memory.layers
 
 
 class _ChunkLosses:
