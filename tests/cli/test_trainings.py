@@ -54,14 +54,14 @@ def test_training_with_a_framework_that_nobody_has_is_refused_with_one_that_work
     result = tm("submit", written(tmp_path, framework={"type": "DEEPSPEED"}))
     assert result.exit_code == 1
     assert "framework DEEPSPEED is not available in this version" in result.stderr
-    assert "use HF_TRAINER" in result.stderr
+    assert "use AUTO" in result.stderr
 
 
 def test_training_is_shown_with_its_model_hyperparameters_and_data(tm: Tm, tmp_path: Path) -> None:
     chosen = {"learning_rate": "1e-4", "lora_r": "8"}
     result = tm("submit", written(tmp_path, "/nowhere/rows.jsonl", hyperparameters=chosen))
     shown = " ".join(tm("show", result.stdout.split()[0]).stdout.split())
-    assert "trains org/model@main, LORA with HF_TRAINER" in shown
+    assert "trains org/model@main, LORA with AUTO" in shown
     assert "hyperparameters learning_rate 1e-4, lora_r 8" in shown
     assert "data /nowhere/rows.jsonl" in shown
     assert "batch_size 1" in shown

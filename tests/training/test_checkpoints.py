@@ -6,8 +6,10 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_model import TRL
 from trainings import Job, Make, Zygote, refusal
 
 from trainmaster.protocol import environment
@@ -124,9 +126,13 @@ def test_save_on_request_does_not_stop_the_training(make_job: Make) -> None:
     assert steps[1] == 12
 
 
+@pytest.mark.parametrize("loop", [{}, TRL], ids=["engine", "trl"])
 @pytest.mark.parametrize("during", [pytest.param("step", marks=pytest.mark.long), "evaluation"])
-def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_for(make_job: Make, during: str) -> None:
+def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_for(
+    make_job: Make, during: str, loop: dict[str, Any]
+) -> None:
     parts = {
+        **loop,
         "evaluate": True,
         "hyperparameters": {"eval_strategy": "steps", "eval_steps": 4},
         "data": {"batch_size": 4},
@@ -157,10 +163,13 @@ def test_pause_before_or_while_evaluating_is_heeded_and_the_evaluation_made_up_f
         ),
     ],
 )
-def test_pause_where_a_checkpoint_is_due_does_not_keep_it_from_being_the_best(make_job: Make, parts: dict) -> None:
+@pytest.mark.parametrize("loop", [{}, TRL], ids=["engine", "trl"])
+def test_pause_where_a_checkpoint_is_due_does_not_keep_it_from_being_the_best(
+    make_job: Make, parts: dict, loop: dict[str, Any]
+) -> None:
     # The greatest loss is that of the first checkpoint.
     best = {"metric_for_best_model": "eval_loss", "greater_is_better": True}
-    parts = {**parts, "evaluate": True, "checkpoint": {**parts["checkpoint"], **best}}
+    parts = {**parts, **loop, "evaluate": True, "checkpoint": {**parts["checkpoint"], **best}}
     whole, job = make_job(**parts), make_job(**parts)
     whole.train()
     job.interrupt(StopCause.PAUSE, 3)

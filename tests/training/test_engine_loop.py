@@ -10,14 +10,14 @@ from trainings import Job, Make, Zygote, refusal
 from trainmaster.protocol.reasons import StopCause
 
 ENGINE, TRL = "ENGINE", "HF_TRAINER"
-PLAIN = {"model_kwargs": {"attention_dropout": "0.0"}}
-"""The tiny model without what the engine lacks."""
+DROPOUT = {"model_kwargs": {"attention_dropout": "0.1"}}
+"""A model that the engine lacks."""
 SERIES = ("loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy")
 LORA = {"lora_r": 4, "learning_rate": 2e-2}
 
 
 def trained(make_job: Make, framework: str, training_type: str, **parts: Any) -> Job:
-    job = make_job(training_type, framework={"type": framework}, base_model=PLAIN, **parts)
+    job = make_job(training_type, framework={"type": framework}, **parts)
     job.train()
     return job
 
@@ -96,7 +96,7 @@ def test_loss_curve_in_16_bits_is_about_that_of_32(make_job: Make, training_type
     parts = {"hyperparameters": hyperparameters, "data": {"batch_size": 2, "gradient_accumulation_steps": 2}}
     theirs = trained(make_job, TRL, training_type, **parts)
     parts["hyperparameters"] = {**hyperparameters, "mixed_precision": "bf16"}
-    ours = make_job(training_type, framework={"type": ENGINE}, base_model={**PLAIN, "dtype": dtype}, **parts)
+    ours = make_job(training_type, framework={"type": ENGINE}, base_model={"dtype": dtype}, **parts)
     ours.train()
     assert_alike(ours, theirs, names=("loss", "entropy"), rel=0.03)
     assert ours.series("loss")[-1] < 0.8 * ours.series("loss")[0]
@@ -127,7 +127,7 @@ def test_two_ranks_take_the_course_of_one_and_of_trl(make_job: Make, training_ty
 def test_rows_that_ranks_cannot_share_evenly_are_dealt_as_by_trl(make_job: Make, rows: int, zygote: Zygote) -> None:
     jobs = []
     for framework in (ENGINE, TRL):
-        job = make_job(ranks=2, framework={"type": framework}, base_model=PLAIN, data={"batch_size": 2})
+        job = make_job(ranks=2, framework={"type": framework}, data={"batch_size": 2})
         log, where = job.directory / "log", job.directory / "rows"
         pid = zygote.start({}, log, call="tiny_model:make_some_rows", arguments=[str(where), rows])
         assert zygote.wait(pid) == 0, log.read_text()
@@ -138,36 +138,11 @@ def test_rows_that_ranks_cannot_share_evenly_are_dealt_as_by_trl(make_job: Make,
     assert_alike(*jobs, names=("loss", "grad_norm", "learning_rate"))
 
 
-INTERRUPTIONS = {"killed": None, "paused": StopCause.PAUSE, "preempted": StopCause.PREEMPT}
-
-
-@pytest.mark.parametrize(
-    ("training_type", "how", "ranks"),
-    [("SFT", "paused", 1), ("LORA", "killed", 1), ("CONTINUED_PRETRAIN", "preempted", 1), ("LORA", "preempted", 2)],
-)
-def test_interrupted_training_ends_with_the_bits_of_an_uninterrupted_one(
-    make_job: Make, training_type: str, how: str, ranks: int
-) -> None:
-    parts = {
-        "ranks": ranks,
-        "evaluate": True,
-        "framework": {"type": ENGINE},
-        "base_model": PLAIN,
-        "hyperparameters": {"num_train_epochs": 2.0, "lr_scheduler_type": "cosine", "weight_decay": 0.1},
-        "data": {"batch_size": 1 if training_type == "CONTINUED_PRETRAIN" else 4, "gradient_accumulation_steps": 2},
-    }
-    whole, job = make_job(training_type, **parts), make_job(training_type, **parts)
-    whole.train()
-    job.interrupt(INTERRUPTIONS[how], 4)
-    job.train(resume_from=job.latest())
-    assert (job.result(), job.state()) == (whole.result(), whole.state())
-
-
 @pytest.mark.parametrize(("first", "second"), [(TRL, ENGINE), (ENGINE, TRL)])
 @pytest.mark.parametrize("training_type", ["LORA", "SFT"])
 def test_training_goes_on_under_the_other_loop(make_job: Make, training_type: str, first: str, second: str) -> None:
-    parts = {"base_model": PLAIN, "hyperparameters": {"num_train_epochs": 2.0}}
-    whole = trained(make_job, first, training_type, hyperparameters=parts["hyperparameters"])
+    parts = {"hyperparameters": {"num_train_epochs": 2.0}}
+    whole = trained(make_job, first, training_type, **parts)
     job = make_job(training_type, framework={"type": first}, **parts)
     job.interrupt(StopCause.PAUSE, 7)
     before = course(job, "loss")
@@ -176,16 +151,47 @@ def test_training_goes_on_under_the_other_loop(make_job: Make, training_type: st
     assert before | course(job, "loss") == pytest.approx(course(whole, "loss"), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"base_model": {}}, "framework.type: the model's attention_dropout is 0.1, and the engine has no dropout"),
-        ({"base_model": {"model_kwargs": {"attention_dropout": "0.0", "hidden_act": "relu"}}}, "'relu' is not known"),
-    ],
-)
+LACKING = [
+    ({"base_model": DROPOUT}, "the model's attention_dropout is 0.1, and the engine has no dropout"),
+    ({"base_model": {"model_kwargs": {"hidden_act": "relu"}}}, "its activation 'relu' is not known"),
+    ({"base_model": {"dtype": "float16"}, "hyperparameters": {"max_steps": 1}}, "base_model.dtype is float16"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), LACKING[:2])
 def test_model_that_the_engine_lacks_is_refused_where_it_is_asked_for(
     make_job: Make, parts: dict[str, Any], message: str
 ) -> None:
     said = refusal(make_job(framework={"type": ENGINE}, **parts))
     assert message in said
     assert "use HF_TRAINER" in said
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        *LACKING,
+        ({"hyperparameters": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha is 5.0, and the engine has none"),
+        ({"framework": {"config": {"eval_delay": "1"}}}, "framework.config.eval_delay is an option of TRL"),
+        (
+            {"base_model": {"model_kwargs": {"max_position_embeddings": "8"}}},
+            "the longest sample has 15 tokens, and the engine computes 8 of this model",
+        ),
+    ],
+)
+def test_what_the_engine_lacks_is_trained_by_trl_with_a_note(
+    make_job: Make, parts: dict[str, Any], message: str
+) -> None:
+    job = make_job(**parts)
+    job.train()
+    (note,) = [event["message"] for event in job.events() if "TRL trains" in event.get("message", "")]
+    assert note.startswith("TRL trains, and not the engine: ")
+    assert message in note
+    assert note in job.log()
+
+
+def test_what_the_engine_has_is_trained_by_it(make_job: Make) -> None:
+    job = make_job("LORA", hyperparameters={"max_steps": 2})
+    job.train()
+    assert "the engine trains" in job.log()
+    assert not any("TRL" in event.get("message", "") for event in job.events())

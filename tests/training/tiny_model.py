@@ -13,6 +13,11 @@ TEMPLATE = (
     "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+TRL: dict[str, Any] = {
+    "framework": {"type": "HF_TRAINER"},
+    "base_model": {"model_kwargs": {"attention_dropout": "0.1"}},  # so that random numbers matter
+}
+"""Parts of a training by TRL."""
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "red", "bird", "in", "that", "old", "tree")
 
 
@@ -42,7 +47,6 @@ def make_model(directory: Path, **changes: Any) -> Path:
             "vocab_size": len(vocabulary),
             "max_position_embeddings": 128,
             "tie_word_embeddings": True,
-            "attention_dropout": 0.1,  # so that random numbers matter
             "initializer_range": 0.3,  # so that frozen embeddings can be told apart
             "pad_token_id": 0,
             "eos_token_id": 1,

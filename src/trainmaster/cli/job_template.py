@@ -74,7 +74,7 @@ def training_type_of(text: str) -> TrainingType:
     if name not in TrainingType.__members__:
         raise UsageError(f"--type: {choice_message('training type', text, TYPES)}")
     training_type = TrainingType(name)
-    if (why := unavailable(FrameworkType.HF_TRAINER, training_type)) is not None:
+    if (why := unavailable(FrameworkType.AUTO, training_type)) is not None:
         raise UsageError(f"--type: {why}")
     return training_type
 

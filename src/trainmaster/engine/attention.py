@@ -59,10 +59,11 @@ class PackedAttention:
     computes all at once in 16 bits without softcap; other cases are computed one by one as well.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], ends: Tensor | None = None) -> None:
+        """`ends`: 0 and the cumulative lengths, int32, if the device has them: to copy them there waits for it."""
         self._lengths = list(lengths)
         self._rows = sum(lengths)
-        self._ends: Tensor | None = None
+        self._ends = ends
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:  # noqa: ARG002
         if len(query) != self._rows:

@@ -52,7 +52,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "training_config.base_model.dtype": ("auto", ["float32", "float16", "bfloat16", "auto"], ["fp8", 16]),
     "training_config.base_model.trust_remote_code": (False, [True], ["true", 1, None]),
     "training_config.base_model.model_kwargs": ({}, [{"a": "b"}], [{"a": []}, {"a": None}, "a"]),
-    "training_config.framework.type": ("HF_TRAINER", ["CUSTOM"], ["custom", "TRL", None]),
+    "training_config.framework.type": ("AUTO", ["CUSTOM"], ["custom", "TRL", None]),
     "training_config.framework.config": ({}, [{"a": "b"}], [[]]),
     "training_config.framework.distributed.world_size": (None, [1, 8], [0, -1, 1.5, "4", True]),
     "training_config.framework.distributed.backend": ("nccl", ["nccl", "gloo", "mpi"], ["NCCL", "ucx", None]),

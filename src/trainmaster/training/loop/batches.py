@@ -6,7 +6,7 @@ Rows come in the order in which TRL's loop takes them, and packs are TRL's, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -89,19 +89,28 @@ class Batch:
     """Places whose next token is trained on."""
     targets: Tensor
     """The tokens after them."""
+    ends: Tensor
+    """0 and the cumulative lengths, int32."""
     lengths: Sequence[int]
     rows: int
 
-    def to(self, device: torch.device, *, pin: bool) -> Batch:
-        """On a device; from page-locked memory, the copy does not wait for the device."""
-        if device.type == "cpu":
-            return self
-        moved = {
-            name: (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
-            for name in ("tokens", "positions", "trained", "targets")
-            if (tensor := getattr(self, name)) is not None
-        }
-        return Batch(**moved, lengths=self.lengths, rows=self.rows)
+    def pinned(self) -> Batch:
+        """In page-locked memory, from which a copy to a device does not wait for it."""
+        return self._each(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Batch:
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            trained=change(self.trained),
+            targets=change(self.targets),
+            ends=change(self.ends),
+            lengths=self.lengths,
+            rows=self.rows,
+        )
 
 
 class Rows:
@@ -129,6 +138,7 @@ class Rows:
             positions=torch.from_numpy(positions),
             trained=torch.from_numpy(trained),
             targets=torch.from_numpy(following[trained]),
+            ends=torch.from_numpy(np.append(0, ends).astype(np.int32)),
             lengths=lengths.tolist(),
             rows=len(indices),
         )

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import align_special_tokens
 from trl.data_utils import pack_dataset
 
+from trainmaster.engine.config import ModelConfig
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
 from trainmaster.training.document import Document, Prepared
 from trainmaster.training.loop.batches import Rows
-from trainmaster.training.loop.engine_model import EngineModel, engine_config
+from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.trainer import EngineTrainer
+from trainmaster.training.loop.weights import TrainedWeights
 
 
 def build(document: Document, prepared: Prepared) -> EngineTrainer:
     """The trainer of one rank. Raises LackingError where the engine cannot compute the model, before it is loaded."""
     adapter = document.training.training_type in LORA_TYPES
     parameters = document.hyperparameters
-    config = engine_config(models.load_config(document, prepared), prepared.model_path)
+    config = _config(document, prepared)
+    train, evaluation = _datasets(prepared)
+    _require_positions(config, [train, evaluation])
     precision = models.precision(document, cuda=torch.cuda.is_available())
     peers = Peers.join(str(document.training.framework.distributed.backend))
     model = models.load_model(document, prepared, trains_base=not adapter)
     tokenizer = models.load_tokenizer(document, prepared)
-    train = load_from_disk(prepared.train_path)
     models.require_embeddings(model, tokenizer, train)
     _agree(model, tokenizer)
     dtype = torch.bfloat16 if precision == "bf16" else model.dtype
+    if dtype == torch.float16:
+        raise LackingError("the model's weights are float16, and the engine trains in float32 or bfloat16")
     set_seed(document.data.seed or 0)  # PEFT draws the adapter's first weights
     return EngineTrainer(
         document,
@@ -37,17 +45,43 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
             model,
             config,
             models.lora_config(parameters) if adapter else None,
+            TrainedWeights(single=peers.count * document.data.gradient_accumulation_steps == 1),
             device=peers.device,
             dtype=dtype,
             recompute=bool(parameters["gradient_checkpointing"]),
         ),
         tokenizer,
         train=_rows(train, document, prepared, peers),
-        evaluation=None
-        if prepared.eval_path is None
-        else _rows(load_from_disk(prepared.eval_path), document, prepared, peers),
+        evaluation=None if evaluation is None else _rows(evaluation, document, prepared, peers),
         peers=peers,
     )
+
+
+def _config(document: Document, prepared: Prepared) -> ModelConfig:
+    try:
+        described = models.load_config(document, prepared)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine, such as a failing disk
+        raise LackingError(f"the model's config.json cannot be read: {error}") from error
+    return engine_config(described, prepared.model_path)
+
+
+def _datasets(prepared: Prepared) -> tuple[Dataset, Dataset | None]:
+    return (
+        load_from_disk(prepared.train_path),
+        None if prepared.eval_path is None else load_from_disk(prepared.eval_path),
+    )
+
+
+def _require_positions(config: ModelConfig, datasets: Iterable[Dataset | None]) -> None:
+    """Some models turn positions by other angles in longer samples, and transformers knows these."""
+    parts = [part for each in datasets if each is not None for part in each.data.column("input_ids").chunks]
+    longest = max(pc.max(pc.list_value_length(part)).as_py() or 0 for part in parts)
+    if longest > config.max_positions:
+        raise LackingError(
+            f"the longest sample has {longest} tokens, and the engine computes {config.max_positions} of this model"
+        )
 
 
 def _agree(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

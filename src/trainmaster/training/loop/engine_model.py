@@ -1,22 +1,23 @@
 """A model that the engine computes, and whose weights stay those of a transformers or PEFT model.
 
 That model is the container: checkpoints, the optimizer and the export know its parameters, whichever loop trains. The
-engine computes with the same parameters where they have the type that it computes in, and otherwise with copies.
-Trained weights that are computed in 16 bits keep their originals of 32 bits, which the optimizer changes; the factors
-of an adapter have 32 bits, and the engine rounds them for each batch.
+engine computes with the same parameters where they have the type that it computes in, and otherwise with copies. The
+factors of an adapter have 32 bits, and the engine rounds them for each batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as PeftLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
@@ -31,6 +32,10 @@ from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_layout import module_naming
 from trainmaster.training.loop.batches import Batch
+from trainmaster.training.loop.peers import Peers
+from trainmaster.training.loop.weights import TrainedWeights
+
+T = TypeVar("T")
 
 
 class LackingError(Exception):
@@ -40,13 +45,20 @@ class LackingError(Exception):
 def engine_config(config: PretrainedConfig, where: str) -> ModelConfig:
     """The architecture, as the engine knows it. Raises LackingError."""
     described = json.loads(config.to_json_string(use_diff=False))
-    for part in (described, described.get("text_config") or {}):
-        if dropout := [name for name, value in part.items() if name.endswith(("dropout", "_pdrop")) and value]:
-            raise LackingError(f"the model's {dropout[0]} is {part[dropout[0]]:g}, and the engine has no dropout")
     try:
-        return ModelConfig.of(described, Path(where) / "config.json")
+        known = ModelConfig.of(described, Path(where) / "config.json")
     except EngineError as error:
         raise LackingError(str(error)) from error
+    for part in (described, described.get("text_config") or {}):
+        for name, value in part.items():
+            if name.endswith(_DROPOUTS) and not name.startswith("classifier") and value:
+                raise LackingError(f"the model's {name} is {value:g}, and the engine has no dropout")
+        if part.get("router_aux_loss_coef"):
+            raise LackingError("experts of the model are balanced by an auxiliary loss, which the engine does not have")
+    return known
+
+
+_DROPOUTS = ("dropout", "_pdrop")
 
 
 class EngineModel:
@@ -55,6 +67,7 @@ class EngineModel:
         model: PreTrainedModel,
         config: ModelConfig,
         lora: LoraConfig | None,
+        weights: TrainedWeights,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -65,62 +78,52 @@ class EngineModel:
         naming = module_naming(config)
         originals = _parameters(model, self.transformer, naming)
         self.container: PreTrainedModel | PeftModel = model if lora is None else get_peft_model(model, lora)
-        self.adapter = None if lora is None else _adapter(self.container, self.transformer, naming)
-        self._masters: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self.transformer.use({name: self._computed(each, device, dtype) for name, each in originals.items()})
-        if self.adapter is not None:
-            for factor in self.adapter.parameters():
-                factor.data = factor.data.to(device)
+        self.weights = weights
+        self._adapter = None if lora is None else _adapter(self.container, self.transformer, naming)
         self._recompute = recompute
         self._stacks = FactorStacks()
-
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.container.parameters() if parameter.requires_grad]
+        for parameter in self.container.parameters():
+            # A frozen weight that is computed in another type stays where it was loaded: the result may need it.
+            if parameter.requires_grad or parameter.dtype == dtype:
+                parameter.data = parameter.data.to(device)
+        computed = {name: self._computed(each, device, dtype) for name, each in originals.items()}
+        self.transformer.use(computed)
+        if self._adapter is not None:
+            weights.others += self._adapter.parameters()
 
     def losses(self, batch: Batch, divisor: Tensor) -> CrossEntropy:
-        adapters = None if self.adapter is None else AdapterRows([(self.adapter, len(batch.tokens))], self._stacks)
-        attention = PackedAttention(batch.lengths)
+        adapters = None if self._adapter is None else AdapterRows([(self._adapter, len(batch.tokens))], self._stacks)
+        attention = PackedAttention(batch.lengths, batch.ends)
         hidden = self.transformer.hidden(
             batch.tokens, batch.positions, attention, adapters, recompute=self._recompute
         ).index_select(0, batch.trained)
         return cross_entropy(hidden, batch.targets, self.transformer.unembedding, divisor)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients to those of the trained parameters."""
-        loss.backward()  # type: ignore[no-untyped-call]
-        if not self._copies:
-            return
-        pairs = [
-            (own, each.grad) for own, each in zip(self._masters, self._copies, strict=True) if each.grad is not None
-        ]
-        if begun := [(own.grad, grad) for own, grad in pairs if own.grad is not None]:
-            torch._foreach_add_([sums for sums, _ in begun], [grad for _, grad in begun])
-        for own, grad in pairs:
-            if own.grad is None:
-                own.grad = grad.to(own.dtype)
-        for each in self._copies:
-            each.grad = None
+    def step(self, optimizer: Optimizer, peers: Peers, *, max_norm: float) -> Tensor:
+        """Step by the gradients of all ranks, clipped; returns their norm before that, without waiting for it."""
+        norm = self.weights.step(optimizer, peers, max_norm=max_norm)
+        self.follow()
+        return norm
 
-    @torch.no_grad()
     def follow(self) -> None:
         """Have the engine compute with weights that have changed."""
-        if self.adapter is not None:
-            self.adapter.changes += 1
-        if self._copies:
-            torch._foreach_copy_(self._copies, self._masters)
+        self.weights.follow()
+        if self._adapter is not None:
+            self._adapter.changes += 1
+
+    def gather(self) -> None:
+        """Bring the container's weights together, where they are on several devices."""
+        if len({parameter.device for parameter in self.container.parameters()}) > 1:
+            nn.Module.to(self.container, "cpu")
 
     def _computed(self, original: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-        if original.dtype == dtype or original.requires_grad:
-            original.data = original.data.to(device)
         if original.dtype == dtype:
+            if original.requires_grad:
+                self.weights.others.append(original)
             return original
-        copy = nn.Parameter(original.detach().to(device, dtype), requires_grad=original.requires_grad)
         if original.requires_grad:
-            self._masters.append(original)
-            self._copies.append(copy)
-        return copy
+            return self.weights.copy_of(original, dtype)
+        return nn.Parameter(original.detach().to(device, dtype), requires_grad=False)
 
 
 def _parameters(model: nn.Module, transformer: Transformer, naming: Naming) -> Mapping[str, nn.Parameter]:
@@ -135,19 +138,28 @@ def _parameters(model: nn.Module, transformer: Transformer, naming: Naming) -> M
 
 
 def _adapter(container: nn.Module, transformer: Transformer, naming: Naming) -> Adapter:
+    """The adapter's factors. Those of other parts, such as a vision tower, take no part in text."""
     targets = {module.target for module in transformer.modules() if isinstance(module, Linear)} - {UNEMBEDDING}
     factors: dict[str, Factors] = {}
     scale = 1.0
-    for name, module in container.named_modules():
+    for name, module in _of_text(container.named_modules(), naming):
         if not isinstance(module, BaseTunerLayer):
             continue
-        target = naming.own(name.removeprefix("base_model.model."))
+        target = naming.own(name)
         if not isinstance(module, PeftLinear) or target not in targets:
             raise LackingError(f"the engine has no adapter of the layer {target}")
         (scale,) = module.scaling.values()
         factors[target] = Factors(*(part["default"].get_parameter("weight") for part in (module.lora_A, module.lora_B)))
     adapted = {id(each) for own in factors.values() for each in (own.a, own.b)}
-    for name, parameter in container.named_parameters():
+    for name, parameter in _of_text(container.named_parameters(), naming):
         if parameter.requires_grad and id(parameter) not in adapted:
             raise LackingError(f"the engine trains an adapter's factors alone, and not {name}")
+    if not factors:
+        raise LackingError("the adapter has no layer of the language model")
     return Adapter.of(transformer.config, factors, scale=scale)
+
+
+def _of_text(named: Iterable[tuple[str, T]], naming: Naming) -> Iterator[tuple[str, T]]:
+    """What belongs to the language model, by its names in a model without PEFT."""
+    plain = ((name.removeprefix("base_model.model."), each) for name, each in named)
+    return ((name, each) for name, each in plain if not naming.is_beside(name))

@@ -1,4 +1,4 @@
-"""What is measured of batches. It stays on the device until it is asked for: a look at it waits for the steps."""
+"""What is measured of batches. It stays on the device, and is brought to the host without waiting for the steps."""
 
 from __future__ import annotations
 
@@ -11,47 +11,75 @@ from trainmaster.engine.cross_entropy import CrossEntropy
 from trainmaster.training.loop.batches import Batch
 from trainmaster.training.loop.peers import Peers
 
-_LOSS, _ENTROPY, _CORRECT, _TRAINED, _ROWS = range(5)
+_LOSS, _ENTROPY, _CORRECT, _TRAINED, _TOKENS, _ROWS = range(6)
 
 
 class Measures:
-    """Of the batches of some steps, or of an evaluation. All ranks ask together, and get what all of them measured."""
+    """Of the batches of some steps, or of an evaluation, on one rank."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._values: list[Tensor] = []
-        self._counts: list[tuple[int, int]] = []
+        self._counts: list[tuple[int, int, int]] = []
         self._steps_before: list[int] = []
         self.steps = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens, _ in self._counts)
 
     def add(self, batch: Batch, losses: CrossEntropy) -> None:
         values = (losses.loss, losses.entropy, losses.correct)
         self._values.append(torch.stack([each.detach().double() for each in values]))
-        self._counts.append((len(batch.targets), batch.rows))
+        self._counts.append((len(batch.targets), len(batch.tokens), batch.rows))
         self._steps_before.append(self.steps)
 
-    def of_steps(self) -> dict[str, float]:
-        """The mean loss of the steps, and means over batches. A loss that is not finite counts as those before it."""
-        table = self._table(len(self._values))
-        total = 0.0
-        for loss, steps in zip(table[:, _LOSS].tolist(), self._steps_before, strict=True):
-            total += loss if math.isfinite(loss) else total / (1 + steps)
-        return {"loss": total / self.steps, **_means(table)}
+    def send(self, norm: Tensor) -> SentSteps:
+        """Begin to bring to the host what all ranks have measured in the steps, with the last one's gradient norm."""
+        return SentSteps(self._table(len(self._values)), norm, self._steps_before, self.steps)
 
     def of_evaluation(self, rounds: int) -> dict[str, float]:
         """The mean over rows of their batches' losses. `rounds`: the most batches that a rank has."""
-        table = self._table(rounds, by_rows=True)
+        table = self._table(rounds, by_rows=True).cpu()
         return {"loss": float(table[:, _LOSS].sum() / table[:, _ROWS].sum()), **_means(table)}
 
     def _table(self, rounds: int, *, by_rows: bool = False) -> Tensor:
         """A line for each batch, summed over the ranks; with `by_rows`, losses count as often as there are rows."""
-        table = torch.zeros(rounds, 5, dtype=torch.float64)
+        device = self._peers.device
+        table = torch.zeros(rounds, 6, dtype=torch.float64, device=device)
         if self._values:
-            table[: len(self._values), :_TRAINED] = torch.stack(self._values).cpu()
-            table[: len(self._values), _TRAINED:] = torch.tensor(self._counts)
+            counts = torch.tensor(self._counts, dtype=torch.float64)
+            counts = counts.pin_memory() if device.type == "cuda" else counts
+            table[: len(self._values), :_TRAINED] = torch.stack(self._values)
+            table[: len(self._values), _TRAINED:] = counts.to(device, non_blocking=True)
         if by_rows:
             table[:, _LOSS] *= table[:, _ROWS]
-        return self._peers.sum(table.to(self._peers.device)).cpu()
+        return self._peers.sum(table)
+
+
+class SentSteps:
+    """The measures of some steps, on their way to the host."""
+
+    def __init__(self, table: Tensor, norm: Tensor, steps_before: list[int], steps: int) -> None:
+        self._table, self._norm = (each.to("cpu", non_blocking=True) for each in (table, norm))
+        self._steps_before, self._steps = steps_before, steps
+        self._arrived = torch.cuda.Event() if table.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def metrics(self) -> dict[str, float]:
+        """The mean loss of the steps, and means over batches; `num_tokens` are those of the steps. Waits for them.
+
+        A loss that is not finite counts as those before it.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        total = 0.0
+        for loss, steps in zip(self._table[:, _LOSS].tolist(), self._steps_before, strict=True):
+            total += loss if math.isfinite(loss) else total / (1 + steps)
+        tokens = float(self._table[:, _TOKENS].sum())
+        own = {"loss": total / self._steps, "grad_norm": float(self._norm), "num_tokens": tokens}
+        return own | _means(self._table)
 
 
 def _means(table: Tensor) -> dict[str, float]:

@@ -45,6 +45,10 @@ class Peers:
             dist.all_reduce(tensor)
         return tensor
 
+    def total(self, number: int) -> int:
+        """The sum of all ranks' numbers."""
+        return number if self.count == 1 else int(self.sum(torch.tensor(number, device=self.device)))
+
     def sum_all(self, tensors: Sequence[Tensor]) -> None:
         """The sums of many tensors, in place; a piece is copied while the one before is summed."""
         if self.count == 1:

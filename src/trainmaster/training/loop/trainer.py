@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,7 +18,7 @@ from trainmaster.jobs import rng
 from trainmaster.training.document import Document
 from trainmaster.training.loop.batches import Batch, Order, Rows, evaluation_batches, read_ahead
 from trainmaster.training.loop.engine_model import EngineModel
-from trainmaster.training.loop.measures import Measures
+from trainmaster.training.loop.measures import Measures, SentSteps
 from trainmaster.training.loop.optimizer import make_optimizer, make_scheduler
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.schedule import Schedule
@@ -59,12 +60,12 @@ class EngineTrainer:
         self._scheduler = make_scheduler(self._optimizer, parameters, steps=self._schedule.steps)
         self._reporting: Reporting | None = None
         self._window = Measures(peers)
-        self._tokens = 0
-        """This rank has trained on since the start."""
-        self._tokens_before = 0.0
-        """All ranks had trained on before."""
-        self._course: dict[str, Any] = {}
+        self._last: tuple[torch.Tensor, float] | None = None
         """Gradient norm and learning rate of the last step."""
+        self._sent: tuple[int, SentSteps, float] | None = None
+        """What is to be logged of a step, once it has arrived."""
+        self._tokens = 0.0
+        """All ranks have trained on, up to the last log."""
 
     def bare_model(self) -> PreTrainedModel | PeftModel:
         return self._model.container
@@ -89,36 +90,36 @@ class EngineTrainer:
                 # The optimizer has its state now: allocate memory before the first save.
                 session.prepare(self._tree())
             self._end_step(step)
+        self._log_sent()
         session.wait()
         if (tree := session.load_best({"model": trained_weights(self._model.container)})) is not None:
             load_weights(self._model.container, tree["model"])
+        self._model.gather()
 
     # A step.
 
     def _batches(self, start: int) -> Iterator[Sequence[Batch]]:
         """The batches of every step from `start` on. Beside a GPU, a thread makes them while it computes."""
         made = (
-            [self._train.batch(rows) for rows in self._order.step(number)]
+            [self._read(self._train, rows) for rows in self._order.step(number)]
             for number in range(start, self._schedule.steps)
         )
         return read_ahead(made) if self._peers.device.type == "cuda" else made
+
+    def _read(self, rows: Rows, indices: np.ndarray) -> Batch:
+        batch = rows.batch(indices)
+        return batch.pinned() if self._pins else batch
 
     def _train_on(self, batches: Sequence[Batch]) -> None:
         divisor = self._number(sum(len(batch.targets) for batch in batches))
         divisor = self._peers.sum(divisor).clamp_(min=1)
         for batch in batches:
-            losses = self._model.losses(batch.to(self._peers.device, pin=self._pins), divisor)
-            self._model.backward(losses.loss)
+            losses = self._model.losses(batch.to(self._peers.device), divisor)
+            self._model.weights.backward(losses.loss)
             self._window.add(batch, losses)
-            self._tokens += len(batch.tokens)
-        trained = self._model.trained
-        self._peers.sum_all([parameter.grad for parameter in trained if parameter.grad is not None])
-        norm = torch.nn.utils.clip_grad_norm_(trained, self._max_grad_norm)
-        self._optimizer.step()
-        self._course = {"grad_norm": norm, "learning_rate": self._scheduler.get_last_lr()[0]}
+        norm = self._model.step(self._optimizer, self._peers, max_norm=self._max_grad_norm)
+        self._last = norm, float(self._scheduler.get_last_lr()[0])
         self._scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._model.follow()
         self._window.steps += 1
 
     def _number(self, value: int) -> torch.Tensor:
@@ -129,13 +130,14 @@ class EngineTrainer:
 
     def _end_step(self, step: int) -> None:
         session, schedule = self._session, self._schedule
+        self._log_sent()
         if self._reporting is not None:
             self._reporting.step_ended(step, self._order.epoch_after(step))
         evaluates, saves = schedule.evaluates(step), schedule.saves(step)
         rated = saves and session.best_needs_evaluation
         saves = session.poll() or saves
         if schedule.logs(step) or session.stop is not None:
-            self._log_training(step)
+            self._send(step)
         if session.stop is None:
             try:
                 wanted = evaluates or (saves and session.best_needs_evaluation)
@@ -149,14 +151,26 @@ class EngineTrainer:
         assert session.stop is not None
         if session.stop.save and session.saved_step != step:
             self._commit(step, {}, evaluation_due=evaluates or rated, save_due=rated)
+        self._log_sent()
         session.wait()
         raise Stopped(session.stop)
 
-    def _log_training(self, step: int) -> None:
-        course = {name: float(value) for name, value in self._course.items()}
-        logs = {**self._window.of_steps(), **course, "num_tokens": self._all_tokens()}
+    def _send(self, step: int) -> None:
+        """Begin to log. Beside a GPU, the metrics arrive while the next step is being computed."""
+        assert self._last is not None
+        norm, rate = self._last
+        self._sent = step, self._window.send(norm), rate
         self._window = Measures(self._peers)
-        self._log(step, logs)
+        if self._peers.device.type == "cpu":
+            self._log_sent()
+
+    def _log_sent(self) -> None:
+        if self._sent is None:
+            return
+        (step, sent, rate), self._sent = self._sent, None
+        metrics = sent.metrics()
+        self._tokens += metrics["num_tokens"]
+        self._log(step, {**metrics, "learning_rate": rate, "num_tokens": self._tokens})
 
     def _log(self, step: int, logs: Mapping[str, float]) -> None:
         if self._reporting is not None:
@@ -165,6 +179,7 @@ class EngineTrainer:
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Raises _StoppedEvaluating: a stop does not wait for the end of an evaluation."""
+        self._log_sent()
         if self._evaluation is None:
             return {}
         session, peers, size = self._session, self._peers, self._batch_size
@@ -176,9 +191,9 @@ class EngineTrainer:
                 if session.stop is not None:
                     raise _StoppedEvaluating(session.stop)
                 if number < len(own):
-                    batch = self._evaluation.batch(own[number])
+                    batch = self._read(self._evaluation, own[number])
                     divisor = self._number(max(1, len(batch.targets)))
-                    measures.add(batch, self._model.losses(batch.to(peers.device, pin=self._pins), divisor))
+                    measures.add(batch, self._model.losses(batch.to(peers.device), divisor))
             metrics = {f"eval_{name}": value for name, value in measures.of_evaluation(rounds).items()}
         self._log(step, metrics)
         return metrics
@@ -188,6 +203,7 @@ class EngineTrainer:
     def _commit(
         self, step: int, evaluated: Mapping[str, float], *, evaluation_due: bool = False, save_due: bool = False
     ) -> None:
+        self._log_sent()
         schedule = self._schedule
         state = {
             "global_step": step,
@@ -207,12 +223,9 @@ class EngineTrainer:
                 "steps_per_epoch": self._order.steps_per_epoch,
                 "evaluation_due": evaluation_due,
                 "save_due": save_due,
-                "tokens": self._all_tokens(),
+                "tokens": self._tokens + self._peers.total(self._window.tokens),
             },
         )
-
-    def _all_tokens(self) -> float:
-        return self._tokens_before + float(self._peers.sum(self._number(self._tokens)))
 
     def _tree(self) -> dict[str, Any]:
         model = self._model.container
@@ -239,7 +252,7 @@ class EngineTrainer:
         load_optimizer(model, self._optimizer, tree["optimizer"])
         load_scheduler(self._scheduler, tree["scheduler"], step=step)
         self._model.follow()
-        self._tokens_before = resumed.metadata.get("tokens", 0)
+        self._tokens = resumed.metadata.get("tokens", 0)
         if resumed.rng_state is not None:
             rng.restore(resumed.rng_state)
         return step

@@ -223,7 +223,11 @@ class DistributedConfig(Model):
 class FrameworkConfig(RuledModel):
     """The framework that trains."""
 
-    type: FrameworkType = Field(default=FrameworkType.HF_TRAINER, description="The trainer; CUSTOM is your own script.")
+    type: FrameworkType = Field(
+        default=FrameworkType.AUTO,
+        description="The trainer: the engine, TRL (HF_TRAINER), FSDP, or your own script (CUSTOM). AUTO is the engine "
+        "wherever it has the model and the options, else TRL.",
+    )
     config: StringMap = Field(default_factory=dict, description="Options of the framework.")
     distributed: DistributedConfig = Field(
         default_factory=DistributedConfig, description="How the training is spread over ranks."

@@ -26,6 +26,7 @@ LORA_TYPES = frozenset({TrainingType.LORA, TrainingType.QLORA})
 class FrameworkType(StrEnum):
     """What does the training. CUSTOM is a script of the user's own."""
 
+    AUTO = "AUTO"
     ENGINE = "ENGINE"
     HF_TRAINER = "HF_TRAINER"
     DEEPSPEED = "DEEPSPEED"
@@ -79,6 +80,12 @@ class Framework:
 
 
 FRAMEWORKS: Mapping[FrameworkType, Framework] = {
+    FrameworkType.AUTO: Framework(
+        types=BUILT_IN,
+        strategies=("ddp",),
+        packages=TRAIN_PACKAGES,
+        meaning="ENGINE, or HF_TRAINER where the engine lacks the model or an option; the job's events say why",
+    ),
     FrameworkType.ENGINE: Framework(
         types=BUILT_IN,
         strategies=("ddp",),
@@ -122,7 +129,7 @@ def unavailable(framework: FrameworkType, training_type: TrainingType, *, ranks:
     instead = (
         f"{FrameworkType.FSDP}, which spreads model, gradients and optimizer over the ranks"
         if ranks > 1
-        else f"{FrameworkType.HF_TRAINER} (with several GPUs {FrameworkType.FSDP}, which spreads the model over them)"
+        else f"{FrameworkType.AUTO} (with several GPUs {FrameworkType.FSDP}, which spreads the model over them)"
     )
     return f"{why}; use {instead}, or {custom}. Leave out options that are {framework}'s own"
 

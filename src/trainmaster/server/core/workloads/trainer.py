@@ -185,7 +185,7 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
             message = "an adapter that is merged into the model is none any more; set one of the two"
             yield Problem(field="output_config.merge_lora", message=message)
     if training.framework.type is FrameworkType.FSDP and job.world_size < 2:
-        message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use HF_TRAINER"
+        message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use AUTO"
         yield Problem(field="training_config.framework.distributed.world_size", message=message)
     if training.framework.type is FrameworkType.ENGINE:
         for field, message in islice(_engine_lacks(job, training, data), _MAX_PROBLEMS):
