@@ -56,6 +56,13 @@ GEMMA3: dict[str, Any] = {
     },
 }
 MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+RECURRENT: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 QWEN_VISION: dict[str, Any] = {
     "vision_config": {
         "hidden_size": 16,
@@ -173,6 +180,30 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_vl_moe",
         {"rope_parameters": MROPE, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
     ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **RECURRENT,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5": ("qwen3_5", {**RECURRENT, "rope_parameters": MROPE | {"partial_rotary_factor": 0.5}}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe",
+        {
+            **RECURRENT,
+            "rope_parameters": MROPE | {"partial_rotary_factor": 0.5},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 30}),
     "gpt_oss": (
         "gpt_oss",
@@ -190,7 +221,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
 
 
-BESIDE = {"gemma3": VISION, "qwen3_vl": QWEN_VISION, "qwen3_vl_moe": QWEN_VISION}
+BESIDE = {
+    "gemma3": VISION,
+    "qwen3_5": QWEN_VISION,
+    "qwen3_5_moe": QWEN_VISION,
+    "qwen3_vl": QWEN_VISION,
+    "qwen3_vl_moe": QWEN_VISION,
+}
 """What is beside the language models of architectures that have other parts."""
 
 

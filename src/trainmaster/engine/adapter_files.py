@@ -44,7 +44,7 @@ def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinke
         _PEFT_PREFIX + naming.theirs(renamed(name, unembedding)): tensor.contiguous()
         for name, tensor in written.items()
     }
-    others = [re.escape(name) for name in naming.beside]
+    others = [re.escape(name) for name in naming.beside] if config.nested and not tinker_names else []
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -55,7 +55,7 @@ def export_adapter(adapter: Adapter, base_model: Path, directory: Path, *, tinke
         "target_modules": sorted({target.rpartition(".")[2] for target in adapter.factors}),
         **({} if config.mixture is None or tinker_names else expert_options(config.mixture, adapter)),
         # Layers of a vision tower have the same names.
-        **({"exclude_modules": rf"({'|'.join(others)}).*"} if others and not tinker_names else {}),
+        **({"exclude_modules": rf"({'|'.join(others)}).*"} if others else {}),
         "inference_mode": True,
         **_PEFT_OPTIONS,
     }

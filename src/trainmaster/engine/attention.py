@@ -61,7 +61,7 @@ class PackedAttention:
 
     def __init__(self, lengths: Sequence[int], ends: Tensor | None = None) -> None:
         """`ends`: 0 and the cumulative lengths, int32, if the device has them: to copy them there waits for it."""
-        self._lengths = list(lengths)
+        self.lengths = list(lengths)
         self._rows = sum(lengths)
         self._ends = ends
 
@@ -70,13 +70,13 @@ class PackedAttention:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
         if varlen_fits(query, scoring):
             if self._ends is None:
-                ends = np.array([0, *itertools.accumulate(self._lengths)], dtype=np.int32)
+                ends = np.array([0, *itertools.accumulate(self.lengths)], dtype=np.int32)
                 self._ends = on_device(ends, query.device)
             if has_flash_attention():
-                longest = max(self._lengths)
+                longest = max(self.lengths)
                 return flash_attention(query, key, value, self._ends, longest, scoring.scale, scoring.window)
-            return varlen_attention(query, key, value, self._ends, self._ends, max(self._lengths), scoring)
-        queries, keys, values = (torch.split(each, self._lengths) for each in (query, key, value))
+            return varlen_attention(query, key, value, self._ends, self._ends, max(self.lengths), scoring)
+        queries, keys, values = (torch.split(each, self.lengths) for each in (query, key, value))
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
 
 
@@ -196,6 +196,10 @@ class CachedAttention:
     """
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.states = cache.states
+        self.places = cache.states.places(spans) if cache.states else []
+        """Of the states of the spans' sequences."""
         self._cache = cache
         present = [kind for kind in AttentionKind if cache.layout.strata[kind]]
         cache.clear(np.concatenate([span.first_pages(kind) for kind in present for span in spans]))

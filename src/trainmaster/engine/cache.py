@@ -15,6 +15,8 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from trainmaster.engine.recurrent_states import RecurrentStates
+
 BLOCK = 16
 """Tokens in a block: a sequence wastes half a block on average, and an index moves a whole block."""
 NO_PAGE = 0
@@ -110,7 +112,15 @@ class KeyValueCache:
     """A pool of pages, as many as can be taken and one more, for key-value heads of this width."""
 
     def __init__(
-        self, layout: Layout, *, heads: int, width: int, pages: int, device: torch.device, dtype: torch.dtype
+        self,
+        layout: Layout,
+        *,
+        heads: int,
+        width: int,
+        pages: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        states: RecurrentStates | None = None,
     ) -> None:
         # Not cleared as a whole: memory that no request ever reached is never touched.
         shape = (layout.depth, pages + 1, BLOCK, heads, width)
@@ -118,6 +128,8 @@ class KeyValueCache:
         self.values = torch.empty(shape, device=device, dtype=dtype)
         self.layout = layout
         self.pages = pages
+        self.states = states
+        """Those of layers that have a state instead of keys and values."""
         self._free = list(range(pages, 0, -1))
         self.clear(np.array([NO_PAGE]))
 
@@ -137,11 +149,17 @@ class KeyValueCache:
         return PageTable(first, (everything, windowed))
 
     def give_back(self, room: PageTable) -> None:
+        self.forget_state(room)
         for table in room.tables:
             self.give_back_pages(table)
 
     def give_back_pages(self, pages: np.ndarray) -> None:
         self._free.extend(reversed(pages.ravel().tolist()))
+
+    def forget_state(self, room: PageTable) -> None:
+        """Of the sequence that had this room."""
+        if self.states is not None:
+            self.states.give_back(room)
 
     def clear(self, pages: np.ndarray) -> None:
         """Zero these pages: masked values must still be finite, and a diverged model may have left NaN."""

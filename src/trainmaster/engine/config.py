@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.engine.architectures import FAMILIES, NESTED
-from trainmaster.engine.architectures.family import FULL, SLIDING, Bias, Family, HeadNorm, LayerNorms, Nested
+from trainmaster.engine.architectures.family import SLIDING, Bias, Family, HeadNorm, LayerNorms, Nested
+from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.architectures.mixtures import Mixture
 from trainmaster.engine.config_values import Values
 from trainmaster.engine.ropes import Rope, read_ropes
@@ -54,9 +55,24 @@ class ModelConfig:
     attention_softcap: float | None = None
     attention_sinks: bool = False
     logit_softcap: float | None = None
+    gated_attention: bool = False
+    """Whether what is attended to passes a gate, which comes with the queries."""
     mixture: Mixture | None = None
+    linear: LinearAttention | None = None
+    beside: tuple[str, ...] = ()
+    """How names of weights begin that are in the checkpoint, and are not used."""
     nested: Nested | None = None
     """The model's own architecture, if it has other parts beside the language model."""
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """For each layer, whether it attends; others have a recurrent state."""
+        return tuple(not recurs for recurs in self.linear.layers) if self.linear else (True,) * self.num_layers
+
+    @property
+    def cached_windows(self) -> tuple[int | None, ...]:
+        """The windows of the layers that have keys and values."""
+        return tuple(window for window, attends in zip(self.windows, self.attends, strict=True) if attends)
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
@@ -96,7 +112,7 @@ def _from_values(values: Values) -> ModelConfig:
     if values.flag("use_bidirectional_attention"):
         raise values.refuse("it attends to later tokens too (use_bidirectional_attention)")
     config = _plain(values, model_type, family)
-    config = replace(config, **family.more(values))
+    config = replace(config, beside=family.beside, **family.more(values))
     if config.attention_softcap is None and values.raw.get("attn_logit_softcapping") is not None:
         raise values.refuse(f"attn_logit_softcapping is not part of {model_type}")
     return config
@@ -133,7 +149,7 @@ def _plain(values: Values, model_type: str, family: Family) -> ModelConfig:
         activation=_activation(values, family),
         tied=values.flag("tie_word_embeddings"),
         windows=tuple(window if each == SLIDING else None for each in layer_types),
-        ropes=tuple(ropes[kind] if turns else None for kind, turns in zip(layer_types, turned, strict=True)),
+        ropes=tuple(ropes.get(kind) if turns else None for kind, turns in zip(layer_types, turned, strict=True)),
         attention_scale=head_dim**-0.5,
         qkv_bias=_bias(family.qkv_bias, values, "attention_bias"),
         output_bias=_bias(family.output_bias, values, "attention_bias"),
@@ -165,8 +181,8 @@ def _layer_types(values: Values, family: Family) -> list[str]:
         return list(family.layer_types(values))
     if not isinstance(listed, list) or len(listed) != layers:
         raise EngineError(f"{values.path}: layer_types does not name each of {layers} layers")
-    if other := sorted({str(each) for each in listed} - {FULL, SLIDING}):
-        raise values.refuse(f"it has layers of type {other[0]!r}; those of {FULL} and {SLIDING} are known")
+    if other := sorted({str(each) for each in listed} - set(family.kinds)):
+        raise values.refuse(f"it has layers of type {other[0]!r}; those of {' and '.join(family.kinds)} are known")
     return listed
 
 

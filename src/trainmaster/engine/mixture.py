@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.architectures.mixtures import Clamp, Mixture
+from trainmaster.engine.attention import computed_in
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.grouped_products import Choices, GroupedShare, adapted_grouped_product
-from trainmaster.engine.products import gated, product
+from trainmaster.engine.products import gated, product, sigmoid
 
 
 class Router(nn.Module):
@@ -65,20 +66,39 @@ class Experts(nn.Module):
 
 def _clamped(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
     gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    # The CPU rounds the operations of a sigmoid in one way, and the sigmoid itself in two; see `products`.
-    opened = torch.exp(gate * -clamp.steepness).add(1).reciprocal()
-    return (up + 1) * (gate * opened)
+    return (up + 1) * (gate * sigmoid(gate * clamp.steepness))
 
 
 class MixtureMlp(nn.Module):
-    def __init__(self, config: ModelConfig, mixture: Mixture, layer: int) -> None:
+    def __init__(self, config: ModelConfig, mixture: Mixture, target: str, shared: nn.Module | None) -> None:
         super().__init__()
-        self._count, self._router = mixture.experts, mixture.router
+        self._mixture = mixture
         self.add_module(mixture.router, Router(mixture, config.hidden_size))
-        self.experts = Experts(config, mixture, f"model.layers.{layer}.mlp.experts")
+        self.experts = Experts(config, mixture, f"{target}.experts")
+        if shared is not None:
+            self.add_module(mixture.shared, shared)
+        if mixture.shared_gate:
+            self.shared_expert_gate = _Gate(config.hidden_size)
 
     def forward(self, rows: Tensor, adapters: AdapterRows | None) -> Tensor:
-        chosen, weights = getattr(self, self._router)(rows)
-        choices = Choices(chosen, self._count)
-        said: Tensor = self.experts(rows, choices, adapters)
-        return choices.gathered(said, weights).to(rows.dtype)
+        mixture = self._mixture
+        chosen, weights = getattr(self, mixture.router)(rows)
+        choices = Choices(chosen, mixture.experts)
+        said: Tensor = choices.gathered(self.experts(rows, choices, adapters), weights).to(rows.dtype)
+        if not mixture.shared_width:
+            return said
+        shared: Tensor = getattr(self, mixture.shared)(rows, adapters)
+        return said + (self.shared_expert_gate(rows) * shared if mixture.shared_gate else shared)
+
+
+class _Gate(nn.Module):
+    """How far each row opens: [rows, 1]."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, hidden))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        # Products of one column are rounded by their row's place on the CPU.
+        wide = computed_in(rows)
+        return sigmoid((rows.to(wide) * self.weight.to(wide)).sum(-1, keepdim=True).to(rows.dtype))

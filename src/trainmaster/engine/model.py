@@ -5,14 +5,13 @@ Parameters have their names of a checkpoint of a language model; only attention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainmaster.engine import kernels
@@ -20,29 +19,13 @@ from trainmaster.engine.adapters import AdaptedRows
 from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.layers import Linear, Norm, together
+from trainmaster.engine.linear_attention import LinearMixer
 from trainmaster.engine.mixture import MixtureMlp
-from trainmaster.engine.products import gated, lay_together, products
+from trainmaster.engine.products import gated, lay_together, sigmoid
 from trainmaster.engine.rotary import RotaryAngles, apply_rotary, rotary_angles
 from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.weight_files import load_weights
-
-
-class Linear(nn.Module):
-    """A layer that adapters may adapt; `target` is its name for them."""
-
-    def __init__(self, target: str, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.target = target
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-
-    def forward(self, rows: Tensor, adapters: AdaptedRows | None = None) -> Tensor:
-        return _together((self,), rows, adapters)[0]
-
-
-def _together(layers: Sequence[Linear], rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, ...]:
-    """The outputs of layers that see the same rows."""
-    return products(rows, layers) if adapters is None else adapters.products(layers, rows)
 
 
 class Unembedding(Linear):
@@ -53,34 +36,6 @@ class Unembedding(Linear):
         self.logit_softcap = config.logit_softcap
 
 
-class Norm(nn.Module):
-    def __init__(self, width: int, config: ModelConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self._eps, self._offset = config.norm_eps, config.norm_offset
-
-    def forward(self, rows: Tensor) -> Tensor:
-        if kernels.serve(rows):
-            from trainmaster.engine.kernels.norms import rms_norm
-
-            return rms_norm(rows.flatten(0, -2), self.weight, self._eps, self._offset).view(rows.shape)
-        if not self._offset:
-            return functional.rms_norm(rows, self.weight.shape, self.weight, self._eps)
-        # 1 plus a small weight keeps its digits in 32 bits only.
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        weight = self._offset + self.weight.to(wide)
-        return functional.rms_norm(rows.to(wide), self.weight.shape, weight, self._eps).to(rows.dtype)
-
-    def of_sum(self, rows: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm of `rows + added`, and that sum."""
-        if added is not None and kernels.serve(rows):
-            from trainmaster.engine.kernels.norms import add_rms_norm
-
-            return add_rms_norm(rows, added, self.weight, self._eps, self._offset)
-        total = rows if added is None else rows + added
-        return self(total), total
-
-
 class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -88,14 +43,16 @@ class SelfAttention(nn.Module):
         self._scoring = Scoring(
             scale=config.attention_scale, window=config.windows[layer], softcap=config.attention_softcap
         )
+        self._place = sum(config.attends[:layer])
         hidden, width = config.hidden_size, config.head_dim
         queries, keys = config.num_heads * width, config.num_key_value_heads * width
+        asked = 2 * queries if config.gated_attention else queries
         self._widths = (queries, keys, keys)
         prefix = f"model.layers.{layer}.self_attn."
         if config.fused_qkv:
             self.qkv_proj = Linear(prefix + "qkv_proj", hidden, queries + 2 * keys, bias=config.qkv_bias)
         else:
-            self.q_proj = Linear(prefix + "q_proj", hidden, queries, bias=config.qkv_bias)
+            self.q_proj = Linear(prefix + "q_proj", hidden, asked, bias=config.qkv_bias)
             self.k_proj = Linear(prefix + "k_proj", hidden, keys, bias=config.qkv_bias)
             self.v_proj = Linear(prefix + "v_proj", hidden, keys, bias=config.qkv_bias)
         self.o_proj = Linear(prefix + "o_proj", queries, hidden, bias=config.output_bias)
@@ -113,24 +70,28 @@ class SelfAttention(nn.Module):
     def forward(
         self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdaptedRows | None
     ) -> Tensor:
-        query, key, value = self._projected(rows, adapters)
+        query, key, value, gate = self._projected(rows, adapters)
         query, key = self._turned(query, key, angles)
         scoring = self._scoring if self.sinks is None else replace(self._scoring, sinks=self.sinks)
-        attended = attention(self._layer, query, key, value, scoring)
-        output: Tensor = self.o_proj(attended.flatten(1), adapters)
+        attended = attention(self._place, query, key, value, scoring).flatten(1)
+        output: Tensor = self.o_proj(attended if gate is None else attended * sigmoid(gate), adapters)
         return output
 
-    def _projected(self, rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the rows: [n, heads, width] each."""
+    def _projected(self, rows: Tensor, adapters: AdaptedRows | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of the rows, [n, heads, width] each, and gates [n, heads x width], if any."""
         config = self._config
         if config.fused_qkv:
             query, key, value = self.qkv_proj(rows, adapters).split(self._widths, dim=1)
         else:
-            query, key, value = _together(self.same_rows, rows, adapters)
+            query, key, value = together(self.same_rows, rows, adapters)
         if config.head_norm is HeadNorm.ALL_HEADS:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (each.unflatten(1, (-1, config.head_dim)) for each in (query, key, value))
-        return query, key, value
+        if not config.gated_attention:
+            return query, key, value, None
+        # Of each head, the query and then the gate.
+        query, gate = query.view(len(rows), config.num_heads, 2, config.head_dim).unbind(2)
+        return query, key, value, gate.flatten(1)
 
     def _turned(self, query: Tensor, key: Tensor, angles: RotaryAngles | None) -> tuple[Tensor, Tensor]:
         """Queries and keys after the norms of single heads, if there are any, and turned by their positions."""
@@ -152,10 +113,9 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, inner: int, target: str) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        prefix = f"model.layers.{layer}.mlp."
+        hidden, bias, prefix = config.hidden_size, config.mlp_bias, f"{target}."
         self._fused = config.fused_gate_up
         if config.fused_gate_up:
             self.gate_up_proj = Linear(prefix + "gate_up_proj", hidden, 2 * inner, bias=bias)
@@ -174,7 +134,7 @@ class Mlp(nn.Module):
         if self._fused:
             gate, up = self.gate_up_proj(rows, adapters).chunk(2, dim=1)
         else:
-            gate, up = _together(self.same_rows, rows, adapters)
+            gate, up = together(self.same_rows, rows, adapters)
         output: Tensor = self.down_proj(gated(gate, up, self._activation), adapters)
         return output
 
@@ -183,9 +143,12 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self._norms, self._residual_scale = config.norms, config.residual_scale
-        self.self_attn = SelfAttention(config, layer)
-        mixture = config.mixture
-        self.mlp = MixtureMlp(config, mixture, layer) if mixture and mixture.layers[layer] else Mlp(config, layer)
+        self._attends = config.attends[layer]
+        if config.attends[layer]:
+            self.self_attn = SelfAttention(config, layer)
+        else:
+            self.linear_attn = LinearMixer(config, layer)
+        self.mlp = _mlp(config, f"model.layers.{layer}.mlp", layer)
         for name in astuple(config.norms):
             if name is not None:
                 self.add_module(name, Norm(config.hidden_size, config))
@@ -201,7 +164,10 @@ class Layer(nn.Module):
         """From a residual, and what is yet to be added to it, to the next: the norm that follows adds, too."""
         norms = self._norms
         normed, rows = self._normed_sum(norms.before_attention, rows, added)
-        attended = self.self_attn(normed, angles, attention, adapters)
+        if self._attends:
+            attended = self.self_attn(normed, angles, attention, adapters)
+        else:
+            attended = self.linear_attn(normed, attention, adapters)
         normed, rows = self._normed_sum(norms.before_mlp, rows, self._ended(norms.after_attention, attended))
         return rows, self._ended(norms.after_mlp, self.mlp(normed, adapters))
 
@@ -215,6 +181,14 @@ class Layer(nn.Module):
         """What attention or MLP add, after the norm that they may have."""
         more = more if name is None else getattr(self, name)(more)
         return more if self._residual_scale == 1.0 else more * self._residual_scale
+
+
+def _mlp(config: ModelConfig, target: str, layer: int) -> nn.Module:
+    mixture = config.mixture
+    if mixture is None or not mixture.layers[layer]:
+        return Mlp(config, config.intermediate_size, target)
+    shared = Mlp(config, mixture.shared_width, f"{target}.{mixture.shared}") if mixture.shared_width else None
+    return MixtureMlp(config, mixture, target, shared)
 
 
 class DecoderBody(nn.Module):

@@ -230,6 +230,25 @@ class _Gated(torch.autograd.Function):
         return slope.mul_(up).mul_(grad), active.mul_(grad), None
 
 
+def sigmoid(gate: Tensor) -> Tensor:
+    if gate.device.type == "cpu":
+        return _Sigmoid.apply(gate)  # type: ignore[no-any-return,no-untyped-call]
+    return torch.sigmoid(gate)
+
+
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor) -> Tensor:
+        opened = _sigmoid(gate)
+        ctx.save_for_backward(opened)
+        return opened
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+        (opened,) = ctx.saved_tensors
+        return (grad * (opened - opened * opened),)
+
+
 def _sigmoid(gate: Tensor) -> Tensor:
     return torch.neg(gate).exp_().add_(1).reciprocal_()
 

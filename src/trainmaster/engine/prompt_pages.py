@@ -39,13 +39,13 @@ class _Part:
 class PromptPages:
     """Gives pages to prompts, and takes them back. Parts of `part` tokens are shared, a multiple of BLOCK.
 
-    Layers with a window overwrite what they have: with such layers, nothing is shared.
+    Layers with a window overwrite what they have, and so do those with a state: with such layers, nothing is shared.
     """
 
     def __init__(self, cache: KeyValueCache, part: int) -> None:
         self._cache = cache
         self._part = part
-        self._shares = not cache.layout.strata[AttentionKind.SLIDING]
+        self._shares = not cache.layout.strata[AttentionKind.SLIDING] and cache.states is None
         self._parts: dict[bytes, _Part] = {}
         self._unused: OrderedDict[bytes, _Part] = OrderedDict()
         """The longest unused first."""
@@ -143,6 +143,7 @@ class PromptPages:
         full, windowed = generation.room.tables
         self._cache.give_back_pages(full[shared:])
         self._cache.give_back_pages(windowed)
+        self._cache.forget_state(generation.room)
         generation.room = None
 
     def _known(self, generation: Generation) -> list[_Part]:

@@ -21,6 +21,7 @@ from trainmaster.engine.cache import BLOCK, KeyValueCache, Layout, blocks_for
 from trainmaster.engine.continuations import PIECE, Generation, check, end_tokens, read_tokenizer
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.plain_steps import PlainSteps
+from trainmaster.engine.recurrent_states import RecurrentStates
 from trainmaster.engine.running_requests import RunningRequests
 from trainmaster.engine.trained_model import WeightsSnapshot
 from trainmaster.engine.types import EngineError, SampleRequest, SampleResult
@@ -61,6 +62,7 @@ class Sampler:
         self._end_tokens = end_tokens(checkpoint)
         self._tokenizer: Tokenizer | None = None
         on_gpu = transformer.device.type == "cuda"
+        max_sequences = _most_sequences(transformer, max_sequences)
         self._requests = RunningRequests(
             lambda: _new_cache(transformer, cache_bytes, longest=self._context, sequences=max_sequences),
             max_sequences,
@@ -120,7 +122,16 @@ class Sampler:
 def _has_graphs(transformer: Transformer) -> bool:
     """Whether steps can be CUDA graphs: shapes of a mixture's products depend on what its router chooses."""
     on_gpu = transformer.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return on_gpu and transformer.config.mixture is None
+    return on_gpu and transformer.config.mixture is None and transformer.config.linear is None
+
+
+def _most_sequences(transformer: Transformer, wanted: int) -> int:
+    """As many as have room for their states in a quarter of the memory: prompts have states of their own."""
+    linear, weight = transformer.config.linear, transformer.unembedding.weight
+    if linear is None:
+        return wanted
+    memory = _free_bytes(weight.device) // 4 if weight.device.type == "cuda" else _CPU_CACHE_BYTES
+    return max(1, min(wanted, memory // (2 * RecurrentStates.like(linear, weight).bytes_each)))
 
 
 def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: int, sequences: int) -> KeyValueCache:
@@ -128,7 +139,7 @@ def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: i
     if memory_bytes is None:
         memory_bytes = _free_bytes(weight.device) // 4 if weight.device.type == "cuda" else _CPU_CACHE_BYTES
     heads, width = config.num_key_value_heads, config.head_dim
-    layout = Layout.of(config.windows, longest)
+    layout = Layout.of(config.cached_windows, longest)
     page_bytes = 2 * layout.depth * BLOCK * heads * width * weight.element_size()
     most = sequences * layout.pages(blocks_for(longest) + 1, layout.ring(PIECE) + layout.ring(1))
     return KeyValueCache(
@@ -138,6 +149,7 @@ def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: i
         pages=max(sum(layout.strata), min(memory_bytes // page_bytes, most)),
         device=weight.device,
         dtype=weight.dtype,
+        states=None if config.linear is None else RecurrentStates.like(config.linear, weight),
     )
 
 

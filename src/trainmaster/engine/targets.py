@@ -9,6 +9,7 @@ from trainmaster.engine.types import LoraOptions
 
 UNEMBEDDING = "lm_head"
 ATTENTION = "self_attn"
+LINEAR = "linear_attn"
 MLP = "mlp"
 _BODY = "model.layers."
 
@@ -18,7 +19,9 @@ def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_layers):
         if options.train_attn:
-            shapes |= {f"{_BODY}{layer}.{ATTENTION}.{name}": size for name, size in attention_shapes(config)}
+            module = ATTENTION if config.attends[layer] else LINEAR
+            sizes = attention_shapes(config) if config.attends[layer] else _linear_shapes(config)
+            shapes |= {f"{_BODY}{layer}.{module}.{name}": size for name, size in sizes}
         if options.train_mlp:
             shapes |= {f"{_BODY}{layer}.{MLP}.{name}": size for name, size in mlp_shapes(config, layer)}
     if options.train_unembed:
@@ -32,8 +35,20 @@ def attention_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]
     if config.fused_qkv:
         yield "qkv_proj", (queries + 2 * keys, hidden)
     else:
-        yield from (("q_proj", (queries, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)))
+        asked = 2 * queries if config.gated_attention else queries
+        yield from (("q_proj", (asked, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)))
     yield "o_proj", (hidden, queries)
+
+
+def _linear_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    linear, hidden = config.linear, config.hidden_size
+    if linear is None:
+        return
+    if linear.by_key_head:
+        yield "in_proj_qkvz", (linear.mixed + linear.values, hidden)
+    else:
+        yield from (("in_proj_qkv", (linear.mixed, hidden)), ("in_proj_z", (linear.values, hidden)))
+    yield "out_proj", (hidden, linear.values)
 
 
 def mlp_shapes(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -43,6 +58,9 @@ def mlp_shapes(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int
         return
     for name, size in _mlp_shapes(hidden, mixture.width, fused=False):
         yield f"experts.{name}", (mixture.experts, *size)
+    if mixture.shared_width:
+        for name, size in _mlp_shapes(hidden, mixture.shared_width, fused=False):
+            yield f"{mixture.shared}.{name}", size
 
 
 def _mlp_shapes(hidden: int, inner: int, *, fused: bool) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -55,7 +73,10 @@ def _mlp_shapes(hidden: int, inner: int, *, fused: bool) -> Iterator[tuple[str, 
 
 def part_of(target: str) -> str:
     """Which part of the model a target belongs to: ATTENTION, MLP or UNEMBEDDING."""
-    return target.split(".")[3] if target.startswith(_BODY) else target
+    if not target.startswith(_BODY):
+        return target
+    part = target.split(".")[3]
+    return ATTENTION if part == LINEAR else part
 
 
 def targets_within(parameter: str) -> tuple[str, ...]:

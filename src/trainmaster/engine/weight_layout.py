@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -50,21 +50,26 @@ def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Tensor
         return _transposed(theirs) if is_transposed else _as_it_is(theirs)
     if mixture is None or ".mlp." not in parameter or theirs in names:
         return _as_it_is(theirs)
-    if _EXPERTS in parameter and mixture.stored is Stored.EACH:
-        return _each_expert(mixture, theirs)
     if f"{theirs}_blocks" in names:
         return _mxfp4(theirs)
+    if _EXPERTS in parameter and not theirs.endswith("_bias"):
+        return _each_expert(mixture, theirs)
     return _as_it_is(theirs.replace(".mlp.", f".{mixture.module}."))
 
 
 def module_naming(config: ModelConfig) -> Naming:
     """The names of transformers' modules, which PEFT uses, too."""
-    return config.nested.namings[0] if config.nested else ALONE
+    return _namings(config)[0]
+
+
+def _namings(config: ModelConfig) -> list[Naming]:
+    known = config.nested.namings if config.nested else (ALONE,)
+    return [replace(naming, beside=naming.beside + config.beside) for naming in known]
 
 
 def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
     """How some weights are named: transformers saves published names, or those of its modules."""
-    modules, *others = config.nested.namings if config.nested else (ALONE,)
+    modules, *others = _namings(config)
     known = list(names)
     for other in others:
         if any(name.startswith((other.body, other.unembedding)) for name in known):

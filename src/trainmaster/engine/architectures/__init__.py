@@ -22,6 +22,13 @@ from trainmaster.engine.architectures.qwen import (
     QWEN3_VL_MOE_TEXT,
     QWEN3_VL_TEXT,
 )
+from trainmaster.engine.architectures.qwen_next import (
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_TEXT,
+    QWEN3_NEXT,
+)
 from trainmaster.engine.architectures.smollm import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = {
@@ -38,10 +45,19 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_5_moe_text": QWEN3_5_MOE_TEXT,
+    "qwen3_5_text": QWEN3_5_TEXT,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
     "qwen3_vl_moe_text": QWEN3_VL_MOE_TEXT,
     "qwen3_vl_text": QWEN3_VL_TEXT,
     "smollm3": SMOLLM3,
 }
-NESTED: Mapping[str, Nested] = {"gemma3": GEMMA3, "qwen3_vl": QWEN3_VL, "qwen3_vl_moe": QWEN3_VL_MOE}
+NESTED: Mapping[str, Nested] = {
+    "gemma3": GEMMA3,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5_MOE,
+    "qwen3_vl": QWEN3_VL,
+    "qwen3_vl_moe": QWEN3_VL_MOE,
+}
 """Architectures with other parts, such as a vision tower, beside a language model of `FAMILIES`."""

@@ -12,6 +12,7 @@ from trainmaster.engine.config_values import Values
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 
 
 class Bias(Enum):
@@ -80,6 +81,8 @@ class Family:
     """What names in files mean; None: no name."""
     layer_types: Callable[[Values], Sequence[str]] = windowed_if_said
     """The type of each layer, where a file has no `layer_types`."""
+    kinds: Sequence[str] = (FULL, SLIDING)
+    """The types that layers may have."""
     rope_theta: float = 1e4
     rope_unsaid: Mapping[str, Any] = field(default_factory=dict)
     """The rope of files that say nothing about it."""
@@ -95,6 +98,8 @@ class Family:
     """Whether positions turn the heads of each layer; None: of all layers."""
     quantized: Sequence[str] = ()
     """The methods of quantization that are undone when weights are read."""
+    beside: tuple[str, ...] = ()
+    """How names of weights begin that are in checkpoints, and are not used."""
     more: Callable[[Values], Mapping[str, Any]] = nothing_more
     """Fields of `ModelConfig` that only this family has, or reads in another way."""
 

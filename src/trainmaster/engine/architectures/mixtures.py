@@ -7,12 +7,12 @@ from enum import Enum
 
 
 class Stored(Enum):
-    """How checkpoints store the experts of a layer."""
+    """How published checkpoints store the experts of a layer."""
 
     EACH = 0
     """Each expert has weights of its own; transformers' modules have them together."""
     TOGETHER = 1
-    """As transformers' modules have them, in 16 bits or as MXFP4."""
+    """As transformers' modules have them, or as MXFP4."""
     TRANSPOSED = 2
     """Together, with the matrices the other way round."""
 
@@ -36,6 +36,12 @@ class Mixture:
     """Of the hidden layer of each expert."""
     normalized: bool = True
     """Whether the weights of a token's experts add up to 1."""
+    shared: str = "shared_expert"
+    """How the expert of all tokens is called."""
+    shared_width: int = 0
+    """Of its hidden layer; 0: there is none."""
+    shared_gate: bool = False
+    """Whether each token decides how much of it is added."""
     router: str = "gate"
     """How the router is called."""
     router_bias: bool = False

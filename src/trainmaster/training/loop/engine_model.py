@@ -26,7 +26,8 @@ from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.cross_entropy import CrossEntropy, cross_entropy
 from trainmaster.engine.factor_stacks import FactorStacks
-from trainmaster.engine.model import Linear, Transformer
+from trainmaster.engine.layers import Linear
+from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import Factors
 from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.types import EngineError
