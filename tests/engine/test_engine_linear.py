@@ -18,7 +18,6 @@ from trainmaster.engine import recurrences
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.cache import PageTable
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.delta_rule import Past, RecurrentRows, convolve_and_recur
 from trainmaster.engine.logprobs import target_logprobs
@@ -144,20 +143,15 @@ def test_sequences_computed_at_once_get_what_each_gets_alone(model: Transformer)
 
 def test_states_are_given_out_with_pages_and_back() -> None:
     states = RecurrentStates(SIZES, torch.device("cpu"), torch.float64)
-    rooms = [PageTable(0, (np.zeros((0, 1)), np.zeros((0, 1)))) for _ in range(3)]
-
-    class Spanning:
-        def __init__(self, start: int, *rooms: PageTable) -> None:
-            self.start, self.rooms = start, rooms
-
-    (first,) = states.places([Spanning(0, rooms[0])])  # type: ignore[list-item]
+    prompt, own, other, later = "prompt", "own", "other", "later"
+    first = states.place([prompt], 0)
     states.keep(0, [first], Past(torch.ones(1, 3, SIZES.mixed).double(), torch.ones(1, 4, 6, 5).double()))
-    forked = states.places([Spanning(4, rooms[0], rooms[1]), Spanning(0, rooms[2])])  # type: ignore[list-item]
+    forked = [states.place([prompt, own], 4), states.place([other], 0)]
     assert len({first, *forked}) == 3
     assert states.past(0, forked).state[:, 0, 0, 0].tolist() == [1.0, 0.0]
-    states.give_back(rooms[0])
-    states.give_back(rooms[0])
-    (again,) = states.places([Spanning(0, PageTable(0, rooms[0].tables))])  # type: ignore[list-item]
+    states.give_back(prompt)
+    states.give_back(prompt)
+    again = states.place([later], 0)
     assert again == first
     assert not states.past(0, [again]).state.any()
     assert states.bytes_each == 8 * (3 * SIZES.mixed + 4 * 6 * 5)

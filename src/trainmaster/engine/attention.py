@@ -197,8 +197,8 @@ class CachedAttention:
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
         self.spans = spans
-        self.states = cache.states
-        self.places = cache.states.places(spans) if cache.states else []
+        states = self.states = cache.states
+        self.places = [] if states is None else [states.place(span.rooms, span.start) for span in spans]
         """Of the states of the spans' sequences."""
         self._cache = cache
         present = [kind for kind in AttentionKind if cache.layout.strata[kind]]

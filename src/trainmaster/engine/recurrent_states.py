@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,17 +10,13 @@ from torch import Tensor
 from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.delta_rule import Past
 
-if TYPE_CHECKING:
-    from trainmaster.engine.attention import Span
-    from trainmaster.engine.cache import PageTable
-
 
 class RecurrentStates:
     """Grows as sequences begin; what they give back is used again."""
 
     def __init__(self, linear: LinearAttention, device: torch.device, dtype: torch.dtype) -> None:
         self._pasts = [Past.none(linear, 1, device, dtype) for _ in range(sum(linear.layers))]
-        self._places: dict[PageTable, int] = {}
+        self._places: dict[Hashable, int] = {}
         self._free = [0]
 
     @classmethod
@@ -35,15 +30,15 @@ class RecurrentStates:
         """Of one sequence."""
         return sum(past.rows[0].nbytes + past.state[0].nbytes for past in self._pasts)
 
-    def places(self, spans: Sequence[Span]) -> list[int]:
-        """The places of the spans' sequences; one that goes on from a prompt begins with the prompt's state."""
-        return [self._place(span) for span in spans]
+    def place(self, rooms: Sequence[Hashable], start: int) -> int:
+        """The place of a sequence, by its rooms in the cache, whose tokens from `start` on are to be computed.
 
-    def _place(self, span: Span) -> int:
-        *before, own = span.rooms
+        A sequence that goes on from a prompt, whose rooms come first, begins with the prompt's state.
+        """
+        *before, own = rooms
         if own in self._places:
             place = self._places[own]
-            if span.start:
+            if start:
                 return place
         else:
             if not self._free:
@@ -57,7 +52,7 @@ class RecurrentStates:
                     tensor[place] = 0
         return place
 
-    def give_back(self, room: PageTable) -> None:
+    def give_back(self, room: Hashable) -> None:
         if room in self._places:
             self._free.append(self._places.pop(room))
 
