@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from torch.nn import functional
 from transformers import AutoConfig
 
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.memory import PassMemory
+from trainmaster.engine.types import EngineError
 from trainmaster.training.data.dataset import IGNORED
+from trainmaster.training.loop import engine_model as engine_model_module
 from trainmaster.training.loop.batches import Batch, Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
 from trainmaster.training.loop.weights import TrainedWeights
@@ -32,12 +36,12 @@ def batch() -> Batch:
     return Rows(Dataset.from_dict(rows)).batch(torch.arange(len(LENGTHS)).numpy())
 
 
-def engine_model(directory: Path, lora: LoraConfig | None = None) -> EngineModel:
+def engine_model(directory: Path, lora: LoraConfig | None = None, *, recompute: float | None = 0.0) -> EngineModel:
     model = reference(directory, dtype=torch.float64)
     config = engine_config(model.config, str(directory))
     weights = TrainedWeights(single=True)
     model = EngineModel(
-        model, config, lora, weights, device=torch.device("cpu"), dtype=torch.float64, recompute=lora is None
+        model, config, lora, weights, device=torch.device("cpu"), dtype=torch.float64, recompute=recompute
     )
     torch.manual_seed(1)
     for name, parameter in model.container.named_parameters():
@@ -69,7 +73,8 @@ def assert_trains_alike(model: EngineModel, batch: Batch) -> None:
     assert expected
     assert {name for name, grad in gradients.items() if grad.any()} == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=2e-6, msg=name)
+        atol = max(2e-6, 2e-5 * float(gradient.abs().max()))  # recurrent layers compute in 32 bits there, too
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=atol, msg=name)
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["all", "adapter"])
@@ -83,7 +88,34 @@ def test_every_kind_gets_the_gradients_of_transformers_or_is_told(
         with pytest.raises(LackingError, match="auxiliary loss"):
             engine_model(directory, lora if adapter else None)
     else:
-        assert_trains_alike(engine_model(directory, lora if adapter else None), batch)
+        recompute = 0.0 if adapter else 1.0
+        assert_trains_alike(engine_model(directory, lora if adapter else None, recompute=recompute), batch)
+
+
+def test_as_few_layers_are_recomputed_as_memory_asks_for(
+    tmp_path: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = engine_model(make_checkpoint(tmp_path, "qwen3"), recompute=None)
+    layers = model.transformer.model.layers
+    memory = PassMemory.of(
+        model.transformer.config, bytes_each=8, gradients=sum(each.nbytes for each in model.container.parameters())
+    )
+    computed: list[int] = []
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: computed.append(number))
+    for recomputed in range(len(layers) + 1):
+        monkeypatch.setattr(engine_model_module, "free_bytes", lambda _, n=recomputed: memory.needed(LENGTHS, n))
+        model.losses(batch, torch.tensor(17.0)).loss.backward()
+        assert Counter(computed) == {number: 1 + (number < recomputed) for number in range(len(layers))}
+        computed.clear()
+
+
+def test_sample_that_cannot_fit_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = engine_model(make_checkpoint(tmp_path, "qwen3"), recompute=None)
+    monkeypatch.setattr(engine_model_module, "free_bytes", lambda _: 10**9)
+    model.require_memory(40, torch.device("cpu"))
+    with pytest.raises(EngineError, match=r"the longest sample has 1,000,000 tokens: .* sequences of up to [1-9]"):
+        model.require_memory(1_000_000, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

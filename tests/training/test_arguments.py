@@ -71,3 +71,11 @@ def test_options_of_the_strategy_reach_it(arguments: Arguments) -> None:
     option = {"training_config.framework.distributed.config": {"ddp_bucket_cap_mb": "10"}}
     assert arguments(option, world_size=2)["ddp_bucket_cap_mb"] == 10
     assert "ddp_bucket_cap_mb" not in arguments({}, world_size=2)
+
+
+@pytest.mark.parametrize(("given", "recomputes"), [("auto", True), ("true", True), ("false", False)])
+def test_activations_are_recomputed_unless_the_job_says_no(arguments: Arguments, given: str, recomputes: bool) -> None:
+    option = {"training_config.hyperparameters": {"gradient_checkpointing": given, "mixed_precision": "no"}}
+    assert arguments(option)["gradient_checkpointing"] is recomputes
+    sharded = {**option, "training_config.framework": {"type": "FSDP", "distributed": {"world_size": 2}}}
+    assert arguments(sharded, world_size=2)["fsdp_config"]["activation_checkpointing"] is recomputes

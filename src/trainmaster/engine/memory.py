@@ -34,8 +34,11 @@ class PassMemory:
     """For each token, while the backward pass is in one layer, and outside of the layers."""
     squares: int
     """By each layer, for each pair of tokens of a sequence, where attention is computed by plain operations."""
+    logits: int
+    """For the logits of one token, with their gradients; no more than LOGITS are there at a time."""
+    most_logits: int
     fixed: int
-    """For any number of tokens: groups of logits with their gradients, and gradients of weights."""
+    """For any number of tokens: gradients of weights."""
 
     @classmethod
     def of(cls, config: ModelConfig, *, bytes_each: int, rank: int = 0, gradients: int = 0) -> PassMemory:
@@ -60,7 +63,9 @@ class PassMemory:
             # The gradients of what the MLP keeps, and of some rows, are there with what one layer keeps.
             passing=kept + bytes_each * (_kept_by_mlp(config) + 6 * hidden),
             squares=3 * config.num_heads * (bytes_each + 4) if plain else 0,
-            fixed=LOGITS * (4 + 4 + bytes_each) + gradients,
+            logits=config.vocab_size * (4 + 4 + bytes_each),
+            most_logits=LOGITS * (4 + 4 + bytes_each),
+            fixed=gradients,
         )
 
     def needed(self, lengths: Sequence[int], recomputed: int) -> int:
@@ -69,7 +74,8 @@ class PassMemory:
         left = self.layers - recomputed
         of_layers = tokens * (left * self.kept + recomputed * self.border) + left * pairs * self.squares
         # One of those that are computed again is there as a whole, too.
-        return of_layers + tokens * self.passing + pairs * self.squares + self.fixed
+        logits = min(tokens * self.logits, self.most_logits)
+        return of_layers + tokens * self.passing + pairs * self.squares + logits + self.fixed
 
     def recomputed(self, lengths: Sequence[int], free: int) -> int:
         """How few layers need be computed again; all, if even that does not fit."""

@@ -138,7 +138,6 @@ _SHARED = (
     "optim",
     "logging_steps",
     "eval_strategy",
-    "gradient_checkpointing",
     "torch_compile",
     "neftune_noise_alpha",
     "padding_free",
@@ -157,6 +156,7 @@ def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_
     precision = models.precision(document, cuda=cuda)
     return {
         **{name: parameters[name] for name in _SHARED},
+        "gradient_checkpointing": _recomputes(document),
         "eval_steps": parameters["eval_steps"] if parameters["eval_strategy"] == "steps" else None,
         "output_dir": str(scratch),
         "per_device_train_batch_size": data.batch_size,
@@ -184,6 +184,10 @@ def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_
     }
 
 
+def _recomputes(document: Document) -> bool:
+    return document.hyperparameters["gradient_checkpointing"] is not False
+
+
 def _padding(document: Document, prepared: Prepared) -> dict[str, Any]:
     padding = document.data.preprocess.padding
     if padding == "max_length" and not document.packing:
@@ -200,7 +204,7 @@ def _distribution(document: Document, *, world_size: int, cuda: bool) -> dict[st
     if document.sharded:
         config = {name: parsed(text) for name, text in distributed.config.items()}
         # transformers' own gradient checkpointing would gather the weights of each layer once more.
-        config |= {"version": 2, "activation_checkpointing": document.hyperparameters["gradient_checkpointing"]}
+        config |= {"version": 2, "activation_checkpointing": _recomputes(document)}
         return {**arguments, "gradient_checkpointing": False, "fsdp": True, "fsdp_config": config}
     # Every trained parameter takes part in every step; looking for unused ones costs a walk of the graph.
     arguments["ddp_find_unused_parameters"] = False

@@ -61,6 +61,7 @@ def test_types_have_defaults_and_names_of_their_own() -> None:
         ("warmup_steps", "0", 0),
         ("gradient_checkpointing", "False", False),
         ("gradient_checkpointing", "1", True),
+        ("gradient_checkpointing", "auto", "auto"),
         ("lora_target_modules", "q_proj, v_proj", "q_proj,v_proj"),
         ("lora_target_modules", "all-linear", "all-linear"),
         ("lora_init", "false", False),

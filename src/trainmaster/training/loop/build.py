@@ -12,9 +12,11 @@ from transformers.trainer_utils import align_special_tokens
 from trl.data_utils import pack_dataset
 
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.types import EngineError
+from trainmaster.server.core.training.hyperparameters import Value
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
-from trainmaster.training.document import Document, Prepared
+from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.loop.batches import Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
 from trainmaster.training.loop.peers import Peers
@@ -39,22 +41,37 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
     if dtype == torch.float16:
         raise LackingError("the model's weights are float16, and the engine trains in float32 or bfloat16")
     set_seed(document.data.seed or 0)  # PEFT draws the adapter's first weights
+    engine = EngineModel(
+        model,
+        config,
+        models.lora_config(parameters) if adapter else None,
+        TrainedWeights(single=peers.count * document.data.gradient_accumulation_steps == 1),
+        device=peers.device,
+        dtype=dtype,
+        recompute=_recomputed_share(parameters["gradient_checkpointing"], peers.device),
+    )
+    if peers.device.type == "cuda":
+        _require_memory(engine, _longest([train]), peers.device)
     return EngineTrainer(
         document,
-        EngineModel(
-            model,
-            config,
-            models.lora_config(parameters) if adapter else None,
-            TrainedWeights(single=peers.count * document.data.gradient_accumulation_steps == 1),
-            device=peers.device,
-            dtype=dtype,
-            recompute=bool(parameters["gradient_checkpointing"]),
-        ),
+        engine,
         tokenizer,
         train=_rows(train, document, prepared, peers),
         evaluation=None if evaluation is None else _rows(evaluation, document, prepared, peers),
         peers=peers,
     )
+
+
+def _recomputed_share(checkpointing: Value, device: torch.device) -> float | None:
+    """The share of the layers that are recomputed; None: as few as memory asks for."""
+    return None if checkpointing == "auto" and device.type == "cuda" else float(checkpointing is not False)
+
+
+def _require_memory(engine: EngineModel, longest: int, device: torch.device) -> None:
+    try:
+        engine.require_memory(longest, device)
+    except EngineError as error:
+        raise DocumentError(f"data_config.max_seq_length: {error}") from error
 
 
 def _config(document: Document, prepared: Prepared) -> ModelConfig:
@@ -76,12 +93,17 @@ def _datasets(prepared: Prepared) -> tuple[Dataset, Dataset | None]:
 
 def _require_positions(config: ModelConfig, datasets: Iterable[Dataset | None]) -> None:
     """Some models turn positions by other angles in longer samples, and transformers knows these."""
-    parts = [part for each in datasets if each is not None for part in each.data.column("input_ids").chunks]
-    longest = max(pc.max(pc.list_value_length(part)).as_py() or 0 for part in parts)
+    longest = _longest([each for each in datasets if each is not None])
     if longest > config.max_positions:
         raise LackingError(
             f"the longest sample has {longest} tokens, and the engine computes {config.max_positions} of this model"
         )
+
+
+def _longest(datasets: Iterable[Dataset]) -> int:
+    """The tokens of the longest sample."""
+    parts = [part for each in datasets for part in each.data.column("input_ids").chunks]
+    return max(pc.max(pc.list_value_length(part)).as_py() or 0 for part in parts)
 
 
 def _agree(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

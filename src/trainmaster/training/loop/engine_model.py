@@ -27,6 +27,7 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.cross_entropy import CrossEntropy, cross_entropy
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.layers import Linear
+from trainmaster.engine.memory import PassMemory, free_bytes
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.products import Factors
 from trainmaster.engine.targets import UNEMBEDDING
@@ -72,9 +73,12 @@ class EngineModel:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        recompute: bool,
+        recompute: float | None,
     ) -> None:
-        """Raises LackingError where the parameters of the model, or of an adapter, are not the engine's."""
+        """`recompute`: the share of the layers whose activations are recomputed; None: as few as memory asks for.
+
+        Raises LackingError where the parameters of the model, or of an adapter, are not the engine's.
+        """
         self.transformer = Transformer(config)
         naming = module_naming(config)
         originals = _parameters(model, self.transformer, naming)
@@ -91,12 +95,22 @@ class EngineModel:
         self.transformer.use(computed)
         if self._adapter is not None:
             weights.others += self._adapter.parameters()
+        self._memory = PassMemory.of(
+            config,
+            bytes_each=dtype.itemsize,
+            rank=0 if lora is None else lora.r,
+            gradients=weights.gradient_bytes,
+        )
+
+    def require_memory(self, longest: int, device: torch.device) -> None:
+        """Raises EngineError where a sample of so many tokens needs more memory than the device has free."""
+        self._memory.check("the longest sample", longest, free_bytes(device))
 
     def losses(self, batch: Batch, divisor: Tensor) -> CrossEntropy:
         adapters = None if self._adapter is None else AdapterRows([(self._adapter, len(batch.tokens))], self._stacks)
         attention = PackedAttention(batch.lengths, batch.ends)
         hidden = self.transformer.hidden(
-            batch.tokens, batch.positions, attention, adapters, recompute=self._recompute
+            batch.tokens, batch.positions, attention, adapters, recompute=self._recomputed_share(batch)
         ).index_select(0, batch.trained)
         return cross_entropy(hidden, batch.targets, self.transformer.unembedding, divisor)
 
@@ -116,6 +130,11 @@ class EngineModel:
         """Bring the container's weights together, where they are on several devices."""
         if len({parameter.device for parameter in self.container.parameters()}) > 1:
             nn.Module.to(self.container, "cpu")
+
+    def _recomputed_share(self, batch: Batch) -> float:
+        if self._recompute is not None:
+            return self._recompute
+        return self._memory.recomputed(batch.lengths, free_bytes(batch.tokens.device)) / self._memory.layers
 
     def _computed(self, original: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
         if original.dtype == dtype:

@@ -36,6 +36,11 @@ class TrainedWeights:
         self._copies.append(copy)
         return copy
 
+    @property
+    def gradient_bytes(self) -> int:
+        """What the gradients of one batch take."""
+        return sum(each.nbytes for each in (*self._copies, *self.others))
+
     def backward(self, loss: Tensor) -> None:
         """Add a loss's gradients to those of the step."""
         loss.backward()  # type: ignore[no-untyped-call]

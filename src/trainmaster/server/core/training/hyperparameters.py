@@ -143,8 +143,10 @@ _ROWS = (
         choices=("no", "steps", "epoch")),
     Hyperparameter("eval_steps", ValueKind.INTEGER, None,
         "Steps between evaluations, with eval_strategy steps. Default: as many as between checkpoints.", minimum=1),
-    Hyperparameter("gradient_checkpointing", ValueKind.FLAG, True,
-        "Recompute activations in the backward pass instead of storing them: slower, needs less memory."),
+    Hyperparameter("gradient_checkpointing", ValueKind.FLAG_OR_CHOICE, "auto",
+        "Recompute activations in the backward pass instead of storing them: slower, needs less memory. With auto, the "
+        "engine on a GPU recomputes only as many layers as do not fit in memory; otherwise auto is true.",
+        choices=("auto",)),
     Hyperparameter("mixed_precision", ValueKind.CHOICE, "auto",
         "The number format of the computation; auto is bf16 on a GPU that supports it, else no.",
         choices=("auto", "no", "bf16", "fp16")),
