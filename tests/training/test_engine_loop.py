@@ -195,3 +195,11 @@ def test_what_the_engine_has_is_trained_by_it(make_job: Make) -> None:
     job.train()
     assert "the engine trains" in job.log()
     assert not any("TRL" in event.get("message", "") for event in job.events())
+
+
+@pytest.mark.parametrize("wanted", ["True", "false"])
+def test_only_deterministic_kernels_are_used_where_the_job_says_so(make_job: Make, wanted: str) -> None:
+    job = make_job("LORA", hyperparameters={"max_steps": 2}, framework={"config": {"full_determinism": wanted}})
+    job.train()
+    assert "the engine trains" in job.log()
+    assert ("only deterministic kernels are used" in job.log()) is (wanted == "True")

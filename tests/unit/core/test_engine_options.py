@@ -62,6 +62,7 @@ def test_value_that_the_loop_lacks_is_refused_where_the_loop_is_asked_for(name: 
     ("field", "value"),
     [
         ("training_config.framework.config.eval_delay", "1"),
+        ("training_config.framework.config.full_determinism", "1"),
         ("training_config.framework.distributed.config.ddp_timeout", "9"),
         ("data_config.preprocess.padding", "max_length"),
         ("training_config.base_model.dtype", "float16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ from trl.data_utils import pack_dataset
 
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.types import EngineError
+from trainmaster.jobs import report
 from trainmaster.server.core.training.hyperparameters import Value
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
@@ -22,6 +24,7 @@ from trainmaster.training.loop.engine_model import EngineModel, LackingError, en
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.trainer import EngineTrainer
 from trainmaster.training.loop.weights import TrainedWeights
+from trainmaster.training.steps import say
 
 
 def build(document: Document, prepared: Prepared) -> EngineTrainer:
@@ -31,6 +34,8 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
     config = _config(document, prepared)
     train, evaluation = _datasets(prepared)
     _require_positions(config, [train, evaluation])
+    if document.training.framework.config.get("full_determinism", "").lower() == "true":
+        _choose_deterministic_kernels()
     precision = models.precision(document, cuda=torch.cuda.is_available())
     peers = Peers.join(str(document.training.framework.distributed.backend))
     model = models.load_model(document, prepared, trains_base=not adapter)
@@ -72,6 +77,15 @@ def _require_memory(engine: EngineModel, longest: int, device: torch.device) -> 
         engine.require_memory(longest, device)
     except EngineError as error:
         raise DocumentError(f"data_config.max_seq_length: {error}") from error
+
+
+def _choose_deterministic_kernels() -> None:
+    """Have the same sums in the same order in every run; operations that cannot do so raise an error."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's libraries are first used
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+    if report.rank() == 0:
+        say("only deterministic kernels are used")
 
 
 def _config(document: Document, prepared: Prepared) -> ModelConfig:

@@ -45,6 +45,9 @@ ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
 }
 """The values of each hyperparameter that the loop has; None: all. It never pads, with `padding_free` or without."""
 
+ENGINE_CONFIG: Mapping[str, tuple[str, ...]] = {"full_determinism": ("true", "false")}
+"""The options in `framework.config` that the loop has, too, and their values; all others are TRL's alone."""
+
 
 def engine_lacks(
     *,
@@ -62,8 +65,11 @@ def engine_lacks(
         if known is not None and value not in known:
             has = " or ".join(_shown(each) for each in known) or "no such hyperparameter"
             yield f"{_HYPERPARAMETERS}.{name}", f"is {_shown(value)}, and the engine has {has}"
-    for name in config:
-        yield f"framework.config.{name}", "is an option of TRL"
+    for name, text in config.items():
+        if name not in ENGINE_CONFIG:
+            yield f"framework.config.{name}", "is an option of TRL"
+        elif text.lower() not in ENGINE_CONFIG[name]:
+            yield f"framework.config.{name}", f"is {text}, and the engine has {' or '.join(ENGINE_CONFIG[name])}"
     for name in distributed:
         yield f"framework.distributed.config.{name}", "is an option of TRL's ranks"
     if padding == "max_length" and not packing:
