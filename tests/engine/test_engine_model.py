@@ -43,9 +43,11 @@ def test_logits_are_those_of_transformers_alone_and_in_a_pack(checkpoint: Checkp
         (alone,) = logits_of(model, [text])
         with torch.no_grad():
             expected = theirs(text[None]).logits[0]
-        # Processors round differently: float32 sums of some models come to 1.1e-5 on some of them.
-        torch.testing.assert_close(alone, expected, atol=5e-5, rtol=5e-5)
-        torch.testing.assert_close(together, expected, atol=5e-5, rtol=5e-5)
+        # Processors round differently: float32 sums of some models come to 1.1e-5 on some of them, and those of
+        # recurrent states, where each row depends on all before, to 1e-4.
+        near = 5e-5 if model.config.linear is None else 5e-4
+        torch.testing.assert_close(alone, expected, atol=near, rtol=near)
+        torch.testing.assert_close(together, expected, atol=near, rtol=near)
         assert expected.std() > 0.5, "numbers so small would hide mistakes"
 
 

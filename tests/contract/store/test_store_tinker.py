@@ -116,9 +116,20 @@ def test_models_that_wait_are_given_up_in_the_moment_of_their_sessions_end(fille
     failed = {model_id for model_id, each in found.items() if each.state is RunState.FAILED}
     assert failed == {"s0:train:0", "s0:train:1", "s1:train:0"}
     assert {(found[model_id].error, found[model_id].category) for model_id in failed} == {(SESSION_OVER, "user")}
-    # Nobody else waits for job-2; it is told to whoever asks again, too.
     for _ in range(2):
-        assert filled.write_now(lambda c: records.abandon_pending(c, ACME, "s0")) == ["job-2"]
+        assert filled.write_now(lambda c: records.abandon_pending(c, ACME, "s0")) == ["job-1", "job-2"]
+    assert waited_for(filled, "job-1")
+    assert not waited_for(filled, "job-2")
+    # A model of the same kind may be about to have that job started again.
+    filled.write_now(lambda c: records.open_run(c, ACME, run("s2:train:1", base_model="another")))
+    assert not waited_for(filled, "job-2")
+    filled.write_now(lambda c: records.open_run(c, ACME, run("s2:train:2")))
+    assert waited_for(filled, "job-2")
+
+
+def waited_for(database: Database, job_id: str) -> bool:
+    with database.read() as connection:
+        return records.is_waited_for(connection, "acme", job_id)
 
 
 def test_model_that_waits_in_a_finished_session_keeps_no_job_from_being_let_go(filled: Database) -> None:
@@ -132,6 +143,7 @@ def test_model_that_waits_in_a_finished_session_keeps_no_job_from_being_let_go(f
         return records.abandon_pending(connection, ACME, "s0")
 
     assert filled.write_now(fill) == ["job-1"]
+    assert not waited_for(filled, "job-1")
 
 
 def test_run_comes_back_as_it_was_settled(filled: Database) -> None:

@@ -97,8 +97,8 @@ class Creations:
         """Give up the pending models of a session that has ended, and cancel trainers that wait for these alone."""
         scope = Scope(account_id)
         for job_id in await self._context.write(records.abandon_pending, scope, session_id):
-            _log.info("session %s has ended, and nobody else waits for job %s", session_id, job_id)
-            await run_in_threadpool(self._trainer_jobs.cancel_waiting, scope, job_id)
+            _log.info("session %s has ended, and no longer waits for job %s", session_id, job_id)
+            await run_in_threadpool(self._trainer_jobs.cancel_unwanted, scope, job_id)
 
     async def _create(self, run: TinkerRun, created_by: str) -> TinkerRun:
         while True:

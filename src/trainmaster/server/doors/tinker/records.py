@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, Update, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Table, Update, and_, delete, func, or_, select, tuple_, update
 
 from trainmaster.protocol.trainer_requests import PLACE_OF_KIND, TINKER, ModelMode, Trainer, WeightsPath
 from trainmaster.server.core.job import CheckpointRecord
@@ -217,25 +217,32 @@ def settle_run(connection: Connection, scope: Scope, run: TinkerRun) -> None:
 def abandon_pending(connection: Connection, scope: Scope, session_id: str) -> list[str]:
     """Give up the models of a finished session that are not made yet. NotFoundError where there is none in scope.
 
-    Returns the jobs of its models that were never made, but for those that a model of another session waits for: the
-    same ones however often it is called.
+    Returns the jobs of its models that were never made: the same ones however often it is called.
     """
     session = get_session(connection, scope, session_id)
     of_session = (_runs.c.session_id == session_id, _runs.c.account_id == session.account_id)
     given_up = {"state": RunState.FAILED, "error": SESSION_OVER, "category": Category.USER}
     connection.execute(update(_runs).where(*of_session, _runs.c.state == RunState.PENDING).values(**given_up))
-    going_on = select(_sessions.c.session_id).where(
-        _sessions.c.account_id == session.account_id, _sessions.c.finished_at.is_(None)
-    )
-    wanted = select(_runs.c.job_id).where(
-        _runs.c.account_id == session.account_id,
-        _runs.c.state == RunState.PENDING,
-        _runs.c.job_id.is_not(None),
-        _runs.c.session_id.in_(going_on),
-    )
     failed = (_runs.c.state == RunState.FAILED, _runs.c.job_id.is_not(None))
-    never_made = select(_runs.c.job_id).where(*of_session, *failed)
-    return sorted(set(connection.execute(never_made).scalars()) - set(connection.execute(wanted).scalars()))
+    return sorted(set(connection.execute(select(_runs.c.job_id).where(*of_session, *failed)).scalars()))
+
+
+def is_waited_for(connection: Connection, account_id: str, job_id: str) -> bool:
+    """Whether a model of a session that goes on waits for this trainer, or may be about to: no job is known of it yet,
+    and its base model and mode are those of a model that has waited for this one."""
+    going_on = select(_sessions.c.session_id).where(
+        _sessions.c.account_id == account_id, _sessions.c.finished_at.is_(None)
+    )
+    of_account = _runs.c.account_id == account_id
+    kinds = select(_runs.c.base_model, _runs.c.mode).where(of_account, _runs.c.job_id == job_id)
+    alike = and_(_runs.c.job_id.is_(None), tuple_(_runs.c.base_model, _runs.c.mode).in_(kinds))
+    waiting = select(_runs.c.model_id).where(
+        of_account,
+        _runs.c.state == RunState.PENDING,
+        _runs.c.session_id.in_(going_on),
+        or_(_runs.c.job_id == job_id, alike),
+    )
+    return connection.execute(waiting.limit(1)).first() is not None
 
 
 def note_use(

@@ -13,9 +13,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from trainmaster.protocol.reasons import Reason
 from trainmaster.protocol.trainer_requests import ModelMode
 from trainmaster.server.coordinator.base_models import BaseModel
+from trainmaster.server.core import commands as decide
 from trainmaster.server.core.errors import (
     HandleTakenError,
     InvalidTransitionError,
@@ -24,13 +27,14 @@ from trainmaster.server.core.errors import (
     TrainmasterError,
     choice_message,
 )
-from trainmaster.server.core.job import Job
+from trainmaster.server.core.job import Change, Job
 from trainmaster.server.core.shapes import ChosenShape, Reference
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.states import ACTIVE, TERMINAL, WAITING, Desired, JobStatus
 from trainmaster.server.core.trainer_request import WantedTrainer, choose_shape, on_shape
 from trainmaster.server.core.workloads.trainer_service import KIND, MAX_LORA_RANK
 from trainmaster.server.doors.futures import Category
+from trainmaster.server.doors.tinker import records
 from trainmaster.server.doors.trainers import status_of
 from trainmaster.server.http.context import ApiContext
 from trainmaster.server.store import jobs, nodes
@@ -117,13 +121,21 @@ class TinkerTrainers:
             return self._resume(scope, job)
         return self._status(job, stopping_is_news=False)
 
-    def cancel_waiting(self, scope: Scope, job_id: str) -> None:
-        """Cancel a job that waits in the queue. One that has started may serve the next client, or is parked."""
-        job = self._find(scope, job_id)
-        if job is not None and job.workload_kind == KIND and job.status in WAITING:
-            # It may start or end at the same moment.
-            with contextlib.suppress(InvalidTransitionError, JobNotFoundError):
-                self._commands.cancel(scope, job.job_id, message=UNWANTED).result()
+    def cancel_unwanted(self, scope: Scope, job_id: str) -> None:
+        """Cancel a job that waits in the queue, and that no model waits for; whoever asks next has it queued again.
+
+        One that has started may serve the next client, or is parked.
+        """
+
+        def decision(connection: Connection, job: Job) -> Change | None:
+            if job.workload_kind != KIND or job.status not in WAITING:
+                return None
+            if records.is_waited_for(connection, job.account_id, job.job_id):
+                return None
+            return decide.cancel(job, now=self._context.clock(), message=UNWANTED)
+
+        with contextlib.suppress(JobNotFoundError):
+            self._commands.change(scope, job_id, decision).result()
 
     def waiting(self, scope: Scope, job_id: str | None) -> tuple[str, str | None]:
         if job_id is None:
