@@ -42,6 +42,7 @@ SHAPES = Shapes(
                     image_tag="trainer-7",
                     max_context_length=4096,
                     precision="bfloat16",
+                    sampling_share=0.75,
                     deployment_shape="accounts/fireworks/deploymentShapes/d/versions/3",
                     deployment_image_tag="serving-2",
                 ),

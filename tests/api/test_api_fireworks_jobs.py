@@ -288,6 +288,7 @@ def test_shape_says_where_a_trainer_runs(door: Door) -> None:
     # What the model was made for is less than what the shape could do.
     assert config["maxContextLength"] == 512
     assert service_of(job)["precision"] == "bfloat16"
+    assert service_of(job)["sampling_share"] == 0.75
     launch = compile_job(load_stored(job.spec_version, job.spec)).launch
     assert launch.ranks_per_node == 4
 

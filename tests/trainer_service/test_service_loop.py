@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ from trainmaster.trainer_service.sampling import KEEP_ADAPTERS
 class Loop:
     """A service whose requests are put in its way before it begins, and whose engine is watched."""
 
-    def __init__(self, tiny: Path, directory: Path) -> None:
+    def __init__(
+        self, tiny: Path, directory: Path, *, clock: Callable[[], float] = time.monotonic, **settings: Any
+    ) -> None:
         self.directory = directory
         self.log: list[Any] = []
         self.engine = Engine(tiny)
-        sampler = Sampler(self.engine.base, tiny)
+        sampler = self.sampler = Sampler(self.engine.base, tiny)
         self._watch(self.engine, "run", lambda passes: [each.model_id for each in passes])
         self._watch(sampler, "step", lambda: "sample")
         near, far = channel.pair()
@@ -48,12 +51,13 @@ class Loop:
         self.front = channel.EngineChannel(far)
         self._channel = channel.EngineChannel(near)
         self.service = TrainerService(
-            Configuration(base_model=BASE_MODEL, model_path=tiny, lora_rank=8),
+            Configuration(base_model=BASE_MODEL, model_path=tiny, lora_rank=8, **settings),
             engine=self.engine,
             sampler=sampler,
             channel=self._channel,
             reporter=reporter,
             control=ServiceControl(reporter),
+            clock=clock,
         )
         self.raised: Exception | None = None
         self._thread = threading.Thread(target=self._run)
@@ -142,20 +146,62 @@ def test_passes_of_models_that_wait_together_run_in_one(loop: Loop) -> None:
     assert len(runs) <= 4
 
 
+SAMPLE = {"prompt": {"chunks": [{"tokens": [1, 2, 3]}]}, "sampling_params": {"max_tokens": 400, "stop": []}}
+
+
+def open_session(loop: Loop) -> None:
+    loop.ask("create_sampling_session", base_model=BASE_MODEL, sampling_session_id="s")
+    assert not loop.reply().error
+
+
 def test_training_and_sampling_go_by_turns(loop: Loop) -> None:
     loop.start()
     loop.create("a:train:0")
-    loop.ask("create_sampling_session", base_model=BASE_MODEL, sampling_session_id="s")
-    loop.reply()
-    prompt = {"chunks": [{"tokens": [1, 2, 3]}]}
-    params = {"max_tokens": 400, "stop": []}
-    sample = loop.ask("asample", body={"prompt": prompt, "sampling_params": params}, sampling_session_id="s")
+    open_session(loop)
+    sample = loop.ask("asample", body=SAMPLE, sampling_session_id="s")
     passes = [loop.ask_pass("a:train:0", seed) for seed in range(8)]
     replies = [loop.reply().request_id for _ in range(9)]
-    # Small passes do not wait for the end of a long sample, and it goes on between any two of them.
+    # Small passes do not wait for the end of a long sample, and it goes on between them.
     assert replies == [*passes, sample]
     turns = "".join("s" if entry == "sample" else "t" for entry in loop.log)
-    assert "tt" not in turns
+    assert "ts" in turns[: turns.rindex("t")]
+
+
+PASS_S, TOKEN_S = 1.0, 0.1
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.05, 24), (0.25, 8), (0.5, 8), (0.75, 8)])
+def test_samples_get_their_share_of_the_time(tiny: Path, tmp_path: Path, share: float, passes: int) -> None:
+    """By a clock on which a pass takes a second, and a token of a sample a tenth of it."""
+    loop = Loop(
+        tiny,
+        tmp_path,
+        clock=lambda: sum(TOKEN_S if entry == "sample" else PASS_S for entry in loop.log),
+        sampling_share=share,
+    )
+    all_asked = threading.Event()
+    step = loop.sampler.step
+
+    def step_once_all_wait() -> Any:
+        assert all_asked.wait(PATIENCE_S)
+        return step()
+
+    loop.sampler.step = step_once_all_wait  # type: ignore[method-assign]
+    try:
+        loop.start()
+        loop.create("a:train:0")
+        open_session(loop)
+        asked = {loop.ask("asample", body=SAMPLE, sampling_session_id="s")}
+        asked |= {loop.ask_pass("a:train:0", seed) for seed in range(passes)}
+        all_asked.set()
+        assert {loop.reply().request_id for _ in range(passes + 1)} == asked
+    finally:
+        loop.close()
+    turns = "".join("s" if entry == "sample" else "t" for entry in loop.log)
+    contended = turns[turns.index("t") + 1 : turns.rindex("t") + 1]
+    trained_s, sampled_s = contended.count("t") * PASS_S, contended.count("s") * TOKEN_S
+    assert sampled_s == pytest.approx(trained_s * share / (1 - share), abs=2 * TOKEN_S)
+    assert turns.count("s") == 400
 
 
 def test_out_of_memory_gives_up_one_model_until_it_is_loaded_again(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ class Configuration(BaseModel):
     """Of an optim_step that names none."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """So many optim_steps make one."""
+    sampling_share: float = Field(default=0.5, gt=0, lt=1)
+    """Of the time, where training and samples both wait."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: bfloat16 on a GPU, float32 on the CPU."""
     max_adapters: int = Field(default=64, ge=1)

@@ -1,6 +1,7 @@
 """The engine process's loop: takes requests off the channel, trains and samples by turns, saves, and stops when asked.
 
-Requests of one model are done in order, those of several together. Samples get as much time as training does.
+Requests of one model are done in order, those of several together. Where training and samples both wait, samples get
+the share of the time that `sampling_share` says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -69,8 +70,9 @@ IDLE_S = 0.1
 """How long to sleep when there is nothing to do: a stop is seen as late as that."""
 SAVING_S = 0.005
 """Likewise while a save is under way, whose end somebody waits for."""
-LEAST_SAMPLING_S = 0.02
-"""What samples get after work that took no time."""
+LONGEST_WAIT_S = 60.0
+"""How long one side waits at most for what the other is owed, whatever the share: work may take unusually long, such as
+the first of its kind."""
 
 
 @dataclass(eq=False)
@@ -82,6 +84,7 @@ class TrainerService:
     channel: EngineChannel
     reporter: Reporter
     control: ServiceControl
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         configuration, engine, reply = self.configuration, self.engine, self.channel.send
@@ -90,6 +93,8 @@ class TrainerService:
         self._sampling = SamplingSessions(configuration, engine, self.sampler, self._saving, reply)
         self._training = ModelOperations(configuration, engine, self._saving, self._sampling, self._gauges, reply)
         self._queues: dict[str, deque[Request]] = {}
+        self._owed_s = 0.0
+        """What samples still get before training goes on; below 0, what they had too much."""
 
     def run(self) -> StopRequest:
         """Serve until a stop is asked for, and do what it asks; which it was. Raises ChannelClosedError, FatalError."""
@@ -132,12 +137,14 @@ class TrainerService:
             self._queues.setdefault(request.model_id, deque()).append(request)
 
     def _has_work(self) -> bool:
-        waiting = any(not self._training.must_wait(queue[0]) for queue in self._queues.values())
-        return waiting or self._sampling.pending > 0
+        return self._training_waits() or self._sampling.pending > 0
+
+    def _training_waits(self) -> bool:
+        return any(not self._training.must_wait(queue[0]) for queue in self._queues.values())
 
     def _train(self) -> float:
         """Do one request of each model, all passes together; how long that took."""
-        began = time.monotonic()
+        began = self.clock()
         passes = []
         for model_id, queue in list(self._queues.items()):
             request = queue[0]
@@ -154,15 +161,28 @@ class TrainerService:
                 self._training.perform(request)
         if passes:
             self._training.run(passes)
-        return time.monotonic() - began
+        return self.clock() - began
 
     def _sample(self, trained_s: float) -> None:
-        """Draw samples for as long as training took before; without training, one token each."""
-        until = time.monotonic() + max(trained_s, LEAST_SAMPLING_S if self._queues else 0.0)
-        while self._sampling.pending:
+        """Draw samples until they have their share of the time; a token of each if no training waits."""
+        ratio = self.configuration.sampling_share / (1 - self.configuration.sampling_share)
+        self._owed_s = min(self._owed_s + trained_s * ratio, LONGEST_WAIT_S)
+        if not self._training_waits():
+            # What samples had while nobody trained does not count against them.
+            self._owed_s = max(self._owed_s, 0.0)
+            self._draw()
+        while self._sampling.pending and self._owed_s > 0:
+            self._draw()
+        if not self._sampling.pending:
+            self._owed_s = 0.0
+        self._owed_s = max(self._owed_s, -LONGEST_WAIT_S * ratio)
+
+    def _draw(self) -> None:
+        """One token of each sample, if there are any; it counts as time of samples."""
+        if self._sampling.pending:
+            began = self.clock()
             self._gauges.sampled(self._sampling.step())
-            if time.monotonic() >= until:
-                return
+            self._owed_s -= self.clock() - began
             self._take(0.0)
 
     def _stop(self, stop: StopRequest) -> None:

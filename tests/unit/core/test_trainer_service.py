@@ -59,6 +59,9 @@ def test_arguments_are_told_to_the_service() -> None:
     found = told(gradient_accumulation_steps=2, extra_args=[*arguments, "--gradient-accumulation-steps", "3"])
     assert (found["precision"], found["max_adapters"], found["keep_results_s"]) == ("bfloat16", 4, 1.5)
     assert found["gradient_accumulation_steps"] == 3
+    assert told()["sampling_share"] == 0.5
+    assert told(sampling_share=0.25)["sampling_share"] == 0.25
+    assert told(sampling_share=0.25, extra_args=["--sampling-share", "0.75"])["sampling_share"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,8 @@ def test_arguments_are_told_to_the_service() -> None:
         (["--forward-only=yes"], 0, "takes no value"),
         (["--max-adapters", "0"], 0, "whole number"),
         (["--keep-results-s", "nan"], 0, "number of seconds"),
+        (["--sampling-share", "1"], 0, "below 1"),
+        (["--sampling-share=half"], 0, "below 1"),
         (["--forward-only", "--forward-only"], 1, "twice"),
     ],
 )

@@ -207,6 +207,7 @@ Flag = Annotated[bool, Strict()]
 Count = Annotated[int, Strict(), Field(ge=1, le=MAX_INTEGER)]
 Natural = Annotated[int, Strict(), Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
+Share = Annotated[float, Strict(), Field(gt=0, lt=1)]
 
 Verbatim = Annotated[
     str, StringConstraints(max_length=MAX_ARGUMENT_LENGTH), Matches(r"[^\x00]*", "must not hold a NUL character")

@@ -89,6 +89,7 @@ def on_shape(
             "max_context_length": wanted.max_context_length or version.max_context_length,
             "accelerator_type": kind,
             "precision": version.precision,
+            "sampling_share": version.sampling_share,
             "training_shape": chosen.name_for(account_id),
         },
     )

@@ -13,7 +13,18 @@ from pydantic import Field, Strict
 from trainmaster.protocol.launch import Launch, LaunchStep, Lifetime, Readiness
 from trainmaster.protocol.trainer_requests import PRECISIONS, SERVICE_FILE, ModelMode
 from trainmaster.server.core.errors import Problem, RefusedError, SpecError, choice_message
-from trainmaster.server.core.fields import AbsolutePath, Arguments, Count, Flag, Name, Names, Positive, Text, optional
+from trainmaster.server.core.fields import (
+    AbsolutePath,
+    Arguments,
+    Count,
+    Flag,
+    Name,
+    Names,
+    Positive,
+    Share,
+    Text,
+    optional,
+)
 from trainmaster.server.core.workloads.base import MAX_GRACE_S, JobConfigs
 from trainmaster.server.core.workloads.programs import Serving
 
@@ -40,12 +51,23 @@ def _seconds(text: str) -> float:
     return found
 
 
+def _share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1:
+        raise ValueError("must be a number above 0 and below 1")
+    return found
+
+
 OPTIONS: Mapping[str, Callable[[str], Any] | None] = {
     "--forward-only": None,
     "--precision": _precision,
     "--max-adapters": _count,
     "--keep-results-s": _seconds,
     "--gradient-accumulation-steps": _count,
+    "--sampling-share": _share,
     "--tempered-logprobs": None,
 }
 """Every argument that there is, and what reads its value (ValueError with what it must be); None: it has no value."""
@@ -108,6 +130,9 @@ class TrainerServiceSpec(Serving):
     learning_rate: Positive | None = optional("For an optim_step that sets none.")
     gradient_accumulation_steps: Count = Field(default=1, description="Number of optim_step calls that make one step.")
     forward_only: Flag = Field(default=False, description="Only forward passes: a frozen reference model.")
+    sampling_share: Share = Field(
+        default=0.5, description="Share of the time that samples get when training and samples both wait."
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Precision of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
     )
@@ -159,7 +184,7 @@ class TrainerServiceSpec(Serving):
         """The content of `service.json`, which `trainmaster.trainer_service.configuration` reads."""
         told = {"base_model", "aliases", "lora_rank", "max_context_length", "learning_rate", "precision"}
         return {
-            **self.model_dump(mode="json", include=told | {"gradient_accumulation_steps"}),
+            **self.model_dump(mode="json", include=told | {"gradient_accumulation_steps", "sampling_share"}),
             "model_path": self.model_path or "",
             "mode": self.mode,
             **{name: value for name, value in self.options.items() if name != "forward_only"},
