@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import gc
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,14 +18,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.engine_work import LEARNING_RATE, RANK, Outcome, Setting, Step, measured, peak, prompts_of, tokens_of
+from benchmarks.engine_work import LEARNING_RATE, RANK, Outcome, Setting, Step, measured, peak, tokens_of
 
 IGNORED = -100
 """A target that does not count."""
 
 
 def train_peft(
-    setting: Setting, *, data: str, compiled: bool = False, narrow: bool = False, packed: bool = False
+    setting: Setting,
+    *,
+    data: str,
+    compiled: bool = False,
+    narrow: bool = False,
+    packed: bool = False,
+    full: bool = False,
 ) -> Outcome:
     """Steps of a loop over transformers and PEFT.
 
@@ -38,18 +43,17 @@ def train_peft(
         compiled: each layer, and the head with the loss: they share their graphs, and are compiled once.
         narrow: adapters in the base model's 16 bits. Faster than the usual float32 with autocast, and less exact.
         packed: without padding, sequences end to end; transformers can do that with flash-attention alone.
+        full: all weights, in float32 with autocast, and no adapter.
     """
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     whole = AutoModelForCausalLM.from_pretrained(
         setting.model,
-        dtype=setting.torch_dtype,
+        dtype=torch.float32 if full else setting.torch_dtype,
         device_map={"": setting.device},
         attn_implementation="flash_attention_2" if packed else "sdpa",
     )
-    lora = LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    adapted = get_peft_model(whole, lora, autocast_adapter_dtype=not narrow).train()
+    adapted = whole.train() if full else with_adapter(whole, narrow=narrow)
     body, head, loss_of = whole.model, whole.lm_head.weight, _summed_loss
     if compiled:
         how: dict[str, Any] = {"dynamic": data == "mixed"} | ({} if setting.cuda else {"backend": "aot_eager"})
@@ -95,6 +99,14 @@ def train_peft(
     return dataclasses.replace(outcome, note=f"{note}; {_graphs()}" if compiled else note)
 
 
+def with_adapter(model: Any, *, narrow: bool = False) -> Any:
+    """The model with a new adapter, in training mode."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, lora, autocast_adapter_dtype=not narrow).train()
+
+
 def _summed_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     logits = functional.linear(hidden, head).float()
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -138,29 +150,38 @@ def _packed(rows: Sequence[np.ndarray], setting: Setting) -> tuple[Tensor, Tenso
 
 def sample_generate(setting: Setting, *, count: int, static: bool = False) -> Outcome:
     """The same by transformers; with a static cache it compiles the model, too."""
+    model = pretrained(setting)
+    # A static cache has the size of what is asked for, and is compiled for it.
+    generate(setting, model, setting.prompts(count, seed=0), setting.new_tokens if static else 8, static=static)
+    began = setting.begin()
+    tokens = generate(setting, model, setting.prompts(count, seed=1), setting.new_tokens, static=static).numel()
+    return Outcome(tokens=tokens, seconds=setting.end(began), peak_bytes=peak(setting))
+
+
+@functools.lru_cache(maxsize=1)
+def pretrained(setting: Setting) -> Any:
+    """The model as transformers loads it, once in a process."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         setting.model, dtype=setting.torch_dtype, device_map={"": setting.device}, attn_implementation="sdpa"
     ).eval()
     model.generation_config.eos_token_id = None
-    prompts = torch.from_numpy(np.stack(prompts_of(setting, count))).to(setting.device)
+    return model
+
+
+def generate(
+    setting: Setting, model: Any, prompts: Sequence[np.ndarray], new_tokens: int, *, static: bool = False
+) -> Tensor:
+    """So many new tokens for each prompt, all in one batch."""
+    inputs = torch.from_numpy(np.stack(prompts)).to(setting.device)
     how: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
     if static:
         how["cache_implementation"] = "static"
-
-    def generate(new_tokens: int) -> int:
-        made = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new_tokens, **how)
-        return int(made[:, prompts.shape[1] :].numel())
-
-    # A static cache has the size of what is asked for, and is compiled for it.
-    generate(setting.new_tokens if static else 8)
-    if setting.cuda:
-        torch.cuda.reset_peak_memory_stats()
-    setting.settle()
-    began = time.perf_counter()
-    tokens = generate(setting.new_tokens)
-    setting.settle()
-    if tokens != count * setting.new_tokens:
-        raise RuntimeError(f"{tokens} tokens came, not {count} times {setting.new_tokens}")
-    return Outcome(tokens=tokens, seconds=time.perf_counter() - began, peak_bytes=peak(setting))
+    made = model.generate(
+        input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new_tokens, use_cache=True, **how
+    )
+    new: Tensor = made[:, inputs.shape[1] :]
+    if new.numel() != len(prompts) * new_tokens:
+        raise RuntimeError(f"{new.numel()} tokens came, not {len(prompts)} times {new_tokens}")
+    return new

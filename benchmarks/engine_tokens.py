@@ -1,10 +1,10 @@
 """Tokens per second of the trainer service's engine, against what a user would write instead.
 
 Training: LoRA steps of `trainmaster.engine` over packed sequences, against a plain loop over transformers and PEFT,
-compiled and not. Sampling: the engine's sampler against transformers' `generate`. Each case runs in a process of its
-own; one that fails, or has no room, is told as a row.
+compiled and not. Sampling: the engine's sampler against transformers' `generate`. Both together: a GRPO step. A case
+that fails, or has no room, is told as a row.
 
-    BENCH_SHAPES=8B python -m benchmarks.engine_tokens --profile --json figures.json
+    BENCH_SHAPES=8B,0.6B python -m benchmarks.engine_tokens --table --budget 570 --json figures.json
 
 needs PyTorch, NumPy, safetensors, tokenizers, transformers and PEFT, and nothing else.
 """
@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_goals import CASES, ROWS, SHOWING, Case, cases_of_rows, figure_of, table_of
+from benchmarks.engine_processes import run_cases
 from benchmarks.kernels import Profile, Spent, told
 from benchmarks.models import LARGE, SMALL, Shape
-from benchmarks.report import Figure, Peer, Progress, WrongResultError, machine, table
+from benchmarks.report import Figure, Peer, Progress, WrongResultError, machine, number, table
 
 SECONDS = 15.0
-CASE_TIMEOUT_S = 240.0
-GRACE_S = 60.0
-"""A case that has begun may go on for so long after the run's time is up."""
+TABLE_SECONDS = 4.0
+"""Of training where the table is made: three batches take longer."""
 SAME_LOSS = 0.02
 """How far losses of one batch may lie apart, in 16 bits."""
 _SHORT = 0.5
@@ -49,121 +50,77 @@ _TINY = Shape(
     checkpointing=frozenset(),
     dtype="float32",
 )
-_SHAPES = (_TINY, SMALL, LARGE)
-_LENGTHS = {"sequences": 16, "shortest": 512, "longest": 4096, "equal": 2048, "together": 8192}
-_TINY_LENGTHS = {"sequences": 16, "shortest": 16, "longest": 128, "equal": 64, "together": 256}
+_SHAPES = (_TINY, LARGE, SMALL)
+_SIZES = {
+    "sequences": 16, "shortest": 512, "longest": 4096, "equal": 2048, "together": 8192, "prompt": 128,
+    "new_tokens": 512, "shared_prompt": 2048, "groups": 64, "group_size": 8, "curve_steps": 200, "curve_sequences": 8,
+    "curve_length": 512,
+}  # fmt: skip
+_TINY_SIZES = {
+    "sequences": 16, "shortest": 16, "longest": 128, "equal": 64, "together": 256, "prompt": 16, "new_tokens": 16,
+    "shared_prompt": 64, "groups": 4, "group_size": 2, "curve_steps": 20, "curve_sequences": 4, "curve_length": 32,
+}  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Case:
-    """Something that is measured."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run measures, and for how long."""
 
-    key: str
-    group: str
-    """What it is set against has the same."""
-    what: str
-    program: str
-    """Of `engine_cases`."""
-    options: Mapping[str, Any]
+    seconds: float = SECONDS
+    """Of training, for each case that trains."""
+    budget_s: float = float("inf")
+    """No case begins later, or goes on for long after it."""
+    only: Sequence[str] = ()
+    """Parts of the keys of cases, those first that come first; none: all."""
+    table: bool = False
+    """The cases of the table of goals."""
+    profile: bool = False
+    """Look first where the engine's time goes."""
+    traces: Path | None = None
+    """Where to keep the profiles' traces."""
 
-    @property
-    def ours(self) -> bool:
-        return self.program.endswith("_engine")
-
-
-def _training(key: str, what: str, program: str, **options: Any) -> Case:
-    return Case(key, f"LoRA, lengths {options['data']}", what, program, options)
-
-
-def _sampling(key: str, what: str, program: str, **options: Any) -> Case:
-    return Case(f"{key}-{options['count']}", f"sampling, {options['count']} at once", what, program, options)
-
-
-_COMPILED, _NARROW = {"compiled": True}, {"compiled": True, "narrow": True}
-CASES = (
-    _training("engine-mixed", "engine, packed", "train_engine", data="mixed"),
-    _training("engine-equal", "engine, packed", "train_engine", data="equal"),
-    _training("engine-16-adapters", "engine, packed, 16 adapters", "train_engine", data="mixed", adapters=16),
-    _training("engine-unembedding", "engine, unembedding adapted", "train_engine", data="mixed", unembedding=True),
-    _training("peft-mixed-compiled", "PEFT, padded, compiled", "train_peft", data="mixed", **_COMPILED),
-    _training("peft-equal-compiled", "PEFT, compiled", "train_peft", data="equal", **_COMPILED),
-    _training("peft-mixed", "PEFT, padded", "train_peft", data="mixed"),
-    _training("peft-equal", "PEFT", "train_peft", data="equal"),
-    _training(
-        "peft-mixed-16-bits", "PEFT, padded, compiled, adapters in 16 bits", "train_peft", data="mixed", **_NARROW
-    ),
-    _training("peft-equal-16-bits", "PEFT, compiled, adapters in 16 bits", "train_peft", data="equal", **_NARROW),
-    _training("peft-packed", "PEFT, packed by flash-attention", "train_peft", data="mixed", packed=True),
-    *(_sampling("sampler", "engine", "sample_engine", count=count) for count in (1, 16, 64)),
-    _sampling("sampler-1-adapter", "engine, an adapter", "sample_engine", count=16, adapters=1),
-    _sampling("sampler-16-adapters", "engine, 16 adapters", "sample_engine", count=16, adapters=16),
-    *(_sampling("generate", "generate", "sample_generate", count=count) for count in (1, 16, 64)),
-    *(_sampling("generate-static", "generate, compiled", "sample_generate", count=n, static=True) for n in (1, 16, 64)),
-)
-_SHOWING = {
-    "engine-mixed",
-    "engine-equal",
-    "engine-16-adapters",
-    "peft-mixed",
-    "peft-equal-compiled",
-    "sampler-16",
-    "sampler-16-adapters-16",
-    "generate-16",
-}
-"""Those that show, with a tiny model, that all of it works."""
+    def cases(self, shape: Shape) -> list[Case]:
+        if self.only:
+            return list({case.key: case for part in self.only for case in CASES if part in case.key}.values())
+        if self.table and shape.name in ROWS:
+            return cases_of_rows(shape.name)
+        return [case for case in CASES if shape is not _TINY or case.key in SHOWING]
 
 
 def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     """At the size of this machine."""
-    figures, wrong, _ = run(directory, progress)
-    if wrong:
+    benches = run(directory, progress, Plan())
+    if wrong := [each for bench in benches for each in bench.disagreements()]:
         raise WrongResultError("; ".join(wrong))
-    return figures
+    return [figure for bench in benches for figure in bench.figures()]
 
 
 def run(
     directory: Path,
     progress: Progress,
+    plan: Plan,
     *,
-    seconds: float = SECONDS,
-    budget_s: float = float("inf"),
-    only: Sequence[str] = (),
-    profile: bool = False,
-    traces: Path | None = None,
-) -> tuple[list[Figure], list[str], dict[str, Profile]]:
-    """The figures, what is wrong with them, and profiles by what they are of.
+    known: Mapping[str, Any] | None = None,
+    note: Callable[[Sequence[Bench]], None] = lambda _: None,
+) -> list[Bench]:
+    """What was measured, by shape.
 
     Args:
         directory: Where models are made, unless they are there.
         progress: Is told of each case as it ends.
-        seconds: Of training, for each case that trains.
-        budget_s: No case begins later, or goes on for long after it.
-        only: Parts of the keys of cases, those first that come first; none: all.
-        profile: Look first where the engine's time goes.
-        traces: Where to keep the profiles' traces.
+        plan: What is measured.
+        known: What an earlier run has measured, as `Bench.to_json` gave it, by shape.
+        note: Is called after each case.
     """
-    until = time.monotonic() + budget_s
-    figures: list[Figure] = []
-    wrong: list[str] = []
-    profiles: dict[str, Profile] = {}
+    until = time.monotonic() + plan.budget_s
+    benches: list[Bench] = []
     for shape in _shapes():
-        bench = _Bench(shape, directory, progress, seconds, until)
-        bench.make_model()
-        if profile:
-            profiles |= bench.profiles(traces)
-        for case in _chosen(only, tiny=shape is _TINY):
-            bench.measure(case)
-        figures += bench.figures()
-        wrong += bench.disagreements()
-    return figures, wrong, profiles
-
-
-def _chosen(only: Sequence[str], *, tiny: bool) -> list[Case]:
-    """Those whose keys have one of some parts in them, in the order of the parts."""
-    if not only:
-        return [case for case in CASES if not tiny or case.key in _SHOWING]
-    found = {case.key: case for part in only for case in CASES if part in case.key}
-    return list(found.values())
+        bench = Bench(shape, directory, progress, plan, until)
+        bench.take_over((known or {}).get(shape.name, {}))
+        benches.append(bench)
+    for bench in benches:
+        bench.run(lambda: note(benches))
+    return benches
 
 
 def _shapes() -> list[Shape]:
@@ -173,132 +130,136 @@ def _shapes() -> list[Shape]:
     return [shape for shape in _SHAPES if shape.name in names]
 
 
-class _Bench:
+class Bench:
     """One model, and all that is measured with it."""
 
-    def __init__(self, shape: Shape, directory: Path, progress: Progress, seconds: float, until: float) -> None:
+    def __init__(self, shape: Shape, directory: Path, progress: Progress, plan: Plan, until: float) -> None:
         import torch
 
         tiny, cuda = shape is _TINY, torch.cuda.is_available()
-        self._shape, self._directory, self._progress, self._until = shape, directory, progress, until
+        self._shape, self._directory, self._progress, self._plan, self._until = shape, directory, progress, plan, until
         self._setting: dict[str, Any] = {
-            "model": str(directory / f"engine-{shape.name}"),
+            "model": str((directory / f"engine-{shape.name}").absolute()),
             "device": "cuda" if cuda else "cpu",
             "dtype": "bfloat16" if cuda else "float32",
-            "seconds": min(seconds, _SHORT) if tiny else seconds,
+            "seconds": min(plan.seconds, _SHORT) if tiny else plan.seconds,
             "vocabulary": shape.vocabulary,
-            **(_TINY_LENGTHS if tiny else _LENGTHS),
-            "prompt": 16 if tiny else 128,
-            "new_tokens": 16 if tiny else 512,
+            **(_TINY_SIZES if tiny else _SIZES),
         }
-        self._done: dict[str, tuple[Case, dict[str, Any] | str]] = {}
-        """By key: what came of it, or why nothing did."""
+        self._done: dict[str, dict[str, Any] | str] = {}
+        """By the case's key: what came of it, or why nothing did."""
+        self._profiles: dict[str, Profile] = {}
 
-    def make_model(self) -> None:
-        if (Path(self._setting["model"]) / "config.json").exists():
-            return
-        self._progress(f"making a model of the shape {self._shape.name}")
-        shape = {**dataclasses.asdict(self._shape), "checkpointing": []}
-        made = self._run("make_checkpoint", {"shape": shape}, "the model")
-        if isinstance(made, str):
-            raise WrongResultError(f"no model could be made: {made}")
-        self._progress(f"{made['seconds']:.0f} s")
+    @property
+    def shape(self) -> str:
+        return self._shape.name
 
-    def profiles(self, traces: Path | None) -> dict[str, Profile]:
-        """Where the time of a step goes; each is told at once."""
-        found = {}
-        for program, title, options in (
-            ("profile_training", "a training step", {}),
-            ("profile_sampling", "steps of 16 continuations", {"count": 16}),
-        ):
-            title = f"{self._shape.name}: {title}"
-            trace = None if traces is None else str(traces / f"{program}-{self._shape.name}.json.gz")
-            outcome = self._run(program, {**options, "trace": trace}, title)
-            if isinstance(outcome, str):
-                self._progress(f"{title}: FAILED: {outcome}")
-                continue
-            spent = {name: [Spent(**each) for each in outcome["profile"][name]] for name in ("longest", "calls")}
-            found[title] = Profile(**(outcome["profile"] | spent))
-            print(told(found[title], title), flush=True)
-        return found
+    def take_over(self, known: Mapping[str, Any]) -> None:
+        """What was measured before is not measured again; what failed is."""
+        self._done |= {key: each for key, each in known.items() if not isinstance(each, str)}
 
-    def measure(self, case: Case) -> None:
-        if time.monotonic() >= self._until:
-            outcome: dict[str, Any] | str = "there was no time left for it"
-        else:
+    def run(self, note: Callable[[], None]) -> None:
+        """Measure what is planned, and is not known yet."""
+        left = [case for case in self._plan.cases(self._shape) if case.key not in self._done]
+        if left or self._plan.profile:
+            self._make_model()
+        if self._plan.profile:
+            self._profile()
+            note()
+        for _, together in itertools.groupby(left, key=lambda case: case.host):
             began = time.monotonic()
-            outcome = self._run(case.program, case.options, case.key)
-            took = f" ({time.monotonic() - began:.0f} s)"
-            self._progress(f"{case.key}: {_row(outcome)}{took}")
-        self._done[case.key] = case, outcome
+            for key, outcome in self._outcomes([(case.key, case.program, case.options) for case in together]):
+                self._done[key] = outcome
+                self._progress(f"{key}: {_row(outcome)} ({time.monotonic() - began:.0f} s)")
+                began = time.monotonic()
+                note()
 
     def figures(self) -> list[Figure]:
         """A row for each case; ours next to the best that was found for the same work."""
         figures = []
-        for case, outcome in self._done.values():
+        for case, outcome in self._cases_done():
             name = f"{self._shape.name} {case.group}: {case.what}"
             if isinstance(outcome, str):
-                figures.append(Figure(name=name, measured=0.0, unit="tokens/s", note=f"FAILED: {outcome}"))
+                figures.append(Figure(name=name, measured=0.0, unit="tokens/s", note=_row(outcome)))
                 continue
-            rate = _rate(outcome)
+            measured, unit = figure_of(outcome)
             peer = None
-            if case.ours and (peers := self._peers(case)):
+            if case.ours and unit == "tokens/s" and (peers := self._peers(case)):
                 best, value = max(peers, key=lambda pair: pair[1])
-                peer = Peer(name=best.key, value=value, ours=rate)
-            figures.append(Figure(name=name, measured=rate, unit="tokens/s", peer=peer, note=_note(outcome)))
+                peer = Peer(name=best.key, value=value, ours=measured)
+            figures.append(Figure(name=name, measured=measured, unit=unit, peer=peer, note=_note(outcome)))
         return figures
 
+    def table(self) -> str:
+        """Against the goals, where the shape has any; the tiny one shows the rows of all."""
+        shapes = [self.shape] if self.shape in ROWS else list(ROWS)
+        return "\n\n".join(table_of(shape, self._done) for shape in shapes)
+
     def disagreements(self) -> list[str]:
-        """Cases that had another loss on the same batch: one of them does not compute what the others do."""
+        """Cases that had another loss on the same batch, as one of them does not compute what the others do; and values
+        above their limits."""
         wrong = []
-        by_data: dict[str, list[tuple[str, float]]] = {}
-        for case, outcome in self._done.values():
-            if not isinstance(outcome, str) and outcome["loss"] is not None:
+        by_data: dict[tuple[str, bool], list[tuple[str, float]]] = {}
+        for case, outcome in self._cases_done():
+            if isinstance(outcome, str):
+                continue
+            if outcome["limit"] is not None and not outcome["value"] <= outcome["limit"]:
+                wrong.append(f"{self.shape} {case.key}: {outcome['value']:.3g} is above {outcome['limit']:g}")
+            if outcome["loss"] is not None:
                 by_data.setdefault(case.options["data"], []).append((case.key, outcome["loss"]))
         for data, losses in by_data.items():
             values = [loss for _, loss in losses]
             if max(values) - min(values) > SAME_LOSS * max(values):
                 listed = ", ".join(f"{key} {loss:.4f}" for key, loss in losses)
-                wrong.append(f"{self._shape.name}: losses of the same batch ({data}) differ: {listed}")
+                wrong.append(f"{self.shape}: losses of the same batch ({data}) differ: {listed}")
         return wrong
+
+    def outcomes(self) -> dict[str, Any]:
+        return dict(self._done)
+
+    def profiles(self) -> dict[str, Any]:
+        return {title: dataclasses.asdict(each) for title, each in self._profiles.items()}
+
+    def _cases_done(self) -> list[tuple[Case, dict[str, Any] | str]]:
+        return [(case, self._done[case.key]) for case in CASES if case.key in self._done]
 
     def _peers(self, case: Case) -> list[tuple[Case, float]]:
         return [
-            (other, _rate(outcome))
-            for other, outcome in self._done.values()
+            (other, figure_of(outcome)[0])
+            for other, outcome in self._cases_done()
             if other.group == case.group and not other.ours and not isinstance(outcome, str)
         ]
 
-    def _run(self, program: str, options: Mapping[str, Any], what: str) -> dict[str, Any] | str:
-        """What a case gave, or why it gave nothing."""
-        limit_s = min(CASE_TIMEOUT_S, max(0.0, self._until - time.monotonic()) + GRACE_S)
-        with tempfile.TemporaryDirectory(dir=self._directory) as scratch:
-            outcome, log = Path(scratch) / "outcome.json", Path(scratch) / "log"
-            document = json.dumps({"program": program, "setting": self._setting, "options": options})
-            argv = [sys.executable, "-m", "benchmarks.engine_cases", document, str(outcome)]
-            with log.open("wb") as output:
-                try:
-                    ended = subprocess.run(
-                        argv,
-                        stdout=output,
-                        stderr=output,
-                        timeout=limit_s,
-                        cwd=Path(__file__).parents[1],
-                        check=False,
-                    )
-                except subprocess.TimeoutExpired:
-                    return f"not done after {limit_s:.0f} s"
-            if ended.returncode == 0 and outcome.exists():
-                found: dict[str, Any] = json.loads(outcome.read_text())
-                return found
-            said = log.read_text(errors="replace").strip()
-            print(f"--- {what} failed ({ended.returncode}); its last words:\n{said[-3000:]}\n---", file=sys.stderr)
-            lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
-            return (lines[-1] if lines else f"exit code {ended.returncode}")[:200]
+    def _make_model(self) -> None:
+        if (Path(self._setting["model"]) / "config.json").exists():
+            return
+        self._progress(f"making a model of the shape {self.shape}")
+        shape = {**dataclasses.asdict(self._shape), "checkpointing": []}
+        [(_, made)] = self._outcomes([("the model", "make_checkpoint", {"shape": shape})])
+        if isinstance(made, str):
+            raise WrongResultError(f"no model could be made: {made}")
+        self._progress(f"{made['seconds']:.0f} s")
 
+    def _profile(self) -> None:
+        """Where the time of a step goes; each is told at once."""
+        for program, title, options in (
+            ("profile_training", "a training step", {}),
+            ("profile_sampling", "steps of 16 continuations", {"count": 16}),
+            ("profile_sampling", "steps of 256 continuations", {"count": 256}),
+        ):
+            title = f"{self.shape}: {title}"
+            name = "-".join([program, self.shape, *map(str, options.values())])
+            trace = None if self._plan.traces is None else str((self._plan.traces / f"{name}.json.gz").absolute())
+            [(_, outcome)] = self._outcomes([(title, program, {**options, "trace": trace})])
+            if isinstance(outcome, str):
+                self._progress(f"{title}: FAILED: {outcome}")
+                continue
+            spent = {name: [Spent(**each) for each in outcome["profile"][name]] for name in ("longest", "calls")}
+            self._profiles[title] = Profile(**(outcome["profile"] | spent))
+            print(told(self._profiles[title], title), flush=True)
 
-def _rate(outcome: Mapping[str, Any]) -> float:
-    return float(outcome["tokens"]) / float(outcome["seconds"])
+    def _outcomes(self, cases: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Any:
+        return run_cases(cases, self._setting, self._directory, until=self._until)
 
 
 def _note(outcome: Mapping[str, Any]) -> str:
@@ -313,20 +274,23 @@ def _note(outcome: Mapping[str, Any]) -> str:
 
 def _row(outcome: Mapping[str, Any] | str) -> str:
     if isinstance(outcome, str):
-        return f"FAILED: {outcome}"
-    return ", ".join(filter(None, (f"{_rate(outcome):,.0f} tokens/s", _note(outcome))))
+        return outcome if outcome.startswith("not available") else f"FAILED: {outcome}"
+    measured, unit = figure_of(outcome)
+    return ", ".join(filter(None, (f"{number(measured)} {unit}", _note(outcome))))
 
 
 def main() -> int:
     """The exit code: 1 when cases disagree; one that fails, or is slow, is only told."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_tokens", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of training, for each case that trains")
+    parser.add_argument("--seconds", type=float, help=f"of training, for each case ({SECONDS:g}; {TABLE_SECONDS:g})")
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="no case begins later")
     parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="cases whose key has one of these in it")
+    parser.add_argument("--table", action="store_true", help="measure what the table of goals needs")
     parser.add_argument("--list", action="store_true", help="print the keys of all cases, and end")
     parser.add_argument("--profile", action="store_true", help="print first where the engine's time goes")
     parser.add_argument("--traces", type=Path, metavar="DIRECTORY", help="keep the profiles' traces there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, again after every case")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="do not measure again what this --json file has")
     parser.add_argument(
         "--directory", type=Path, help="where models are made, and found again by the next run; else they are removed"
     )
@@ -334,6 +298,15 @@ def main() -> int:
     if options.list:
         print("\n".join(case.key for case in CASES))
         return 0
+    known = json.loads(options.resume.read_text())["outcomes"] if options.resume and options.resume.exists() else {}
+    plan = Plan(
+        seconds=options.seconds or (TABLE_SECONDS if options.table else SECONDS),
+        budget_s=options.budget,
+        only=options.only,
+        table=options.table,
+        profile=options.profile,
+        traces=options.traces,
+    )
     began = time.monotonic()
 
     def progress(message: str) -> None:
@@ -344,34 +317,42 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         on = machine(directory) | _device()
         print(", ".join(f"{name} {value}" for name, value in on.items()), flush=True)
-        figures, wrong, profiles = run(
-            directory,
-            progress,
-            seconds=options.seconds,
-            budget_s=options.budget,
-            only=options.only,
-            profile=options.profile,
-            traces=options.traces,
-        )
-    print(table(figures))
+
+        def note(benches: Sequence[Bench]) -> None:
+            if options.json:
+                _write(options.json, on, benches, known)
+
+        benches = run(directory, progress, plan, known=known, note=note)
+        note(benches)
+    for bench in benches:
+        print(bench.table() if options.table else table(bench.figures()))
+    wrong = [each for bench in benches for each in bench.disagreements()]
     for each in wrong:
         print(f"WRONG: {each}")
-    if options.json:
-        document = {
-            "machine": on,
-            "figures": [figure.to_json() for figure in figures],
-            "wrong": wrong,
-            "profiles": {title: dataclasses.asdict(each) for title, each in profiles.items()},
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
     return 1 if wrong else 0
+
+
+def _write(path: Path, on: Mapping[str, Any], benches: Sequence[Bench], known: Mapping[str, Any]) -> None:
+    """As a whole or not at all: the machine may be taken away at any time."""
+    document = {
+        "machine": on,
+        "outcomes": {**known, **{bench.shape: bench.outcomes() for bench in benches}},
+        "figures": [figure.to_json() for bench in benches for figure in bench.figures()],
+        "tables": [bench.table() for bench in benches],
+        "wrong": [each for bench in benches for each in bench.disagreements()],
+        "profiles": {title: each for bench in benches for title, each in bench.profiles().items()},
+    }
+    written = path.with_suffix(".part")
+    written.write_text(json.dumps(document, indent=2) + "\n")
+    written.replace(path)
 
 
 def _device() -> dict[str, str]:
     import torch
+    import transformers
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"torch": torch.__version__, "device": name}
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "device": name}
 
 
 if __name__ == "__main__":

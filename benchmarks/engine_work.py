@@ -17,6 +17,12 @@ RANK = 32
 BATCHES = 3
 """Batches of other lengths each, over and over: no step finds memory and kernels just as the last one left them."""
 LEARNING_RATE = 1e-5
+WARM_TOKENS = 32
+"""Of each continuation before sampling is measured: enough to compile kernels and to make graphs."""
+
+
+class NotAvailableError(Exception):
+    """This case needs something that is not installed, or that the engine does not have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,15 @@ class Setting:
     """Tokens, filling among them, that are computed at once."""
     prompt: int
     new_tokens: int
+    shared_prompt: int
+    """Tokens of a prompt that many requests share."""
+    groups: int
+    group_size: int
+    """Prompts of a GRPO step, and samples of each."""
+    curve_steps: int
+    curve_sequences: int
+    curve_length: int
+    """Of the curves of losses."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -49,10 +64,26 @@ class Setting:
     def cuda(self) -> bool:
         return self.device == "cuda"
 
+    @property
+    def warm_tokens(self) -> int:
+        return min(self.new_tokens, WARM_TOKENS)
+
     def settle(self) -> None:
         """Wait until the device has done all that it was given."""
         if self.cuda:
             torch.cuda.synchronize()
+
+    def begin(self) -> float:
+        """From here on time and peak memory are measured."""
+        self.settle()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        return time.perf_counter()
+
+    def end(self, began: float) -> float:
+        """The seconds since the beginning."""
+        self.settle()
+        return time.perf_counter() - began
 
     def batches(self, data: str) -> list[list[np.ndarray]]:
         """Of each batch its sequences, each with one token more than is computed: the last target."""
@@ -66,6 +97,11 @@ class Setting:
             for _ in range(BATCHES)
         ]
 
+    def prompts(self, count: int, *, seed: int, length: int | None = None) -> list[np.ndarray]:
+        """With another seed, others: nothing of them is in a cache yet."""
+        tokens = np.random.default_rng([1, seed])
+        return [tokens.integers(0, self.vocabulary, length or self.prompt) for _ in range(count)]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -73,12 +109,19 @@ class Outcome:
 
     tokens: int
     seconds: float
+    value: float | None = None
+    """What was measured, where that is not tokens per second."""
+    unit: str = "tokens/s"
+    limit: float | None = None
+    """A value above it is wrong."""
     peak_bytes: int | None = None
     """Of the device, while it was measured."""
     loss: float | None = None
     """Of a token, before anything was learnt: cases with the same data must agree on it."""
     note: str = ""
     profile: Profile | None = None
+    curve: list[float] | None = None
+    """The loss of a token at each step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,17 +135,13 @@ class Step:
 def measured(setting: Setting, step: Callable[[int], Step]) -> Outcome:
     """All batches once, to warm up; then all of them, as often as the time allows."""
     warm = [step(number) for number in range(BATCHES)]
-    if setting.cuda:
-        torch.cuda.reset_peak_memory_stats()
-    setting.settle()
-    began = time.perf_counter()
+    began = setting.begin()
     tokens = steps = 0
     while time.perf_counter() - began < setting.seconds:
         for number in range(BATCHES):
             tokens += step(number).tokens
             steps += 1
-    setting.settle()
-    seconds = time.perf_counter() - began
+    seconds = setting.end(began)
     if not (math.isfinite(warm[0].loss) and warm[0].loss > 0):
         raise RuntimeError(f"the loss of the first step is {warm[0].loss}")
     note = f"{steps} steps of {seconds / steps * 1000:,.0f} ms"
@@ -111,11 +150,6 @@ def measured(setting: Setting, step: Callable[[int], Step]) -> Outcome:
     return Outcome(
         tokens=tokens, seconds=seconds, peak_bytes=peak(setting), loss=warm[0].loss / warm[0].tokens, note=note
     )
-
-
-def prompts_of(setting: Setting, count: int) -> list[np.ndarray]:
-    tokens = np.random.default_rng(1)
-    return [tokens.integers(0, setting.vocabulary, setting.prompt) for _ in range(count)]
 
 
 def tokens_of(rows: Sequence[np.ndarray]) -> int:

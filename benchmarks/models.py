@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARDS = 16
+"""Files of weights, which are made and written at the same time."""
+_DEVIATION = 0.02
+"""Of weights, as transformers initializes them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +89,6 @@ def make_model(directory: Path, shape: Shape) -> Path:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
     wrapped.save_pretrained(directory)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen3",
         hidden_size=shape.hidden,
@@ -92,10 +103,48 @@ def make_model(directory: Path, shape: Shape) -> Path:
         eos_token_id=wrapped.eos_token_id,
         pad_token_id=wrapped.pad_token_id,
     )
-    with torch.device(device):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    model.save_pretrained(directory)
-    del model
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    _write_weights(
+        directory, {name: each for name, each in model.state_dict().items() if name not in tied}, device=device
+    )
     if device == "cuda":
         torch.cuda.empty_cache()
     return directory
+
+
+def _write_weights(directory: Path, like: Mapping[str, torch.Tensor], *, device: str) -> None:
+    """Random weights of these shapes: several files at once, as one writer would take a minute for a large model."""
+    import torch
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = [[] for _ in range(min(_SHARDS, len(like)))]
+    sizes = [0] * len(shards)
+    for name in sorted(like, key=lambda name: -like[name].nbytes):
+        smallest = sizes.index(min(sizes))
+        shards[smallest].append(name)
+        sizes[smallest] += like[name].nbytes
+    seeds = {name: seed for seed, name in enumerate(like)}
+    files = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+
+    def made(name: str) -> torch.Tensor:
+        empty = torch.empty_like(like[name], device=device)
+        if name.endswith("norm.weight"):
+            return empty.fill_(1).cpu()
+        return empty.normal_(0, _DEVIATION, generator=torch.Generator(device).manual_seed(seeds[name])).cpu()
+
+    def write(file: str, names: list[str]) -> None:
+        save_file({name: made(name) for name in names}, directory / file, metadata={"format": "pt"})
+
+    with ThreadPoolExecutor(len(shards)) as pool:
+        list(pool.map(write, files, shards))
+    index = {
+        "metadata": {"total_size": sum(sizes)},
+        "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))

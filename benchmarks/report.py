@@ -66,8 +66,8 @@ class Figure:
         """Ours over the peer's."""
         if self.peer is None:
             return ""
-        times = _number(self.peer.ours / self.peer.value)
-        return f"{times} x {self.peer.name} ({_number(self.peer.value)} {self.unit})"
+        times = number(self.peer.ours / self.peer.value)
+        return f"{times} x {self.peer.name} ({number(self.peer.value)} {self.unit})"
 
     def to_json(self) -> dict[str, Any]:
         """The figure for `--json`."""
@@ -82,8 +82,8 @@ def table(figures: Iterable[Figure]) -> str:
         rows.append(
             (
                 figure.name,
-                f"{_number(figure.measured)} {figure.unit}",
-                "" if figure.target is None else f"{bound} {_number(figure.target)} {figure.unit}",
+                f"{number(figure.measured)} {figure.unit}",
+                "" if figure.target is None else f"{bound} {number(figure.target)} {figure.unit}",
                 figure.verdict,
                 figure.ratio,
                 figure.note,
@@ -123,5 +123,6 @@ def _fsync_s(directory: Path) -> float:
     return statistics.median(times)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As tables show it."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
