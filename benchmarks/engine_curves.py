@@ -27,8 +27,8 @@ _WORDS = 256
 _SUCCESSORS = 4
 
 
-def curve_engine(setting: Setting, *, precision: str | None = None) -> Outcome:
-    with engine_of(setting, precision) as engine:
+def curve_engine(setting: Setting, *, fp8: bool = False) -> Outcome:
+    with engine_of(setting, fp8=fp8) as engine:
         engine.create_model("model", Trained.ADAPTER, LoraOptions(rank=RANK, seed=0, train_unembed=False))
         engine.load_adapter("model", _first_adapter(setting))
 

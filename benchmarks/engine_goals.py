@@ -48,11 +48,12 @@ def _sampling(key: str, what: str, program: str, *, host: str | None = None, **o
 
 def _first_tokens(prompts: str) -> Case:
     what = {"different": "different prompts", "same": "one prompt", "again": "that prompt again"}[prompts]
-    options = {"count": 64, "prompts": prompts}
-    return _case(f"prefix-{prompts}", "first tokens of 64 long prompts", what, "first_tokens_engine", **options)
+    group = "first tokens of 64 long prompts"
+    return _case(f"prefix-{prompts}", group, what, "first_tokens_engine", count=64, prompts=prompts)
 
 
-_COMPILED, _NARROW = {"compiled": True}, {"compiled": True, "narrow": True}
+_COMPILED: dict[str, Any] = {"compiled": True}
+_NARROW: dict[str, Any] = {"compiled": True, "narrow": True}
 _COUNTS = (1, 16, 64, 256)
 CASES = (
     *(_sampling("sampler", "engine", "sample_engine", count=count) for count in _COUNTS),
@@ -75,9 +76,19 @@ CASES = (
     _training("engine-unembedding", "engine, unembedding adapted", "train_engine", data="mixed", unembedding=True),
     _case("engine-full", "all weights", "engine, packed", "train_engine", data="equal", full=True),
     _case("curve-engine", "losses", "engine", "curve_engine"),
-    _training("engine-fp8-equal", "engine, base in fp8", "train_engine", data="equal", precision="fp8", host="fp8"),
-    _training("engine-fp8-mixed", "engine, base in fp8", "train_engine", data="mixed", precision="fp8", host="fp8"),
-    _case("curve-fp8", "losses", "engine, base in fp8", "curve_engine", precision="fp8", host="fp8"),
+    _training("engine-fp8-equal", "engine, base in fp8", "train_engine", data="equal", fp8=True, host="fp8"),
+    _training("engine-fp8-mixed", "engine, base in fp8", "train_engine", data="mixed", fp8=True, host="fp8"),
+    *(_sampling("sampler-fp8", "engine, base in fp8", "sample_engine", count=n, fp8=True, host="fp8") for n in (1, 64)),
+    _case(
+        "agreement-fp8",
+        "logprobs of sampling and training",
+        "an adapter, base in fp8",
+        "agreement_engine",
+        adapter=True,
+        fp8=True,
+        host="fp8",
+    ),
+    _case("curve-fp8", "losses", "engine, base in fp8", "curve_engine", fp8=True, host="fp8"),
     *(_sampling("generate", "generate", "sample_generate", count=count, host="generate") for count in _COUNTS),
     _case("grpo-generate", "GRPO step", "generate and PEFT", "grpo_generate"),
     _case("grpo-trl", "GRPO step", "TRL", "grpo_trl"),
@@ -193,6 +204,8 @@ ROWS: Mapping[str, Sequence[Row]] = {
         Row("the same prompt again", "prefix-again", ("prefix-different",)),
         Row("a GRPO step", "grpo-engine", ("grpo-generate", "grpo-trl")),
         Row("training, equal lengths, base in fp8", "engine-fp8-equal", ("engine-equal",), (_least(20_000),)),
+        Row("sampling, 64 sequences, base in fp8", "sampler-fp8-64", ("sampler-64",)),
+        Row("logprobs, sampling and training, fp8", "agreement-fp8", (), (Goal(most=5e-3),)),
     ),
     "0.6B": (
         Row("training all weights", "engine-full", ("loop-full",), (_least(100_000),)),

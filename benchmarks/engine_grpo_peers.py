@@ -74,8 +74,11 @@ def _generated(setting: Setting, model: Any, prompts: Sequence[np.ndarray], new_
 
 
 def _batches(values: Tensor, setting: Setting, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Of about as many tokens as are computed together; as those of other rows."""
-    return values.split(max(1, setting.together // (values if like is None else like).shape[1]))
+    """Of half as many tokens as are computed together, for their logits are there, too; as those of other rows."""
+    parts: tuple[Tensor, ...] = values.split(
+        max(1, setting.together // 2 // (values if like is None else like).shape[1])
+    )
+    return parts
 
 
 def _logprobs(model: Any, rows: Tensor, prompt: int) -> Tensor:
@@ -107,14 +110,14 @@ def grpo_trl(setting: Setting) -> Outcome:
             setting.settle()
             times.append(time.perf_counter())
 
-    def reward(completions: Sequence[str], **_: Any) -> list[float]:
+    def reward(completions: Sequence[str], **_: Any) -> list[float | None]:
         return [float(len(each) % 7) for each in completions]
 
     tokenizer = AutoTokenizer.from_pretrained(setting.model)
     # One token for each letter, and no template.
     texts = ["".join(chr(97 + token % 26) for token in each) for each in setting.prompts(3 * setting.groups, seed=0)]
     samples = setting.groups * setting.group_size
-    per_device = max(1, setting.together // (setting.prompt + setting.new_tokens))
+    per_device = max(1, setting.together // 2 // (setting.prompt + setting.new_tokens))
     per_device = next(size for size in range(min(per_device, samples), 0, -1) if not samples % size)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = GRPOConfig(

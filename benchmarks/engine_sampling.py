@@ -33,9 +33,9 @@ _SAME_LOGPROBS = {"bfloat16": 5e-3, "float32": 1e-5}
 """How far the logprobs of sampling and of training may lie apart on average."""
 
 
-def sample_engine(setting: Setting, *, count: int, adapters: int = 0) -> Outcome:
+def sample_engine(setting: Setting, *, count: int, adapters: int = 0, fp8: bool = False) -> Outcome:
     """So many continuations at once, by the base model or by adapters in turn."""
-    with engine_of(setting) as engine:
+    with engine_of(setting, fp8=fp8) as engine:
         snapshots = _snapshots(engine, adapters)
         sampler = _sampler(setting, engine)
         _sample(sampler, snapshots, setting.prompts(count, seed=0), max_tokens=setting.warm_tokens)
@@ -81,9 +81,9 @@ def first_token_after_step_engine(setting: Setting) -> Outcome:
         return _median_ms(times, tokens=1, note=f"a prompt of {setting.prompt} tokens")
 
 
-def agreement_engine(setting: Setting, *, adapter: bool) -> Outcome:
+def agreement_engine(setting: Setting, *, adapter: bool, fp8: bool = False) -> Outcome:
     """The mean difference of the logprobs that sampling gave to its tokens and training gives to them."""
-    with engine_of(setting) as engine:
+    with engine_of(setting, fp8=fp8) as engine:
         lora = LoraOptions(rank=RANK, seed=0, train_unembed=False) if adapter else None
         engine.create_model("model", Trained.ADAPTER if adapter else Trained.NOTHING, lora)
         for rows in setting.batches("equal") if adapter else ():

@@ -242,15 +242,16 @@ class Bench:
 
     def _profile(self) -> None:
         """Where the time of a step goes; each is told at once."""
-        for program, title, options in (
+        cases = []
+        for program, what, options in (
             ("profile_training", "a training step", {}),
             ("profile_sampling", "steps of 16 continuations", {"count": 16}),
             ("profile_sampling", "steps of 256 continuations", {"count": 256}),
         ):
-            title = f"{self.shape}: {title}"
             name = "-".join([program, self.shape, *map(str, options.values())])
             trace = None if self._plan.traces is None else str((self._plan.traces / f"{name}.json.gz").absolute())
-            [(_, outcome)] = self._outcomes([(title, program, {**options, "trace": trace})])
+            cases.append((f"{self.shape}: {what}", program, {**options, "trace": trace}))
+        for title, outcome in self._outcomes(cases):
             if isinstance(outcome, str):
                 self._progress(f"{title}: FAILED: {outcome}")
                 continue

@@ -46,11 +46,11 @@ def train_engine(
     data: str,
     adapters: int = 1,
     unembedding: bool = False,
-    precision: str | None = None,
+    fp8: bool = False,
     full: bool = False,
 ) -> Outcome:
     """Steps of the engine; with several adapters, each has its share of the sequences."""
-    with engine_of(setting, precision) as engine:
+    with engine_of(setting, fp8=fp8) as engine:
         step = _steps(setting, engine, data=data, adapters=adapters, unembedding=unembedding, full=full)
         return measured(setting, step)
 
@@ -92,9 +92,12 @@ def _steps(
 
 
 @contextlib.contextmanager
-def engine_of(setting: Setting, precision: str | None = None) -> Iterator[Engine]:
-    """An engine without models, which are unloaded again in the end. It is loaded once in a process."""
-    engine = _loaded(setting, precision)
+def engine_of(setting: Setting, *, fp8: bool = False) -> Iterator[Engine]:
+    """An engine without models, which are unloaded again in the end. It is loaded once in a process.
+
+    `fp8`: its frozen base model has weights of 8 bits.
+    """
+    engine = _loaded(setting, fp8)
     try:
         yield engine
     finally:
@@ -103,12 +106,12 @@ def engine_of(setting: Setting, precision: str | None = None) -> Iterator[Engine
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(setting: Setting, precision: str | None) -> Engine:
+def _loaded(setting: Setting, fp8: bool) -> Engine:
     options: dict[str, Any] = {}
-    if precision is not None:
-        if "precision" not in inspect.signature(Engine.__init__).parameters:
-            raise NotAvailableError("the engine has no option `precision`")
-        options["precision"] = precision
+    if fp8:
+        if "fp8" not in inspect.signature(Engine.__init__).parameters:
+            raise NotAvailableError("the engine has no option `fp8`")
+        options["fp8"] = True
     try:
         return Engine(
             Path(setting.model),
@@ -119,7 +122,7 @@ def _loaded(setting: Setting, precision: str | None) -> Engine:
             **options,
         )
     except EngineError as error:
-        if precision is None:
+        if not fp8:
             raise
         raise NotAvailableError(str(error)) from error
 

@@ -1,7 +1,8 @@
 """Tokens per second of the built-in trainers, through a job and by the same TRL script started by hand.
 
 With a GPU the models have the shapes of Qwen3 0.6B and 8B, with random weights, and sequences of 2,048 tokens; without
-one, a shape that a laptop trains. BENCH_SHAPES and BENCH_TYPES choose among them.
+one, a shape that a laptop trains. BENCH_SHAPES and BENCH_TYPES choose among them, and BENCH_FRAMEWORK names the loop
+of the jobs: ENGINE or HF_TRAINER; unset, as a job that names none.
 
 Both are timed between two logs, when they run as they will go on. What is lost before, once, is told apart.
 """
@@ -272,6 +273,7 @@ def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[Times
                 "training_type": plan.training_type,
                 # As the script does: in the form in which it is stored.
                 "base_model": {"model_id": str(model), "dtype": plan.shape.dtype},
+                **_framework(plan),
                 "hyperparameters": {
                     "max_steps": str(plan.last + 1_000),
                     "learning_rate": "1e-5",
@@ -307,6 +309,12 @@ def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[Times
     finally:
         _end(client, job_id)
     return Times(plan=plan, at=seen), latest
+
+
+def _framework(plan: Plan) -> dict[str, Any]:
+    """What is asked for, unless the plan has an option that TRL alone has."""
+    name = os.environ.get("BENCH_FRAMEWORK")
+    return {"framework": {"type": name}} if name and not plan.compile and plan.attention is None else {}
 
 
 def _end(client: Client, job_id: str) -> None:
