@@ -89,11 +89,11 @@ CASES = (
         host="fp8",
     ),
     _case("curve-fp8", "losses", "engine, base in fp8", "curve_engine", fp8=True, host="fp8"),
+    _training("peft-equal-compiled", "PEFT, compiled", "train_peft", data="equal", **_COMPILED),
+    _training("peft-mixed-compiled", "PEFT, padded, compiled", "train_peft", data="mixed", **_COMPILED),
     *(_sampling("generate", "generate", "sample_generate", count=count, host="generate") for count in _COUNTS),
     _case("grpo-generate", "GRPO step", "generate and PEFT", "grpo_generate"),
     _case("grpo-trl", "GRPO step", "TRL", "grpo_trl"),
-    _training("peft-equal-compiled", "PEFT, compiled", "train_peft", data="equal", **_COMPILED),
-    _training("peft-mixed-compiled", "PEFT, padded, compiled", "train_peft", data="mixed", **_COMPILED),
     _training("peft-equal", "PEFT", "train_peft", data="equal"),
     _training("peft-mixed", "PEFT, padded", "train_peft", data="mixed"),
     _training("peft-equal-16-bits", "PEFT, compiled, adapters in 16 bits", "train_peft", data="equal", **_NARROW),
@@ -104,7 +104,7 @@ CASES = (
     _case("curve-peft-seed", "losses", "PEFT, another adapter", "curve_peft", seed=1),
     *(_sampling("generate-static", "generate, compiled", "sample_generate", count=n, static=True) for n in (1, 16, 64)),
 )
-"""Those of one host follow one another."""
+"""What matters most first; those of one host follow one another."""
 CURVES = ("curve-engine", "curve-fp8", "curve-peft", "curve-peft-seed")
 SHOWING = {
     "engine-mixed",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.engine_work import LEARNING_RATE, RANK, Outcome, Setting, Step, measured, peak, tokens_of
+from benchmarks.engine_work import (
+    LEARNING_RATE,
+    RANK,
+    NotAvailableError,
+    Outcome,
+    Setting,
+    Step,
+    measured,
+    peak,
+    tokens_of,
+)
 
 IGNORED = -100
 """A target that does not count."""
@@ -45,6 +56,8 @@ def train_peft(
         packed: without padding, sequences end to end; transformers can do that with flash-attention alone.
         full: all weights, in float32 with autocast, and no adapter.
     """
+    if packed and importlib.util.find_spec("flash_attn") is None:
+        raise NotAvailableError("flash_attn is not installed")
     from transformers import AutoModelForCausalLM
 
     whole = AutoModelForCausalLM.from_pretrained(

@@ -109,14 +109,14 @@ def run(
         directory: Where models are made, unless they are there.
         progress: Is told of each case as it ends.
         plan: What is measured.
-        known: What an earlier run has measured, as `Bench.to_json` gave it, by shape.
+        known: What an earlier run has written to its `--json` file.
         note: Is called after each case.
     """
     until = time.monotonic() + plan.budget_s
     benches: list[Bench] = []
     for shape in _shapes():
         bench = Bench(shape, directory, progress, plan, until)
-        bench.take_over((known or {}).get(shape.name, {}))
+        bench.take_over(known or {})
         benches.append(bench)
     for bench in benches:
         bench.run(lambda: note(benches))
@@ -154,9 +154,17 @@ class Bench:
     def shape(self) -> str:
         return self._shape.name
 
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Figures under others are not comparable."""
+        return {name: each for name, each in self._setting.items() if name not in ("model", "seconds")}
+
     def take_over(self, known: Mapping[str, Any]) -> None:
-        """What was measured before is not measured again; what failed is."""
-        self._done |= {key: each for key, each in known.items() if not isinstance(each, str)}
+        """What was measured before, under the same conditions, is not measured again; what failed is."""
+        if known.get("conditions", {}).get(self.shape) != self.conditions:
+            return
+        outcomes: dict[str, Any] = known["outcomes"][self.shape]
+        self._done |= {key: each for key, each in outcomes.items() if not isinstance(each, str)}
 
     def run(self, note: Callable[[], None]) -> None:
         """Measure what is planned, and is not known yet."""
@@ -299,7 +307,7 @@ def main() -> int:
     if options.list:
         print("\n".join(case.key for case in CASES))
         return 0
-    known = json.loads(options.resume.read_text())["outcomes"] if options.resume and options.resume.exists() else {}
+    known = json.loads(options.resume.read_text()) if options.resume and options.resume.exists() else {}
     plan = Plan(
         seconds=options.seconds or (TABLE_SECONDS if options.table else SECONDS),
         budget_s=options.budget,
@@ -337,7 +345,8 @@ def _write(path: Path, on: Mapping[str, Any], benches: Sequence[Bench], known: M
     """As a whole or not at all: the machine may be taken away at any time."""
     document = {
         "machine": on,
-        "outcomes": {**known, **{bench.shape: bench.outcomes() for bench in benches}},
+        "conditions": {**known.get("conditions", {}), **{bench.shape: bench.conditions for bench in benches}},
+        "outcomes": {**known.get("outcomes", {}), **{bench.shape: bench.outcomes() for bench in benches}},
         "figures": [figure.to_json() for bench in benches for figure in bench.figures()],
         "tables": [bench.table() for bench in benches],
         "wrong": [each for bench in benches for each in bench.disagreements()],

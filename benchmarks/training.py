@@ -102,7 +102,7 @@ class Times:
 
 
 _LAPTOP = Shape(
-    name="7M",
+    name="tiny",
     layers=4,
     hidden=256,
     intermediate=768,
