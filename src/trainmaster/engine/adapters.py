@@ -144,7 +144,7 @@ class AdapterRows:
         if stacked := self.stacked(rows):
             return stacked.products(rows, layers)
         return tuple(
-            adapted_product(rows, layer.weight, layer.bias, self.shares(layer.target, rows.dtype)) for layer in layers
+            adapted_product(rows, layer, self.shares(layer.target, rows.dtype)) for layer in layers
         )
 
     def stacked(self, rows: Tensor) -> FactorRows | None:

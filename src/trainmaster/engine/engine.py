@@ -20,6 +20,7 @@ from trainmaster.engine.model import Transformer
 from trainmaster.engine.packs import Launched, compute
 from trainmaster.engine.parallel import Ranks, as_engine_error, command
 from trainmaster.engine.passes import CheckedPass, Chunk, ChunkResult, Computed, check_pass, cut, pack, share
+from trainmaster.engine.quantized import check_fp8
 from trainmaster.engine.trained_model import ANOTHER_MODEL, State, TrainedModel, WeightsSnapshot, weights_state
 from trainmaster.engine.types import AdamOptions, EngineError, LoraOptions, Pass, PassResult, Trained
 from trainmaster.engine.weight_files import export_model
@@ -31,7 +32,9 @@ PACK_TOKENS = 8192
 class Engine:
     """Trains models on one base model, whose weights have the `dtype`; adapters, moments and gradients are float32.
 
-    `max_context_length` None: the model's own limit. `gradient_accumulation_steps` calls of `optim_step` are one step.
+    `fp8`: the base model's linear layers have weights of 8 bits instead, for adapters and for sampling alike. On a GPU,
+    `dtype` has to be bfloat16 then. `max_context_length` None: the model's own limit. `gradient_accumulation_steps`
+    calls of `optim_step` are one step.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Engine:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        fp8: bool = False,
         max_context_length: int | None = None,
         process: Ranks | None = None,
         pack_tokens: int = PACK_TOKENS,
@@ -54,7 +58,9 @@ class Engine:
         if gradient_accumulation_steps < 1:
             raise EngineError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it has to be 1 or more")
         self.max_context_length = max_context_length or self.config.max_positions
-        self.base = Transformer(self.config).load(self.model_dir, torch.device(device), dtype)
+        if fp8:
+            check_fp8(torch.device(device), dtype)
+        self.base = Transformer(self.config).load(self.model_dir, torch.device(device), dtype, fp8=fp8)
         self.ranks = process or Ranks()
         self._pack_tokens = pack_tokens
         self._steps_in_one = gradient_accumulation_steps
@@ -69,6 +75,8 @@ class Engine:
     def create_model(self, model_id: str, trained: Trained, lora: LoraOptions | None = None) -> None:
         if model_id in self._models:
             raise EngineError(f"there is a model {model_id!r} already")
+        if trained is Trained.ALL:
+            self._require_whole_weights()
         self._models[model_id] = TrainedModel(model_id, self.base, trained, lora)
 
     @command
@@ -124,6 +132,7 @@ class Engine:
             check_shapes(ANOTHER_MODEL, dict(adapter.named_parameters()), weights)
             adapter.load(weights)
             return WeightsSnapshot(transformer=self.base, adapter=adapter.copy())
+        self._require_whole_weights()
         check_shapes(ANOTHER_MODEL, dict(self.base.named_parameters()), weights)
         transformer = copy.deepcopy(self.base)
         with torch.no_grad():
@@ -145,6 +154,13 @@ class Engine:
     def drop(self, model_id: object) -> bool:
         """Remove a model in this rank, if there is one: its state can no longer be trusted."""
         return isinstance(model_id, str) and self._models.pop(model_id, None) is not None
+
+    def _require_whole_weights(self) -> None:
+        if self.base.is_quantized:
+            raise EngineError(
+                "the base model was loaded with precision fp8, which keeps no weights that full weights could begin "
+                "with or replace: use an adapter, or precision bfloat16"
+            )
 
     def _model(self, model_id: str) -> TrainedModel:
         if model := self._models.get(model_id):

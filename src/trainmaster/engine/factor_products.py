@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainmaster.engine.factor_stacks import FactorStack
-from trainmaster.engine.products import Layer
+from trainmaster.engine.products import Layer, base_back_product, base_products
 
 
 class FactorRows:
@@ -39,7 +39,7 @@ class FactorRows:
         if self.stack.a([layer.target for layer in layers]) is None:
             if len(layers) > 1:
                 return tuple(output for layer in layers for output in self.products(rows, [layer]))
-            return tuple(torch.nn.functional.linear(rows, layer.weight, layer.bias) for layer in layers)
+            return tuple(base_products(rows, layers))
         if not torch.is_grad_enabled():
             return tuple(self.computed(rows, layers)[0])
         tensors = [each for layer in layers for each in (layer.weight, layer.bias)]
@@ -48,11 +48,9 @@ class FactorRows:
     def computed(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[list[Tensor], Tensor]:
         """The outputs, and the rows times A of all layers, [n, layers x rank]."""
         lowered = self._lowered(rows, [layer.target for layer in layers])
-        outputs = []
-        for own, layer in zip(torch.split(lowered, self.stack.rank, dim=1), layers, strict=True):
-            output = torch.nn.functional.linear(rows, layer.weight, layer.bias)
+        outputs = base_products(rows, layers)
+        for output, own, layer in zip(outputs, torch.split(lowered, self.stack.rank, dim=1), layers, strict=True):
             self._add_raised(output, own, layer.target)
-            outputs.append(output)
         return outputs, lowered
 
     def pull(
@@ -146,22 +144,20 @@ class _Products(torch.autograd.Function):
         *_tensors: Tensor | None,
     ) -> tuple[Tensor, ...]:
         outputs, lowered = of.computed(rows, layers)
-        ctx.of, ctx.targets = of, [layer.target for layer in layers]
-        ctx.save_for_backward(rows, lowered, *(layer.weight for layer in layers))
+        ctx.of, ctx.layers = of, layers
+        ctx.save_for_backward(rows, lowered)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        rows, lowered, *weights = ctx.saved_tensors
+        rows, lowered = ctx.saved_tensors
         wants_rows, wants_factors, _, _, *wanted = ctx.needs_input_grad
-        grad_rows: Tensor | None = None
+        grad_rows = base_back_product(grads, ctx.layers) if wants_rows else None
         of_tensors: list[Tensor | None] = []
-        for place, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-            if wants_rows:
-                grad_rows = grad @ weight if grad_rows is None else grad_rows.addmm_(grad, weight)
+        for place, grad in enumerate(grads):
             of_tensors.append(grad.t() @ rows if wanted[2 * place] else None)
             of_tensors.append(grad.sum(0) if wanted[2 * place + 1] else None)
         ctx.of.hand_out_at_end()
         if wants_factors or grad_rows is not None:
-            ctx.of.pull(grads, rows, lowered, ctx.targets, grad_rows)
+            ctx.of.pull(grads, rows, lowered, [layer.target for layer in ctx.layers], grad_rows)
         return grad_rows, None, None, None, *of_tensors

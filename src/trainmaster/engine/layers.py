@@ -11,7 +11,7 @@ from torch.nn import functional
 from trainmaster.engine import kernels
 from trainmaster.engine.adapters import AdaptedRows
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.products import products
+from trainmaster.engine.products import QuantizedLayer, products
 
 
 class Linear(nn.Module):
@@ -22,6 +22,7 @@ class Linear(nn.Module):
         self.target = target
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.quantized: QuantizedLayer | None = None
 
     def forward(self, rows: Tensor, adapters: AdaptedRows | None = None) -> Tensor:
         return together((self,), rows, adapters)[0]

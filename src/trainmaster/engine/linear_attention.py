@@ -37,6 +37,12 @@ class LinearMixer(nn.Module):
         self.norm = _GatedNorm(linear.value_width, config.norm_eps)
         self.out_proj = Linear(prefix + "out_proj", linear.values, hidden)
 
+    @property
+    def wide(self) -> tuple[tuple[Linear, ...], ...]:
+        """The layers that may have weights of 8 bits, with those that see the same rows; those of decays may not."""
+        inward = (self.in_proj_qkvz,) if self._linear.by_key_head else (self.in_proj_qkv, self.in_proj_z)
+        return inward, (self.out_proj,)
+
     def forward(self, rows: Tensor, attention: Attention, adapters: AdaptedRows | None) -> Tensor:
         mixed, gate, opened, stepped = self._projected(rows, adapters)
         wide = torch.promote_types(computed_in(rows), torch.float32)

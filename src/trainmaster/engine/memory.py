@@ -41,7 +41,9 @@ class PassMemory:
     """For any number of tokens: gradients of weights."""
 
     @classmethod
-    def of(cls, config: ModelConfig, *, bytes_each: int, rank: int = 0, gradients: int = 0) -> PassMemory:
+    def of(
+        cls, config: ModelConfig, *, bytes_each: int, rank: int = 0, gradients: int = 0, fp8: bool = False
+    ) -> PassMemory:
         """`gradients`: the bytes that the gradients of what is trained take."""
         hidden = config.hidden_size
         queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
@@ -49,7 +51,7 @@ class PassMemory:
         norms = config.norms
         named = (norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp)
         attention = 2 * hidden + 2 * queries + 2 * keys
-        if config.head_norm is not None or config.fused_qkv:
+        if config.head_norm is not None or config.fused_qkv or fp8:
             # Before they are normed and turned, too; values that are columns of one product keep it as a whole.
             attention += queries + keys
         kept = attention + hidden * sum(each is not None for each in named) + _kept_by_mlp(config)
@@ -61,7 +63,8 @@ class PassMemory:
             kept=kept,
             border=bytes_each * hidden,
             # The gradients of what the MLP keeps, and of some rows, are there with what one layer keeps.
-            passing=kept + bytes_each * (_kept_by_mlp(config) + 6 * hidden),
+            # With 8 bits, so are the rounded gradients of gate and up.
+            passing=kept + bytes_each * (_kept_by_mlp(config) + 6 * hidden) + fp8 * 2 * config.intermediate_size,
             squares=3 * config.num_heads * (bytes_each + 4) if plain else 0,
             logits=config.vocab_size * (4 + 4 + bytes_each),
             most_logits=LOGITS * (4 + 4 + bytes_each),
@@ -121,7 +124,9 @@ def memory_of(models: Sequence[TrainedModel]) -> PassMemory:
         # In the weights' own type first.
         gradients += sum(each.nbytes for model in models for each in model.parameters.values())
     rank = max((model.lora.rank for model in models if model.lora), default=0)
-    return PassMemory.of(base.config, bytes_each=base.dtype.itemsize, rank=rank, gradients=gradients)
+    return PassMemory.of(
+        base.config, bytes_each=base.dtype.itemsize, rank=rank, gradients=gradients, fp8=base.is_quantized
+    )
 
 
 def check_memory(checked: CheckedPass, free: int) -> None:

@@ -5,7 +5,7 @@ Parameters have their names of a checkpoint of a language model; only attention 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import cast
@@ -22,9 +22,11 @@ from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.layers import Linear, Norm, together
 from trainmaster.engine.linear_attention import LinearMixer
 from trainmaster.engine.mixture import MixtureMlp
-from trainmaster.engine.products import gated, lay_together, sigmoid
+from trainmaster.engine.products import gated, lay_together, quantized_together, sigmoid
+from trainmaster.engine.quantized import ALIGNED, can_be_quantized, quantize
 from trainmaster.engine.rotary import RotaryAngles, apply_rotary, rotary_angles
 from trainmaster.engine.targets import UNEMBEDDING
+from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_files import load_weights
 
 
@@ -66,6 +68,11 @@ class SelfAttention(nn.Module):
     def same_rows(self) -> tuple[Linear, ...]:
         """The layers that see the rows."""
         return (self.qkv_proj,) if self._config.fused_qkv else (self.q_proj, self.k_proj, self.v_proj)
+
+    @property
+    def wide(self) -> tuple[tuple[Linear, ...], ...]:
+        """The layers that may have weights of 8 bits, with those that see the same rows."""
+        return self.same_rows, (self.o_proj,)
 
     def forward(
         self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdaptedRows | None
@@ -129,6 +136,11 @@ class Mlp(nn.Module):
     def same_rows(self) -> tuple[Linear, ...]:
         """The layers that see the rows."""
         return (self.gate_up_proj,) if self._fused else (self.gate_proj, self.up_proj)
+
+    @property
+    def wide(self) -> tuple[tuple[Linear, ...], ...]:
+        """The layers that may have weights of 8 bits, with those that see the same rows."""
+        return self.same_rows, (self.down_proj,)
 
     def forward(self, rows: Tensor, adapters: AdaptedRows | None) -> Tensor:
         if self._fused:
@@ -217,18 +229,49 @@ class Transformer(nn.Module):
         self.requires_grad_(False)
 
     def load(
-        self, directory: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        directory: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        fp8: bool = False,
     ) -> Transformer:
+        """`fp8`: with weights of 8 bits where there can be, and no others there."""
         load_weights(self, self.config, Path(directory), torch.device(device), dtype)
+        if fp8:
+            self.quantize()
         if self.device.type == "cuda":
             self.lay_weights_together()
         return self
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(layer.quantized is not None for layers in self._wide() for layer in layers)
+
+    @property
+    def wide_weights(self) -> frozenset[str]:
+        """The names of the weights that `quantize` replaces."""
+        found = (layer for layers in self._wide() for layer in layers if can_be_quantized(layer.weight))
+        return frozenset(f"{layer.target}.weight" for layer in found)
+
+    def quantize(self) -> None:
+        """Replace frozen weights of attention and MLPs, wherever they are, by those of 8 bits on the device."""
+        for layers in self._wide():
+            quantize(layers, self.device)
+        if not self.is_quantized:
+            raise EngineError(f"precision fp8 needs layers whose widths are multiples of {ALIGNED}: use another")
+
+    def _wide(self) -> Iterator[tuple[Linear, ...]]:
+        for module in self.modules():
+            if isinstance(module, SelfAttention | Mlp | LinearMixer):
+                yield from module.wide
 
     def lay_weights_together(self) -> None:
         """Let products of the same rows be one, as long as their weights are not trained."""
         for module in self.modules():
             if isinstance(module, SelfAttention | Mlp) and len(module.same_rows) > 1:
-                lay_together([layer.weight for layer in module.same_rows])
+                if quantized_together(module.same_rows) is None:
+                    lay_together([layer.weight for layer in module.same_rows])
                 lay_together([layer.bias for layer in module.same_rows if layer.bias is not None])
 
     def use(self, weights: Mapping[str, nn.Parameter]) -> Transformer:

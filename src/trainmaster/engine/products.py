@@ -13,7 +13,7 @@ and nothing promised.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,29 +35,103 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(functional.pad(rows, (0, 0, 0, missing)), weight, bias)[: len(rows)]
 
 
+class Quantized(Protocol):
+    """Weights of fewer bits, of one layer or of several that see the same rows; `quantized` has them."""
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """The layers' outputs, side by side; autograd knows the gradient of the rows."""
+
+    def back_product(self, grads: Sequence[Tensor]) -> Tensor:
+        """The gradient of the rows, by those of each layer's outputs."""
+
+
+class QuantizedLayer(Protocol):
+    def joined(self, others: Sequence[QuantizedLayer | None]) -> Quantized | None:
+        """The weights of this layer and of others, if these follow it."""
+
+
 class Layer(Protocol):
     """A product that adapters may adapt, by its name for them."""
 
     target: str
     weight: nn.Parameter
+    """Of 8 bits, and not to be computed with, if the layer is quantized."""
     bias: nn.Parameter | None
+
+    @property
+    def quantized(self) -> QuantizedLayer | None: ...
 
 
 def products(rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
     """The outputs of layers that see the same rows; by one product, if their weights lie together."""
     if _together([layer.weight for layer in layers]) is None:
-        return tuple(product(rows, layer.weight, layer.bias) for layer in layers)
+        return tuple(base_products(rows, layers))
     return torch.split_with_sizes(joint_product(rows, layers), [len(layer.weight) for layer in layers], dim=1)
 
 
 def joint_product(rows: Tensor, layers: Sequence[Layer]) -> Tensor:
     """The outputs of layers that see the same rows, side by side: [n, the sum of their widths]."""
-    weight = _together([layer.weight for layer in layers])
+    quantized, weight = quantized_together(layers), _together([layer.weight for layer in layers])
+    if quantized is not None:
+        return quantized.product(rows, _biases(layers))
+    if weight is None:
+        return torch.cat(base_products(rows, layers), dim=1)
+    return product(rows, weight, _biases(layers))
+
+
+def base_products(rows: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
+    """The outputs of layers that see the same rows, each by a product of its own unless they are quantized together."""
+    outputs: list[Tensor] = []
+    for quantized, run in _runs(layers):
+        if quantized is None:
+            outputs += [product(rows, layer.weight, layer.bias) for layer in run]
+        else:
+            joint = quantized.product(rows, _biases(run))
+            outputs += torch.split_with_sizes(joint, [len(layer.weight) for layer in run], dim=1)
+    return outputs
+
+
+def base_back_product(grads: Sequence[Tensor], layers: Sequence[Layer]) -> Tensor:
+    """The gradient of the rows that layers see, by those of each layer's outputs."""
+    total: Tensor | None = None
+    left = iter(grads)
+    for quantized, run in _runs(layers):
+        own = [next(left) for _ in run]
+        if quantized is not None:
+            part = quantized.back_product(own)
+            total = part if total is None else total.add_(part)
+            continue
+        for grad, layer in zip(own, run, strict=True):
+            total = back_product(grad, layer.weight) if total is None else total.addmm_(grad, layer.weight)
+    assert total is not None
+    return total
+
+
+def quantized_together(layers: Sequence[Layer]) -> Quantized | None:
+    """The quantized weights of layers, if these lie end to end."""
+    first, *others = (layer.quantized for layer in layers)
+    return None if first is None else first.joined(others)
+
+
+def _runs(layers: Sequence[Layer]) -> Iterator[tuple[Quantized | None, Sequence[Layer]]]:
+    """As many layers at a time as are quantized together; the others one by one."""
+    start = 0
+    while start < len(layers):
+        end = start + 1
+        quantized = quantized_together(layers[start:end])
+        while quantized and end < len(layers) and (longer := quantized_together(layers[start : end + 1])):
+            quantized, end = longer, end + 1
+        yield quantized, layers[start:end]
+        start = end
+
+
+def _biases(layers: Sequence[Layer]) -> Tensor | None:
+    """The biases of layers that all have one, or none, side by side."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    bias = _together(biases) if biases else None
-    if weight is None or (biases and bias is None):
-        return torch.cat([product(rows, layer.weight, layer.bias) for layer in layers], dim=1)
-    return product(rows, weight, bias)
+    if len(biases) < 2:
+        return biases[0] if biases else None
+    together = _together(biases)
+    return torch.cat([*biases]) if together is None else together
 
 
 def lay_together(tensors: Sequence[nn.Parameter]) -> None:
@@ -125,11 +199,11 @@ class AdapterShare:
     b: Tensor
 
 
-def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare]) -> Tensor:
+def adapted_product(rows: Tensor, layer: Layer, shares: Sequence[AdapterShare]) -> Tensor:
     """`rows @ weight.T + bias`, one product for all rows, plus each adapter's part on its own rows."""
     if not shares:
-        return product(rows, weight, bias)
-    return _AdaptedProduct.apply(rows, weight, bias, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
+        return base_products(rows, [layer])[0]
+    return _AdaptedProduct.apply(rows, layer.weight, layer.bias, layer, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
 
 
 def factors_of(shares: Sequence[AdapterShare]) -> list[nn.Parameter]:
@@ -167,22 +241,28 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare], *_factors: Tensor
+        ctx: Any,
+        rows: Tensor,
+        _weight: Tensor,
+        _bias: Tensor | None,
+        layer: Layer,
+        shares: Sequence[AdapterShare],
+        *_factors: Tensor,
     ) -> Tensor:
-        outputs = product(rows, weight, bias)
+        (outputs,) = base_products(rows, [layer])
         lowered = add_shares(outputs, rows, shares)
-        ctx.shares = shares
-        ctx.save_for_backward(rows, weight, *lowered)
+        ctx.layer, ctx.shares = layer, shares
+        ctx.save_for_backward(rows, *lowered)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        rows, weight, *lowered = ctx.saved_tensors
+        rows, *lowered = ctx.saved_tensors
         wants_rows, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        grad_rows = back_product(grad, weight) if wants_rows else None
+        grad_rows = base_back_product([grad], [ctx.layer]) if wants_rows else None
         grad_factors = share_gradients(grad, rows, lowered, ctx.shares, grad_rows)
         grad_weight = grad.t() @ rows if wants_weight else None
-        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, *grad_factors
+        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, None, *grad_factors
 
 
 # PyTorch's silu and gelu compute most elements of a tensor eight or sixteen at a time, and the last ones
