@@ -56,6 +56,7 @@ def _types(known: Hyperparameter) -> str:
 
 def _value(known: Hyperparameter) -> str:
     choices = ", ".join(f"`{choice}`" for choice in known.choices)
+    choices += "".join(f", `{choice}` (LORA)" for choice in known.adapter_choices)
     match known.kind:
         case ValueKind.CHOICE:
             return choices

@@ -143,9 +143,7 @@ class AdapterRows:
     def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
         if stacked := self.stacked(rows):
             return stacked.products(rows, layers)
-        return tuple(
-            adapted_product(rows, layer, self.shares(layer.target, rows.dtype)) for layer in layers
-        )
+        return tuple(adapted_product(rows, layer, self.shares(layer.target, rows.dtype)) for layer in layers)
 
     def stacked(self, rows: Tensor) -> FactorRows | None:
         """What computes the adapters' parts on a GPU, if there are any."""

@@ -158,8 +158,8 @@ class Engine:
     def _require_whole_weights(self) -> None:
         if self.base.is_quantized:
             raise EngineError(
-                "the base model was loaded with precision fp8, which keeps no weights that full weights could begin "
-                "with or replace: use an adapter, or precision bfloat16"
+                "the service holds its base model in fp8, which is never trained: train an adapter, or start the "
+                "service with precision bfloat16"
             )
 
     def _model(self, model_id: str) -> TrainedModel:

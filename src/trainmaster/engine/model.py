@@ -259,7 +259,7 @@ class Transformer(nn.Module):
         for layers in self._wide():
             quantize(layers, self.device)
         if not self.is_quantized:
-            raise EngineError(f"precision fp8 needs layers whose widths are multiples of {ALIGNED}: use another")
+            raise EngineError(f"fp8 needs layers whose widths are multiples of {ALIGNED}, and this model has none")
 
     def _wide(self) -> Iterator[tuple[Linear, ...]]:
         for module in self.modules():

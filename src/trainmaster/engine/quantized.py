@@ -40,11 +40,11 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     found = torch.cuda.get_device_capability(device)
     if found < CAPABILITY:
         raise EngineError(
-            f"precision fp8 needs a GPU of compute capability {_shown(CAPABILITY)} or higher, such as an L4, H100 or "
-            f"H200; the {torch.cuda.get_device_name(device)} has {_shown(found)}: use precision bfloat16"
+            f"fp8 needs a GPU of compute capability {_shown(CAPABILITY)} or higher, such as an L4, H100 or H200, and "
+            f"the {torch.cuda.get_device_name(device)} has {_shown(found)}; use bfloat16 instead"
         )
     if dtype != torch.bfloat16:
-        raise EngineError(f"precision fp8 computes the rest in bfloat16 on a GPU, and not in {dtype}")
+        raise EngineError(f"with fp8, a GPU computes the rest of the model in bfloat16, and not in {dtype}")
 
 
 def _shown(capability: tuple[int, int]) -> str:
@@ -168,7 +168,7 @@ def quantize(layers: Sequence[_Frozen], device: torch.device) -> None:
     joined = QuantizedRows(torch.cat([each.values for each in parts]), torch.cat([each.scales for each in parts]))
     widths = [len(layer.weight) for layer in fitting]
     whole = QuantizedWeights(joined, widths)
-    for index, (layer, values) in enumerate(zip(fitting, whole.values.split(widths), strict=True)):
+    for index, (layer, values) in enumerate(zip(fitting, torch.split_with_sizes(whole.values, widths), strict=True)):
         layer.weight = nn.Parameter(values, requires_grad=False)
         layer.quantized = QuantizedPart(whole, index)
 

@@ -27,8 +27,8 @@ FIREWORKS = "fireworks"
 
 SERVICE_FILE = "service.json"
 """The configuration of a trainer service, among the inputs of its launch."""
-PRECISIONS = ("auto", "float32", "bfloat16")
-"""Of the base model's weights; `auto`: bfloat16 on a GPU, float32 on the CPU."""
+PRECISIONS = ("auto", "float32", "bfloat16", "fp8")
+"""Of the base model's weights; `auto`: bfloat16 on a GPU, float32 on the CPU. `fp8`: linear layers have 8 bits."""
 
 
 class ModelMode(StrEnum):

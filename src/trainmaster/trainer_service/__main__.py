@@ -109,12 +109,15 @@ def _engine(configuration: Configuration) -> Engine:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    precision = configuration.precision if configuration.precision != "auto" else "bfloat16" if cuda else "float32"
+    fp8, precision = configuration.precision == "fp8", configuration.precision
+    if precision in ("auto", "fp8"):
+        precision = "bfloat16" if cuda else "float32"
     try:
         return Engine(
             configuration.model_path,
             device=device,
             dtype=getattr(torch, precision),
+            fp8=fp8,
             max_context_length=configuration.max_context_length,
             process=join(device),
             gradient_accumulation_steps=configuration.gradient_accumulation_steps,

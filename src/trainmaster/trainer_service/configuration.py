@@ -42,8 +42,8 @@ class Configuration(BaseModel):
     """So many optim_steps make one."""
     sampling_share: float = Field(default=0.5, gt=0, lt=1)
     """Of the time, where training and samples both wait."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """`auto`: bfloat16 on a GPU, float32 on the CPU."""
+    precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
+    """`auto`: bfloat16 on a GPU, float32 on the CPU. `fp8`: the same, with weights of 8 bits in linear layers."""
     max_adapters: int = Field(default=64, ge=1)
     """How many models may be loaded at a time."""
     keep_results_s: float = Field(default=600.0, gt=0)

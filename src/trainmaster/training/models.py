@@ -69,7 +69,7 @@ def load_config(document: Document, prepared: Prepared) -> PretrainedConfig:
 
 
 def precision(document: Document, *, cuda: bool) -> str:
-    """The number format of the computation: bf16, fp16 or no, which is that of the weights."""
+    """The number format of the computation: bf16, fp16, fp8, which only the engine has, or no, that of the weights."""
     wanted = str(document.hyperparameters["mixed_precision"])
     if wanted == "auto":
         wanted = "bf16" if cuda and torch.cuda.is_bf16_supported() else "no"

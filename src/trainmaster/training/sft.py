@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainmaster.jobs import report
 from trainmaster.server.core.training.engine_options import engine_lacks
+from trainmaster.server.core.training.hyperparameters import FP8
 from trainmaster.server.core.training.types import FrameworkType
 from trainmaster.training import trl_trainer
 from trainmaster.training.document import Document, DocumentError, Prepared
@@ -23,6 +24,9 @@ def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: 
             _require_options(document)
             trainer = build_engine_trainer(document, prepared)
         except LackingError as error:
+            if document.hyperparameters["mixed_precision"] == FP8:
+                message = f"fp8 is computed by the engine alone: {error}; use bf16"
+                raise DocumentError(f"hyperparameters.mixed_precision: {message}") from error
             if framework is FrameworkType.ENGINE:
                 raise DocumentError(f"framework.type: {error}; use {FrameworkType.HF_TRAINER}") from error
             if first:

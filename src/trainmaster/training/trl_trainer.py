@@ -25,6 +25,7 @@ from transformers import (
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from trainmaster.server.core.training.hyperparameters import FP8
 from trainmaster.server.core.training.options import CONFIG, DISTRIBUTED, refused_options
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
@@ -154,6 +155,8 @@ def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_
     options = _typed(CONFIG, framework.config)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)
     precision = models.precision(document, cuda=cuda)
+    if precision == FP8:
+        raise DocumentError(f"hyperparameters.mixed_precision: fp8 is not computed by {framework.type}; use bf16")
     return {
         **{name: parameters[name] for name in _SHARED},
         "gradient_checkpointing": _recomputes(document),

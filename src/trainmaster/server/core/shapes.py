@@ -67,7 +67,7 @@ class ShapeVersion(Model):
     cpu_cores: Count | None = optional("Least cores of each node.")
     image_tag: Name | None = optional("For clients that ask for it; trainers do not run in it.")
     max_context_length: Count = Field(description="The longest sequence in tokens.")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="Of the base model.")
+    precision: Literal["auto", "float32", "bfloat16", "fp8"] = Field(default="auto", description="Of the base model.")
     sampling_share: Share = Field(default=0.5, description="Of the time, where training and samples both wait.")
     sharding: Sharding = Field(default_factory=Sharding, description="How a model is spread over the GPUs.")
     deployment_shape: Text | None = optional("The deployment shape that belongs to it.")

@@ -13,9 +13,10 @@ from transformers.trainer_utils import align_special_tokens
 from trl.data_utils import pack_dataset
 
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.quantized import check_fp8
 from trainmaster.engine.types import EngineError
 from trainmaster.jobs import report
-from trainmaster.server.core.training.hyperparameters import Value
+from trainmaster.server.core.training.hyperparameters import FP8, Value
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
 from trainmaster.training.document import Document, DocumentError, Prepared
@@ -38,11 +39,15 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
         _choose_deterministic_kernels()
     precision = models.precision(document, cuda=torch.cuda.is_available())
     peers = Peers.join(str(document.training.framework.distributed.backend))
+    fp8 = precision == FP8
+    if fp8:
+        _require_fp8(peers.device)
     model = models.load_model(document, prepared, trains_base=not adapter)
     tokenizer = models.load_tokenizer(document, prepared)
     models.require_embeddings(model, tokenizer, train)
     _agree(model, tokenizer)
-    dtype = torch.bfloat16 if precision == "bf16" else model.dtype
+    halved = precision == "bf16" or (fp8 and peers.device.type == "cuda")
+    dtype = torch.bfloat16 if halved else model.dtype
     if dtype == torch.float16:
         raise LackingError("the model's weights are float16, and the engine trains in float32 or bfloat16")
     set_seed(document.data.seed or 0)  # PEFT draws the adapter's first weights
@@ -53,6 +58,7 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
         TrainedWeights(single=peers.count * document.data.gradient_accumulation_steps == 1),
         device=peers.device,
         dtype=dtype,
+        fp8=fp8,
         recompute=_recomputed_share(parameters["gradient_checkpointing"], peers.device),
     )
     if peers.device.type == "cuda":
@@ -118,6 +124,13 @@ def _longest(datasets: Iterable[Dataset]) -> int:
     """The tokens of the longest sample."""
     parts = [part for each in datasets for part in each.data.column("input_ids").chunks]
     return max(pc.max(pc.list_value_length(part)).as_py() or 0 for part in parts)
+
+
+def _require_fp8(device: torch.device) -> None:
+    try:
+        check_fp8(device, torch.bfloat16)
+    except EngineError as error:
+        raise DocumentError(f"hyperparameters.mixed_precision: {error}") from error
 
 
 def _agree(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

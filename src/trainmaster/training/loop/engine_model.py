@@ -74,8 +74,10 @@ class EngineModel:
         device: torch.device,
         dtype: torch.dtype,
         recompute: float | None,
+        fp8: bool = False,
     ) -> None:
         """`recompute`: the share of the layers whose activations are recomputed; None: as few as memory asks for.
+        `fp8`: frozen weights of linear layers have 8 bits.
 
         Raises LackingError where the parameters of the model, or of an adapter, are not the engine's.
         """
@@ -87,12 +89,18 @@ class EngineModel:
         self._adapter = None if lora is None else _adapter(self.container, self.transformer, naming)
         self._recompute = recompute
         self._stacks = FactorStacks()
+        wide = self.transformer.wide_weights if fp8 else frozenset()
+        quantized = {name: each for name, each in originals.items() if name in wide}
+        staying = {id(each) for each in quantized.values()}
         for parameter in self.container.parameters():
             # A frozen weight that is computed in another type stays where it was loaded: the result may need it.
-            if parameter.requires_grad or parameter.dtype == dtype:
+            if parameter.requires_grad or (parameter.dtype == dtype and id(parameter) not in staying):
                 parameter.data = parameter.data.to(device)
-        computed = {name: self._computed(each, device, dtype) for name, each in originals.items()}
-        self.transformer.use(computed)
+        others = {name: each for name, each in originals.items() if name not in wide}
+        computed = {name: self._computed(each, device, dtype) for name, each in others.items()}
+        self.transformer.use(computed | quantized)
+        if fp8:
+            self._quantize()
         if self._adapter is not None:
             weights.others += self._adapter.parameters()
         self._memory = PassMemory.of(
@@ -100,6 +108,7 @@ class EngineModel:
             bytes_each=dtype.itemsize,
             rank=0 if lora is None else lora.r,
             gradients=weights.gradient_bytes,
+            fp8=fp8,
         )
 
     def require_memory(self, longest: int, device: torch.device) -> None:
@@ -135,6 +144,12 @@ class EngineModel:
         if self._recompute is not None:
             return self._recompute
         return self._memory.recomputed(batch.lengths, free_bytes(batch.tokens.device)) / self._memory.layers
+
+    def _quantize(self) -> None:
+        try:
+            self.transformer.quantize()
+        except EngineError as error:
+            raise LackingError(str(error)) from error
 
     def _computed(self, original: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
         if original.dtype == dtype:

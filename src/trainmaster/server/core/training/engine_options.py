@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainmaster.server.core.training.hyperparameters import Value
+from trainmaster.server.core.training.hyperparameters import FP8, Value
 
 _HYPERPARAMETERS = "hyperparameters"
 ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
@@ -23,7 +23,7 @@ ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
     "eval_strategy": None,
     "eval_steps": None,
     "gradient_checkpointing": None,
-    "mixed_precision": ("auto", "no", "bf16"),
+    "mixed_precision": ("auto", "no", "bf16", FP8),
     "attn_implementation": (None,),
     "torch_compile": (False,),
     "neftune_noise_alpha": (None,),

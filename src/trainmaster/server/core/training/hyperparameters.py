@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 
 from trainmaster.server.core.errors import Problem, RefusedError, choice_message, nearest, shown
@@ -47,6 +47,8 @@ class Hyperparameter:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    adapter_choices: tuple[str, ...] = ()
+    """Choices of types that train an adapter, beside those of all."""
 
     def default_for(self, training_type: TrainingType) -> Value:
         return self.defaults.get(training_type, self.default)
@@ -113,6 +115,8 @@ ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
 _COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE})
 """The types that may train on a part of each row."""
+FP8 = "fp8"
+"""The value of `mixed_precision` for frozen weights of 8 bits."""
 _MAX_PROBLEMS = 100
 """Who has more has no use for the rest."""
 
@@ -148,8 +152,9 @@ _ROWS = (
         "engine on a GPU recomputes only as many layers as do not fit in memory; otherwise auto is true.",
         choices=("auto",)),
     Hyperparameter("mixed_precision", ValueKind.CHOICE, "auto",
-        "The number format of the computation; auto is bf16 on a GPU that supports it, else no.",
-        choices=("auto", "no", "bf16", "fp16")),
+        "The number format of the computation; auto is bf16 on a GPU that supports it, else no. fp8: bf16, and the "
+        "frozen weights of linear layers have 8 bits.",
+        choices=("auto", "no", "bf16", "fp16"), adapter_choices=(FP8,)),
     Hyperparameter("attn_implementation", ValueKind.CHOICE, None,
         "The attention kernels. Default: the choice of transformers; for packed samples on a GPU, kernels "
         "that skip masked pairs of tokens.",
@@ -238,14 +243,21 @@ def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) 
         try:
             values[name] = table[name].read(text)
         except ValueError as error:
-            problems.append(Problem(field=f"{FIELD}.{name}", message=str(error)))
+            message = str(error)
+            if text.strip() in table[name].adapter_choices:
+                message = f"{text.strip()} is for frozen base models, and {training_type} trains its own; {message}"
+            problems.append(Problem(field=f"{FIELD}.{name}", message=message))
     if problems:
         raise RefusedError.because(problems)
     return values
 
 
 def hyperparameters_of(training_type: TrainingType) -> dict[str, Hyperparameter]:
-    return {name: known for name, known in HYPERPARAMETERS.items() if training_type in known.types}
+    """Those of a training type, with the choices that it has."""
+    own = {name: known for name, known in HYPERPARAMETERS.items() if training_type in known.types}
+    if training_type not in LORA_TYPES:
+        return own
+    return {name: replace(known, choices=known.choices + known.adapter_choices) for name, known in own.items()}
 
 
 def _unknown(name: str, training_type: TrainingType) -> str:

@@ -4,7 +4,7 @@ With framework CUSTOM a script of the user's own takes its place, and finds the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from trainmaster.server.core.errors import Problem, RefusedError, SpecError, cho
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.engine_options import engine_lacks
-from trainmaster.server.core.training.hyperparameters import read_hyperparameters
+from trainmaster.server.core.training.hyperparameters import FP8, read_hyperparameters
 from trainmaster.server.core.training.options import refused_arguments, refused_fields, refused_options
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
@@ -192,6 +192,8 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
             where = field if field.startswith("data_config.") else f"training_config.{field}"
             remedy = f"leave it out, or use framework type {FrameworkType.HF_TRAINER}"
             yield Problem(field=where, message=f"{message}; {remedy}")
+    if _hyperparameters(job)["mixed_precision"] == FP8:
+        yield from _without_fp8(job, training, data)
     for field, options in (
         ("training_config.base_model.model_kwargs", training.base_model.model_kwargs),
         ("data_config.preprocess.tokenizer_config", data.preprocess.tokenizer_config),
@@ -214,10 +216,28 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     yield from _without_validation(job, data)
 
 
+def _without_fp8(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
+    """What keeps the engine, which alone has fp8, from this training."""
+    field, remedy = "training_config.hyperparameters.mixed_precision", "use bf16"
+    if training.framework.type not in (FrameworkType.AUTO, FrameworkType.ENGINE):
+        message = f"fp8 is computed by the engine alone, and not by {training.framework.type}; use framework type "
+        yield Problem(field=field, message=f"{message}{FrameworkType.AUTO}, or {remedy}")
+    elif training.framework.type is FrameworkType.AUTO:
+        for lacking, why in islice(_engine_lacks(job, training, data), _MAX_PROBLEMS):
+            message = f"fp8 is computed by the engine alone, and {lacking} {why}; change that, or {remedy}"
+            yield Problem(field=field, message=message)
+
+
+def _hyperparameters(job: JobConfigs) -> Mapping[str, Any]:
+    """Typed, and all of them."""
+    typed: Mapping[str, Any] = job.training_document["training_config"]["hyperparameters"]
+    return typed
+
+
 def _engine_lacks(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[tuple[str, str]]:
     document = job.training_document
     return engine_lacks(
-        hyperparameters=document["training_config"]["hyperparameters"],
+        hyperparameters=_hyperparameters(job),
         config=training.framework.config,
         distributed=training.framework.distributed.config,
         padding=data.preprocess.padding,
@@ -228,7 +248,7 @@ def _engine_lacks(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
 
 
 def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
-    strategy = job.training_document["training_config"]["hyperparameters"]["eval_strategy"]
+    strategy = _hyperparameters(job)["eval_strategy"]
     metric = job.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
     if metric and metric.removeprefix("eval_") not in MEASURED:

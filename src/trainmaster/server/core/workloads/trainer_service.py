@@ -133,8 +133,10 @@ class TrainerServiceSpec(Serving):
     sampling_share: Share = Field(
         default=0.5, description="Share of the time that samples get when training and samples both wait."
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Precision of the base model; auto: bfloat16 on a GPU, float32 on the CPU."
+    precision: Literal["auto", "float32", "bfloat16", "fp8"] = Field(
+        default="auto",
+        description="Precision of the base model; auto: bfloat16 on a GPU, float32 on the CPU; fp8: the weights of "
+        "linear layers have 8 bits, and the rest is as with auto.",
     )
     extra_args: Arguments = Field(default=(), description="Arguments of the trainer process; unknown ones are refused.")
     training_shape: Text | None = optional("The training shape that set the other fields.")
@@ -163,6 +165,11 @@ class TrainerServiceSpec(Serving):
         ]
         if problems:
             raise RefusedError.because(problems)
+        if self.mode is ModelMode.FULL and self.options.get("precision", self.precision) == "fp8":
+            message = (
+                "fp8 is for a frozen base model, and lora_rank 0 trains its weights; set lora_rank, or use bfloat16"
+            )
+            raise SpecError([Problem(field="workload.precision", message=message)])
         gpus = job.resource_config.gpus_per_node
         if gpus and self.ranks_per_node not in (1, gpus):
             message = f"follows from the GPUs of a node, which are {gpus}; leave it out"
