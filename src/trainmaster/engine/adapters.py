@@ -17,7 +17,7 @@ from trainmaster.engine import kernels
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.factor_products import FactorRows
 from trainmaster.engine.factor_stacks import FactorStacks, flat_factors
-from trainmaster.engine.products import AdapterShare, Factors, Layer, adapted_product
+from trainmaster.engine.products import AdapterShare, Factors, Layer, adapted_outputs, adapted_product, products
 from trainmaster.engine.targets import target_shapes
 from trainmaster.engine.types import EngineError, LoraOptions
 
@@ -143,7 +143,13 @@ class AdapterRows:
     def products(self, layers: Sequence[Layer], rows: Tensor) -> tuple[Tensor, ...]:
         if stacked := self.stacked(rows):
             return stacked.products(rows, layers)
-        return tuple(adapted_product(rows, layer, self.shares(layer.target, rows.dtype)) for layer in layers)
+        shares = [self.shares(layer.target, rows.dtype) for layer in layers]
+        if any(layer.quantized is not None for layer in layers):
+            outputs = products(rows, layers)
+            return tuple(adapted_outputs(output, rows, own) for output, own in zip(outputs, shares, strict=True))
+        return tuple(
+            adapted_product(rows, layer.weight, layer.bias, own) for layer, own in zip(layers, shares, strict=True)
+        )
 
     def stacked(self, rows: Tensor) -> FactorRows | None:
         """What computes the adapters' parts on a GPU, if there are any."""

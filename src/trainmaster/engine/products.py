@@ -199,11 +199,18 @@ class AdapterShare:
     b: Tensor
 
 
-def adapted_product(rows: Tensor, layer: Layer, shares: Sequence[AdapterShare]) -> Tensor:
+def adapted_product(rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare]) -> Tensor:
     """`rows @ weight.T + bias`, one product for all rows, plus each adapter's part on its own rows."""
     if not shares:
-        return base_products(rows, [layer])[0]
-    return _AdaptedProduct.apply(rows, layer.weight, layer.bias, layer, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
+        return product(rows, weight, bias)
+    return _AdaptedProduct.apply(rows, weight, bias, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def adapted_outputs(outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare]) -> Tensor:
+    """The outputs of a layer for the rows, plus each adapter's part on its own rows."""
+    if not shares:
+        return outputs
+    return _AdaptedOutputs.apply(outputs, rows, shares, *factors_of(shares))  # type: ignore[no-any-return,no-untyped-call]
 
 
 def factors_of(shares: Sequence[AdapterShare]) -> list[nn.Parameter]:
@@ -241,28 +248,38 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        _weight: Tensor,
-        _bias: Tensor | None,
-        layer: Layer,
-        shares: Sequence[AdapterShare],
-        *_factors: Tensor,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shares: Sequence[AdapterShare], *_factors: Tensor
     ) -> Tensor:
-        (outputs,) = base_products(rows, [layer])
+        outputs = product(rows, weight, bias)
         lowered = add_shares(outputs, rows, shares)
-        ctx.layer, ctx.shares = layer, shares
-        ctx.save_for_backward(rows, *lowered)
+        ctx.shares = shares
+        ctx.save_for_backward(rows, weight, *lowered)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        rows, *lowered = ctx.saved_tensors
+        rows, weight, *lowered = ctx.saved_tensors
         wants_rows, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        grad_rows = base_back_product([grad], [ctx.layer]) if wants_rows else None
+        grad_rows = back_product(grad, weight) if wants_rows else None
         grad_factors = share_gradients(grad, rows, lowered, ctx.shares, grad_rows)
         grad_weight = grad.t() @ rows if wants_weight else None
-        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, None, *grad_factors
+        return grad_rows, grad_weight, grad.sum(0) if wants_bias else None, None, *grad_factors
+
+
+class _AdaptedOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, rows: Tensor, shares: Sequence[AdapterShare], *_factors: Tensor) -> Tensor:
+        adapted = outputs.clone()
+        lowered = add_shares(adapted, rows, shares)
+        ctx.shares = shares
+        ctx.save_for_backward(rows, *lowered)
+        return adapted
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, *lowered = ctx.saved_tensors
+        grad_rows = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None
+        return grad, grad_rows, None, *share_gradients(grad, rows, lowered, ctx.shares, grad_rows)
 
 
 # PyTorch's silu and gelu compute most elements of a tensor eight or sixteen at a time, and the last ones
