@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from kernel_runs import DEVICE, INTERPRETED, TYPES, a_model, apart, drawn
-from test_engine_one_pass import a_chunk, adapted, assert_alike, good, logprobs
+from kernel_runs import DEVICE, INTERPRETED, TYPES, apart, drawn
+from test_engine_one_pass import a_chunk, adapted, good, logprobs
 from torch import Tensor
 
 from trainmaster.engine import kernels, quantized
@@ -20,6 +20,7 @@ from trainmaster.engine.layers import Linear
 from trainmaster.engine.packs import compute
 from trainmaster.engine.passes import ChunkResult
 from trainmaster.engine.quantized import CAPABILITY, LARGEST, SMALLEST_ROW, QuantizedRows, quantize, quantized_rows
+from trainmaster.engine.trained_model import TrainedModel
 
 multiplies = pytest.mark.skipif(
     INTERPRETED or torch.cuda.get_device_capability() < CAPABILITY, reason="needs tensor cores for e4m3"
@@ -110,27 +111,33 @@ def test_tensor_cores_multiply_what_the_cpu_multiplies(count: int, bias: bool) -
     assert apart(part.back_product(grads[1:2]), grads[1].double() @ exact[512:640]) < 0.05
 
 
-def losses_of(kind: str, served: Sequence[bool], monkeypatch: pytest.MonkeyPatch) -> list[list[ChunkResult]]:
-    models = adapted(kind, 2)
-    models[0].transformer.quantize()
-    found = []
-    for each in served:
-        monkeypatch.setattr(kernels, "serve", lambda _, each=each: each)
-        chunks = [
-            a_chunk(model, lengths, "cross_entropy") for model, lengths in zip(models, ((5, 2), (6,)), strict=True)
-        ]
-        found.append(good(compute(chunks).parts()))
-    return found
+def assert_near(ours: Sequence[ChunkResult], theirs: Sequence[ChunkResult], *, most: float) -> None:
+    """Now and then a number is rounded to another side, which no sum of squares hides."""
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert apart(logprobs(mine), logprobs(exact)) < most
+        assert mine.gradients.keys() == exact.gradients.keys()
+        parts = [torch.cat([each.flatten() for each in part.gradients.values()]) for part in (mine, exact)]
+        assert 0 < apart(*parts) < most
+
+
+def a_pack(models: Sequence[TrainedModel]) -> list[ChunkResult]:
+    lengths = ((5, 2), (6,))
+    chunks = [a_chunk(model, own, "cross_entropy") for model, own in zip(models, lengths, strict=True)]
+    return good(compute(chunks).parts())
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the CPU's products are what a GPU's are compared with")
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_pack_of_two_models_gets_what_formulas_give(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels but the one that rounds."""
-    rows = by_the_cpu(monkeypatch)
-    ours, theirs = losses_of(kind, (True, False), monkeypatch)
-    assert_alike(ours, theirs)
-    assert rows
+    counts, found = by_the_cpu(monkeypatch), []
+    models = adapted(kind, 2)
+    models[0].transformer.quantize()
+    for served in (True, False):
+        monkeypatch.setattr(kernels, "serve", lambda _, served=served: served)
+        found.append(a_pack(models))
+    assert counts
+    assert_near(*found, most=2e-3)
 
 
 def by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -166,25 +173,18 @@ def test_rows_of_several_layers_are_rounded_once(monkeypatch: pytest.MonkeyPatch
 @multiplies
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_training_step_is_about_that_of_whole_weights(kind: str) -> None:
-    results = []
+    found = []
     for narrow in (True, False):
         models = adapted(kind, 2)
         transformer = models[0].transformer
-        for module in transformer.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, torch.nn.Parameter(parameter.to(torch.bfloat16), requires_grad=False))
+        transformer.use({name: halved(each) for name, each in transformer.named_parameters()})
         if narrow:
             transformer.quantize()
-        chunks = [
-            a_chunk(model, lengths, "cross_entropy") for model, lengths in zip(models, ((5, 2), (6,)), strict=True)
-        ]
-        results.append(good(compute(chunks).parts()))
-    for mine, exact in zip(*results, strict=True):
-        assert apart(logprobs(mine), logprobs(exact)) < 0.1
-        assert mine.gradients.keys() == exact.gradients.keys()
-        ours, theirs = (torch.cat([each.flatten() for each in part.gradients.values()]) for part in (mine, exact))
-        assert 0 < apart(ours, theirs) < 0.5
+        found.append(a_pack(models))
+    assert_near(*found, most=0.1)
 
 
-def test_model_of_this_kind_has_widths_that_fit() -> None:
-    assert len(a_model("qwen3").wide_weights) == 2 * 7
+def halved(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """In 16 bits on a GPU; and small, as layers of tiny random models blow up what rounding changes."""
+    small = parameter.detach() * (0.1 if parameter.dim() > 1 else 1)
+    return torch.nn.Parameter(small.to(torch.float32 if INTERPRETED else torch.bfloat16), requires_grad=False)
