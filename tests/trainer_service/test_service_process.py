@@ -278,6 +278,20 @@ def test_two_ranks_train_as_one_does(service: RunningService, tiny: Path, tmp_pa
     assert resumed.train([4]) == pytest.approx(alone.train([4]), rel=1e-5)
 
 
+def test_service_with_fp8_trains_and_samples_about_as_one_without(
+    service: RunningService, tiny: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path, tiny, precision="fp8") as narrow:
+        model = Client(narrow).create_model(seed=5)
+        losses, expected = (each.train(range(4)) for each in (model, Client(service).create_model(seed=5)))
+        assert losses != expected
+        assert losses == pytest.approx(expected, rel=0.05)
+        live = model.do("save_weights_for_sampler", {"sampling_session_seq_id": 1})["sampling_session_id"]
+        client = Client(narrow)
+        (sequence,) = client.result(client.sample(live, 0, PROMPT, max_tokens=4))["sequences"]
+        assert len(sequence["logprobs"]) == len(sequence["tokens"]) == 4
+
+
 def test_configuration_that_cannot_be_served_fails_with_the_reason(tiny: Path, tmp_path: Path) -> None:
     for number, (said, settings) in enumerate(
         {"precision": {"precision": "float7"}, "made for": {"max_context_length": 10_000}}.items()

@@ -102,6 +102,25 @@ def test_loss_curve_in_16_bits_is_about_that_of_32(make_job: Make, training_type
     assert ours.series("loss")[-1] < 0.8 * ours.series("loss")[0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loss_curve_with_a_base_model_of_8_bits_is_about_that_of_the_whole_one(make_job: Make, dtype: str) -> None:
+    hyperparameters = {"learning_rate": 5e-3, "num_train_epochs": 2.0}
+    parts: dict[str, Any] = {"base_model": {"dtype": dtype}, "data": {"batch_size": 2}, "evaluate": True}
+    theirs = trained(make_job, ENGINE, "LORA", hyperparameters=hyperparameters, **parts)
+    ours = trained(make_job, "AUTO", "LORA", hyperparameters={**hyperparameters, "mixed_precision": "fp8"}, **parts)
+    for name in ("loss", "eval_loss"):
+        mine, exact = (list(course(job, name).values()) for job in (ours, theirs))
+        apart = [abs(own - other) for own, other in zip(mine, exact, strict=True)]
+        assert 0 < sum(apart) / len(apart) < 0.03 * exact[0]
+    assert ours.series("loss")[-1] < 0.8 * ours.series("loss")[0]
+
+
+def test_fp8_of_a_model_that_the_engine_lacks_is_refused_and_trl_does_not_train_instead(make_job: Make) -> None:
+    said = refusal(make_job("LORA", hyperparameters={"mixed_precision": "fp8"}, base_model=DROPOUT))
+    assert "hyperparameters.mixed_precision: fp8 is computed by the engine alone: the model's attention_dropout" in said
+    assert "use bf16" in said
+
+
 @pytest.mark.parametrize("training_type", ["LORA", "FULL_FINETUNE"])
 def test_two_ranks_take_the_course_of_one_and_of_trl(make_job: Make, training_type: str) -> None:
     def parts(ranks: int) -> dict[str, Any]:

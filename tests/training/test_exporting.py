@@ -33,9 +33,11 @@ def trained(make_job: Make, training_type: str, **parts: Any) -> Job:
     return job
 
 
-def test_merged_lora_says_what_base_and_adapter_say(make_job: Make, tiny: Path, check: Any) -> None:
-    adapter = trained(make_job, "LORA", output={"export_format": "adapter"}, **LORA)
-    merged = trained(make_job, "LORA", output={"merge_lora": True}, **LORA)
+@pytest.mark.parametrize("precision", ["auto", "fp8"])
+def test_merged_lora_says_what_base_and_adapter_say(make_job: Make, tiny: Path, check: Any, precision: str) -> None:
+    parts = {"hyperparameters": {**LORA["hyperparameters"], "mixed_precision": precision}}
+    adapter = trained(make_job, "LORA", output={"export_format": "adapter"}, **parts)
+    merged = trained(make_job, "LORA", output={"merge_lora": True}, **parts)
     check("merged_like_adapter", tiny / "model", adapter.output / "model", merged.output / "model")
     assert not (merged.output / "model" / "adapter_config.json").exists()
     config = json.loads((adapter.output / "model" / "adapter_config.json").read_text())

@@ -72,3 +72,27 @@ def test_value_that_the_loop_lacks_is_refused_where_the_loop_is_asked_for(name: 
 def test_field_that_the_loop_lacks_is_refused_where_the_loop_is_asked_for(field: str, value: Any) -> None:
     assert list(problems("ENGINE", {field: value})) == [field]
     assert problems("HF_TRAINER", {field: value}) == {}
+
+
+MIXED = "training_config.hyperparameters.mixed_precision"
+
+
+@pytest.mark.parametrize("training_type", sorted(BUILT_IN))
+def test_fp8_is_for_frozen_base_models(training_type: Any) -> None:
+    if training_type in LORA_TYPES:
+        assert read_hyperparameters(training_type, {"mixed_precision": "fp8"})["mixed_precision"] == "fp8"
+        return
+    with pytest.raises(RefusedError) as caught:
+        read_hyperparameters(training_type, {"mixed_precision": "fp8"})
+    [problem] = caught.value.problems
+    assert f"fp8 is for frozen base models, and {training_type} trains its own" in problem.message
+
+
+def test_fp8_is_refused_where_the_engine_cannot_train() -> None:
+    assert problems("AUTO", {MIXED: "fp8"}) == problems("ENGINE", {MIXED: "fp8"}) == {}
+    said = problems("HF_TRAINER", {MIXED: "fp8"})
+    assert "not by HF_TRAINER; use framework type AUTO, or use bf16" in said[MIXED]
+    lacking = {MIXED: "fp8", "training_config.hyperparameters.use_dora": "true"}
+    assert "hyperparameters.use_dora is true" in problems("AUTO", lacking)[MIXED]
+    assert list(problems("ENGINE", lacking)) == ["training_config.hyperparameters.use_dora"]
+    assert problems("AUTO", lacking | {MIXED: "bf16"}) == {}

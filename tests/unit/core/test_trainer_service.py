@@ -91,6 +91,16 @@ def test_value_that_looks_like_an_argument_is_a_value() -> None:
     assert read_arguments(["--precision", "--forward-only"])[0] == {}
 
 
+def test_fp8_is_for_base_models_that_are_not_trained() -> None:
+    assert told(lora_rank=8, precision="fp8")["precision"] == "fp8"
+    assert told(forward_only=True, precision="fp8")["precision"] == "fp8"
+    assert told(lora_rank=8, extra_args=["--precision=fp8"])["precision"] == "fp8"
+    for full in ({"precision": "fp8"}, {"extra_args": ["--precision", "fp8"]}):
+        with pytest.raises(SpecError, match="set lora_rank, or use bfloat16"):
+            launched(**full)
+    told(precision="fp8", extra_args=["--precision", "bfloat16"])
+
+
 # -- checkpoints that users ask for --
 
 
