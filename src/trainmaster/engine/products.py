@@ -71,10 +71,9 @@ def products(rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
 
 def joint_product(rows: Tensor, layers: Sequence[Layer]) -> Tensor:
     """The outputs of layers that see the same rows, side by side: [n, the sum of their widths]."""
-    quantized, weight = quantized_together(layers), _together([layer.weight for layer in layers])
-    if quantized is not None:
+    if (quantized := quantized_together(layers)) is not None:
         return quantized.product(rows, _biases(layers))
-    if weight is None:
+    if (weight := _together([layer.weight for layer in layers])) is None:
         return torch.cat(base_products(rows, layers), dim=1)
     return product(rows, weight, _biases(layers))
 
@@ -117,10 +116,11 @@ def _runs(layers: Sequence[Layer]) -> Iterator[tuple[Quantized | None, Sequence[
     """As many layers at a time as are quantized together; the others one by one."""
     start = 0
     while start < len(layers):
-        end = start + 1
-        quantized = quantized_together(layers[start:end])
-        while quantized and end < len(layers) and (longer := quantized_together(layers[start : end + 1])):
-            quantized, end = longer, end + 1
+        quantized, end = None, start + 1
+        for longest in range(len(layers), start, -1):
+            if (found := quantized_together(layers[start:longest])) is not None:
+                quantized, end = found, longest
+                break
         yield quantized, layers[start:end]
         start = end
 

@@ -82,9 +82,9 @@ class QuantizedWeights:
         """`turned`: the values with rows and columns exchanged, for a GPU."""
         self.values, self.scales = rows.values, rows.scales
         self.widths = tuple(widths)
-        self._turned = turned
-        if turned is None and self.values.is_cuda:
-            self._turned = self.values.t().contiguous()
+        self._turned = self.values.t().contiguous() if turned is None and self.values.is_cuda else turned
+        self._ones = None if self._turned is None else self.scales.new_ones(len(self._turned))
+        """Scales of the turned values' rows: those of the columns are in what is multiplied with them."""
 
     def part(self, start: int, stop: int) -> QuantizedWeights:
         """Those of the layers from `start` to before `stop`."""
@@ -103,10 +103,9 @@ class QuantizedWeights:
 
     def back_product(self, grads: Sequence[Tensor]) -> Tensor:
         given = quantized_rows(grads, self.scales)
-        if self._turned is None:
+        if self._turned is None or self._ones is None:
             return (back_product(given.values.float(), self.values.float()) * given.scales[:, None]).to(grads[0].dtype)
-        ones = given.scales.new_ones(len(self._turned))
-        return scaled_product(given, self._turned.contiguous(), ones, None, grads[0].dtype)
+        return scaled_product(given, self._turned.contiguous(), self._ones, None, grads[0].dtype)
 
 
 class _Product(torch.autograd.Function):
