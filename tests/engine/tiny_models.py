@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from data_tokenizer import make_tokenizer
+from trainmaster.engine.architectures import NESTED
 
 VOCABULARY = 272
 """More than the test tokenizer's 263 tokens, as in real models."""
@@ -63,6 +64,23 @@ RECURRENT: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+LATENT: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 QWEN_VISION: dict[str, Any] = {
     "vision_config": {
         "hidden_size": 16,
@@ -94,6 +112,22 @@ VISION: dict[str, Any] = {
     "image_token_index": 270,
 }
 """What is beside the language model of `gemma3`."""
+KIMI_VISION: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "pos_emb_height": 4,
+        "pos_emb_width": 4,
+    },
+    "projection_hidden_size": 16,
+    "image_token_id": 270,
+    "video_token_id": 271,
+    "vision_start_token_id": 268,
+    "vision_end_token_id": 269,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3_untied": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
@@ -217,12 +251,34 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4": ("glm4", {"pad_token_id": NULL}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, "q_lora_rank": NULL, "num_experts_per_tok": 3, "n_shared_experts": 2}),
+    "deepseek_v2_groups": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            "rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.7},
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "mlp_bias": False,
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.4}, "attention_bias": True},
+    ),
+    "deepseek_v3_ungrouped": (
+        "deepseek_v3",
+        {**LATENT, "q_lora_rank": NULL, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "v_head_dim": 28},
+    ),
+    "kimi_k25": ("kimi_k25", {**LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.8}),
 }
 """Name -> transformers' model type, and what its configuration says beside COMMON."""
 
 
 BESIDE = {
     "gemma3": VISION,
+    "kimi_k25": KIMI_VISION,
     "qwen3_5": QWEN_VISION,
     "qwen3_5_moe": QWEN_VISION,
     "qwen3_vl": QWEN_VISION,
@@ -248,7 +304,8 @@ def make_checkpoint(
     settings = {name: None if value is NULL else value for name, value in settings.items()}
     if model_type in BESIDE:
         tied = {"tie_word_embeddings": settings.get("tie_word_embeddings", True)}
-        settings = BESIDE[model_type] | {"text_config": settings} | tied
+        nested = {"model_type": NESTED[model_type].language_model} | settings
+        settings = BESIDE[model_type] | {"text_config": nested} | tied
     config = AutoConfig.for_model(model_type, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -257,7 +314,11 @@ def make_checkpoint(
             # Norms and biases begin at one value each: no test would see one that is left out.
             if parameter.dim() == 1 or name.endswith("_bias"):
                 torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 0.6, std=0.3)
-    model.save_pretrained(directory, max_shard_size=shard_size)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.3)
+    # transformers 5.22 would write "blocks" for the layers of a kimi_k25.
+    model.save_pretrained(directory, max_shard_size=shard_size, save_original_format=kind != "kimi_k25")
     make_tokenizer().save_pretrained(directory)
     return directory
 

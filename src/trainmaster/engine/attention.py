@@ -49,7 +49,10 @@ class Attention(Protocol):
     """Attention over the rows of a pack; an implementation decides which rows see which."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        """Attend: queries and result are [rows, query heads, width], keys and values [rows, key-value heads, width]."""
+        """Attend: queries are [rows, query heads, width], keys and values [rows, key-value heads, width].
+
+        The result has as many heads as queries, of the width of values, which may be another one than that of keys.
+        """
 
 
 class PackedAttention:
@@ -68,16 +71,22 @@ class PackedAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:  # noqa: ARG002
         if len(query) != self._rows:
             raise ValueError(f"sequences of {self._rows} rows in all cannot share {len(query)}")
-        if varlen_fits(query, scoring):
-            if self._ends is None:
-                ends = np.array([0, *itertools.accumulate(self.lengths)], dtype=np.int32)
-                self._ends = on_device(ends, query.device)
-            if has_flash_attention():
-                longest = max(self.lengths)
-                return flash_attention(query, key, value, self._ends, longest, scoring.scale, scoring.window)
-            return varlen_attention(query, key, value, self._ends, self._ends, max(self.lengths), scoring)
+        narrower = query.shape[2] - value.shape[2]
+        if varlen_fits(query, scoring) and narrower >= 0:
+            # Kernels take keys and values of one width.
+            value = functional.pad(value, (0, narrower)) if narrower else value
+            return self._by_kernel(query, key, value, scoring)[..., : value.shape[2] - narrower]
         queries, keys, values = (torch.split(each, self.lengths) for each in (query, key, value))
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
+
+    def _by_kernel(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        if self._ends is None:
+            ends = np.array([0, *itertools.accumulate(self.lengths)], dtype=np.int32)
+            self._ends = on_device(ends, query.device)
+        longest = max(self.lengths)
+        if has_flash_attention():
+            return flash_attention(query, key, value, self._ends, longest, scoring.scale, scoring.window)
+        return varlen_attention(query, key, value, self._ends, self._ends, longest, scoring)
 
 
 def computed_in(query: Tensor) -> torch.dtype:
@@ -212,7 +221,7 @@ class CachedAttention:
         keys, values = self._cache.keys[place.depth], self._cache.values[place.depth]
         keys.flatten(0, 1).index_copy_(0, slots, key[: len(slots)])
         values.flatten(0, 1).index_copy_(0, slots, value[: len(slots)])
-        attended = torch.zeros_like(query)
+        attended = query.new_zeros(*query.shape[:2], value.shape[2])
         for group in of_kind.groups:
             group.attend(attended, query, keys, values, place.stratum, scoring)
         return attended
@@ -273,32 +282,31 @@ class _SpanGroup:
         """Positions of the rows, counted from the first position that their span sees."""
         self._mask: Tensor | None = None
         """Of all layers of one kind: [spans, 1, width, length]."""
-        self._past: tuple[Tensor, Tensor] | None = None
+        self._past: tuple[Tensor, ...] | None = None
         """Keys and values of the spans' sequences; each layer overwrites those of the one before."""
-        self._picked: Tensor | None = None
+        self._picked: tuple[Tensor, ...] | None = None
         """The same as read from the cache, if attention computes in another type."""
 
     def attend(
         self, attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, stratum: int, scoring: Scoring
     ) -> None:
-        heads, width = keys.shape[-2:]
+        heads = keys.shape[-2]
         dtype = computed_in(query)
         if self._past is None:
-            size = (self._tables.shape[1], BLOCK * heads * width)
-            self._past = (keys.new_empty(size, dtype=dtype), keys.new_empty(size, dtype=dtype))
-            self._picked = None if keys.dtype == dtype else keys.new_empty(size)
-        for pool, past in zip((keys, values), self._past, strict=True):
-            picked = past if self._picked is None else self._picked
+            pages = self._tables.shape[1]
+            self._past = tuple(pool.new_empty((pages, pool[0].numel()), dtype=dtype) for pool in (keys, values))
+            self._picked = None if keys.dtype == dtype else tuple(past.to(keys.dtype) for past in self._past)
+        for pool, past, picked in zip((keys, values), self._past, self._picked or self._past, strict=True):
             torch.index_select(pool.flatten(1), 0, self._tables[stratum], out=picked)
             if picked is not past:
                 past.copy_(picked)
-        laid = [past.view(self._shape[0], self._length, heads, width).transpose(1, 2) for past in self._past]
-        asked = query.index_select(0, self._rows).to(dtype).view(*self._shape, heads, -1, width)
+        laid = [past.view(self._shape[0], self._length, heads, -1).transpose(1, 2) for past in self._past]
+        asked = query.index_select(0, self._rows).to(dtype).view(*self._shape, heads, -1, query.shape[2])
         if self._mask is None:
             places = torch.arange(self._length, dtype=torch.int32, device=self._positions.device)
             self._mask = _causal_mask(self._positions[:, None, :, None] - places, scoring.window, dtype)
         answer = _attend_to_cache(asked, laid[0], laid[1], self._mask, scoring)
-        answer = answer.reshape(-1, *query.shape[1:]).to(attended.dtype)
+        answer = answer.reshape(-1, *attended.shape[1:]).to(attended.dtype)
         if self._real is None:
             attended.index_copy_(0, self._rows, answer)
         else:

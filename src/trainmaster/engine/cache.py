@@ -109,7 +109,10 @@ def pages_of(rooms: Sequence[PageTable], kind: AttentionKind, start: int, stop: 
 
 
 class KeyValueCache:
-    """A pool of pages, as many as can be taken and one more, for key-value heads of this width."""
+    """A pool of pages, as many as can be taken and one more, for key-value heads of this width.
+
+    Values have the width of keys, if they have none of their own.
+    """
 
     def __init__(
         self,
@@ -117,15 +120,16 @@ class KeyValueCache:
         *,
         heads: int,
         width: int,
+        value_width: int | None = None,
         pages: int,
         device: torch.device,
         dtype: torch.dtype,
         states: RecurrentStates | None = None,
     ) -> None:
         # Not cleared as a whole: memory that no request ever reached is never touched.
-        shape = (layout.depth, pages + 1, BLOCK, heads, width)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+        shape = (layout.depth, pages + 1, BLOCK, heads)
+        self.keys = torch.empty(*shape, width, device=device, dtype=dtype)
+        self.values = torch.empty(*shape, width if value_width is None else value_width, device=device, dtype=dtype)
         self.layout = layout
         self.pages = pages
         self.states = states

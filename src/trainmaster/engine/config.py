@@ -13,6 +13,7 @@ from typing import Any
 
 from trainmaster.engine.architectures import FAMILIES, NESTED
 from trainmaster.engine.architectures.family import SLIDING, Bias, Family, HeadNorm, LayerNorms, Nested
+from trainmaster.engine.architectures.latent import Latent
 from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.architectures.mixtures import Mixture
 from trainmaster.engine.config_values import Values
@@ -30,6 +31,7 @@ class ModelConfig:
     num_heads: int
     num_key_value_heads: int
     head_dim: int
+    """Of queries, keys and values; with latent ones, of the part that positions turn."""
     max_positions: int
     norm_eps: float
     activation: str
@@ -59,6 +61,7 @@ class ModelConfig:
     """Whether what is attended to passes a gate, which comes with the queries."""
     mixture: Mixture | None = None
     linear: LinearAttention | None = None
+    latent: Latent | None = None
     beside: tuple[str, ...] = ()
     """How names of weights begin that are in the checkpoint, and are not used."""
     nested: Nested | None = None
@@ -68,6 +71,15 @@ class ModelConfig:
     def attends(self) -> tuple[bool, ...]:
         """For each layer, whether it attends; others have a recurrent state."""
         return tuple(not recurs for recurs in self.linear.layers) if self.linear else (True,) * self.num_layers
+
+    @property
+    def key_width(self) -> int:
+        """Of the queries and keys that attention sees."""
+        return self.latent.key_width if self.latent else self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.latent.value_width if self.latent else self.head_dim
 
     @property
     def cached_windows(self) -> tuple[int | None, ...]:
@@ -112,7 +124,7 @@ def _from_values(values: Values) -> ModelConfig:
     if values.flag("use_bidirectional_attention"):
         raise values.refuse("it attends to later tokens too (use_bidirectional_attention)")
     config = _plain(values, model_type, family)
-    config = replace(config, beside=family.beside, **family.more(values))
+    config = replace(config, **{"beside": family.beside, **family.more(values)})
     if config.attention_softcap is None and values.raw.get("attn_logit_softcapping") is not None:
         raise values.refuse(f"attn_logit_softcapping is not part of {model_type}")
     return config
@@ -121,14 +133,14 @@ def _from_values(values: Values) -> ModelConfig:
 def _plain(values: Values, model_type: str, family: Family) -> ModelConfig:
     """What all families read in the same way."""
     hidden_size, num_heads = values.count("hidden_size"), values.count("num_attention_heads")
-    if family.head_dim is None and values.raw.get("head_dim") is None and hidden_size % num_heads:
+    if family.head_dim is None and values.raw.get(family.head_dim_name) is None and hidden_size % num_heads:
         raise values.refuse(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
-    head_dim = values.count("head_dim", family.head_dim or hidden_size // num_heads)
+    head_dim = values.count(family.head_dim_name, family.head_dim or hidden_size // num_heads)
     key_value_heads = values.count("num_key_value_heads", num_heads)
     if num_heads % key_value_heads:
         raise values.refuse(f"{num_heads} attention heads cannot share {key_value_heads} key-value heads evenly")
     if head_dim % 2:
-        raise values.refuse(f"its head_dim {head_dim} is odd")
+        raise values.refuse(f"its {family.head_dim_name} {head_dim} is odd")
     layer_types = _layer_types(values, family)
     window = values.count("sliding_window", 4096) if SLIDING in layer_types else 0
     ropes = read_ropes(values, family, head_dim)
@@ -166,7 +178,7 @@ def _language_model(values: Values, model_type: str) -> Values:
     inner = values.raw.get("text_config")
     if not isinstance(inner, dict):
         raise values.refuse("it has no text_config, which would describe its language model")
-    if inner.get("model_type", model_type) != model_type:
+    if FAMILIES.get(inner.get("model_type", model_type)) is not FAMILIES[model_type]:
         raise values.refuse(f"its language model is of type {inner['model_type']!r}, not {model_type!r}")
     # transformers asks the whole model whether embeddings are tied, and before version 5 its language model.
     outer = values.raw.get("tie_word_embeddings")

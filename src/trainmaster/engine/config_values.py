@@ -28,6 +28,10 @@ class Values:
             raise EngineError(f"{self.path}: {name} is {value!r}, not a whole number")
         return int(value)
 
+    def natural(self, name: str, default: int) -> int:
+        """As a count, and may be 0."""
+        return 0 if self.raw.get(name, default) == 0 else self.count(name, default)
+
     def count_of(self, *names: str, default: int) -> int:
         """The first of some names that is there: versions of transformers write different ones."""
         return self.count(next((name for name in names if self.raw.get(name) is not None), names[0]), default)

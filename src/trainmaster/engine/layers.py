@@ -34,10 +34,10 @@ def together(layers: Sequence[Linear], rows: Tensor, adapters: AdaptedRows | Non
 
 
 class Norm(nn.Module):
-    def __init__(self, width: int, config: ModelConfig) -> None:
+    def __init__(self, width: int, config: ModelConfig, *, eps: float | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
-        self._eps, self._offset = config.norm_eps, config.norm_offset
+        self._eps, self._offset = config.norm_eps if eps is None else eps, config.norm_offset
 
     def forward(self, rows: Tensor) -> Tensor:
         if kernels.serve(rows):

@@ -46,14 +46,18 @@ class PassMemory:
     ) -> PassMemory:
         """`gradients`: the bytes that the gradients of what is trained take."""
         hidden = config.hidden_size
-        queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        queries, keys = config.num_heads * config.key_width, config.num_key_value_heads * config.key_width
+        values, attended = config.num_key_value_heads * config.value_width, config.num_heads * config.value_width
         # Inputs of norms and of products, and what attention reads: queries, keys, values and its own output.
         norms = config.norms
         named = (norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp)
-        attention = 2 * hidden + 2 * queries + 2 * keys
+        attention = 2 * hidden + queries + attended + keys + values
         if config.head_norm is not None or config.fused_qkv or fp8:
             # Before they are normed and turned, too; values that are columns of one product keep it as a whole.
             attention += queries + keys
+        if (latent := config.latent) is not None:
+            # Latent vectors before and after norms, what keys and values are parts of, and values as wide as keys.
+            attention += 2 * ((latent.query_rank or 0) + latent.rank) + keys + queries
         kept = attention + hidden * sum(each is not None for each in named) + _kept_by_mlp(config)
         # Of q, k, v, o, gate, up and down, the rows times A.
         kept = bytes_each * (kept + 7 * rank) + 4 * config.num_heads

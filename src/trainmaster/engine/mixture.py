@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmaster.engine.adapters import AdapterRows
-from trainmaster.engine.architectures.mixtures import Clamp, Mixture
+from trainmaster.engine.architectures.mixtures import Clamp, Mixture, Scores
 from trainmaster.engine.attention import computed_in
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.grouped_products import Choices, GroupedShare, adapted_grouped_product
@@ -14,18 +14,44 @@ from trainmaster.engine.products import gated, product, sigmoid
 
 
 class Router(nn.Module):
+    e_score_correction_bias: Tensor
+
     def __init__(self, mixture: Mixture, hidden: int) -> None:
         super().__init__()
         self._mixture = mixture
         self.weight = nn.Parameter(torch.empty(mixture.experts, hidden))
         self.bias = nn.Parameter(torch.empty(mixture.experts)) if mixture.router_bias else None
+        if mixture.corrected:
+            # No parameter: it is not trained by gradients.
+            self.register_buffer("e_score_correction_bias", torch.empty(mixture.experts))
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each row and their weights, int64 and at least float32: [rows, chosen]."""
-        logits = product(rows, self.weight, self.bias)
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        weights, chosen = torch.softmax(logits, dim=-1, dtype=wide).topk(self._mixture.chosen, dim=-1)
-        return chosen, weights / weights.sum(-1, keepdim=True) if self._mixture.normalized else weights
+        mixture, wide = self._mixture, torch.promote_types(rows.dtype, torch.float32)
+        if mixture.exact:
+            logits = product(rows.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide))
+        else:
+            logits = product(rows, self.weight, self.bias)
+        if mixture.scores is Scores.SIGMOID:
+            scores = sigmoid(logits.to(wide))
+        else:
+            scores = torch.softmax(logits, dim=-1, dtype=wide)
+        chosen = self._chosen(scores.detach())
+        weights = scores.gather(1, chosen)
+        if mixture.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights if mixture.scale == 1.0 else weights * mixture.scale
+
+    def _chosen(self, scores: Tensor) -> Tensor:
+        mixture, groups = self._mixture, self._mixture.groups
+        if mixture.corrected:
+            scores = scores + self.e_score_correction_bias
+        if groups is not None:
+            grouped = scores.view(len(scores), groups.count, -1)
+            best = grouped.topk(groups.best, dim=-1).values.sum(-1).topk(groups.chosen, dim=-1).indices
+            closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, value=False)
+            scores = grouped.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(1)
+        return scores.topk(mixture.chosen, dim=-1).indices
 
 
 class Experts(nn.Module):

@@ -19,6 +19,7 @@ from trainmaster.engine.adapters import AdaptedRows
 from trainmaster.engine.architectures.family import HeadNorm
 from trainmaster.engine.attention import Attention, Scoring
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.latent_attention import LatentAttention
 from trainmaster.engine.layers import Linear, Norm, together
 from trainmaster.engine.linear_attention import LinearMixer
 from trainmaster.engine.mixture import MixtureMlp
@@ -156,7 +157,9 @@ class Layer(nn.Module):
         super().__init__()
         self._norms, self._residual_scale = config.norms, config.residual_scale
         self._attends = config.attends[layer]
-        if config.attends[layer]:
+        if config.latent is not None:
+            self.self_attn: nn.Module = LatentAttention(config, layer)
+        elif config.attends[layer]:
             self.self_attn = SelfAttention(config, layer)
         else:
             self.linear_attn = LinearMixer(config, layer)
@@ -269,14 +272,17 @@ class Transformer(nn.Module):
     def lay_weights_together(self) -> None:
         """Let products of the same rows be one, as long as their weights are not trained."""
         for module in self.modules():
-            if isinstance(module, SelfAttention | Mlp) and len(module.same_rows) > 1:
+            if isinstance(module, SelfAttention | LatentAttention | Mlp) and len(module.same_rows) > 1:
                 if quantized_together(module.same_rows) is None:
                     lay_together([layer.weight for layer in module.same_rows])
                 lay_together([layer.bias for layer in module.same_rows if layer.bias is not None])
 
-    def use(self, weights: Mapping[str, nn.Parameter]) -> Transformer:
+    def use(self, weights: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> Transformer:
         """Have these parameters, by the names of its own, for weights: they stay their owner's, who may train them."""
         by_own = {id(parameter): weights[name] for name, parameter in self.named_parameters()}
+        for name, buffer in buffers.items():
+            owner, _, own = name.rpartition(".")
+            self.get_submodule(owner).register_buffer(own, buffer)
         for module in self.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, by_own[id(parameter)])

@@ -120,9 +120,14 @@ class Sampler:
 
 
 def _has_graphs(transformer: Transformer) -> bool:
-    """Whether steps can be CUDA graphs: shapes of a mixture's products depend on what its router chooses."""
+    """Whether steps can be CUDA graphs.
+
+    Shapes of a mixture's products depend on what its router chooses, and the kernel of graphs that reads the cache
+    wants keys and values of one width.
+    """
     on_gpu = transformer.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return on_gpu and transformer.config.mixture is None and transformer.config.linear is None
+    config = transformer.config
+    return on_gpu and config.mixture is None and config.linear is None and config.latent is None
 
 
 def _most_sequences(transformer: Transformer, wanted: int) -> int:
@@ -138,14 +143,15 @@ def _new_cache(transformer: Transformer, memory_bytes: int | None, *, longest: i
     config, weight = transformer.config, transformer.unembedding.weight
     if memory_bytes is None:
         memory_bytes = _free_bytes(weight.device) // 4 if weight.device.type == "cuda" else _CPU_CACHE_BYTES
-    heads, width = config.num_key_value_heads, config.head_dim
+    heads = config.num_key_value_heads
     layout = Layout.of(config.cached_windows, longest)
-    page_bytes = 2 * layout.depth * BLOCK * heads * width * weight.element_size()
+    page_bytes = layout.depth * BLOCK * heads * (config.key_width + config.value_width) * weight.element_size()
     most = sequences * layout.pages(blocks_for(longest) + 1, layout.ring(PIECE) + layout.ring(1))
     return KeyValueCache(
         layout,
         heads=heads,
-        width=width,
+        width=config.key_width,
+        value_width=config.value_width,
         pages=max(sum(layout.strata), min(memory_bytes // page_bytes, most)),
         device=weight.device,
         dtype=weight.dtype,

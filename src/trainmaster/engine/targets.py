@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainmaster.engine.architectures.latent import Latent
 from trainmaster.engine.config import ModelConfig
 from trainmaster.engine.types import LoraOptions
 
@@ -30,7 +31,10 @@ def target_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[
 
 
 def attention_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    hidden = config.hidden_size
+    hidden, latent = config.hidden_size, config.latent
+    if latent is not None:
+        yield from _latent_shapes(config, latent)
+        return
     queries, keys = config.num_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     if config.fused_qkv:
         yield "qkv_proj", (queries + 2 * keys, hidden)
@@ -38,6 +42,16 @@ def attention_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]
         asked = 2 * queries if config.gated_attention else queries
         yield from (("q_proj", (asked, hidden)), ("k_proj", (keys, hidden)), ("v_proj", (keys, hidden)))
     yield "o_proj", (hidden, queries)
+
+
+def _latent_shapes(config: ModelConfig, latent: Latent) -> Iterator[tuple[str, tuple[int, int]]]:
+    hidden, heads, rank = config.hidden_size, config.num_heads, latent.query_rank
+    yield ("q_proj", (heads * latent.key_width, hidden)) if rank is None else ("q_a_proj", (rank, hidden))
+    yield "kv_a_proj_with_mqa", (latent.rank + latent.turned_width, hidden)
+    if rank is not None:
+        yield "q_b_proj", (heads * latent.key_width, rank)
+    yield "kv_b_proj", (heads * (latent.plain_width + latent.value_width), latent.rank)
+    yield "o_proj", (hidden, heads * latent.value_width)
 
 
 def _linear_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -38,24 +38,32 @@ def load_weights(
     files = _files(directory)
     naming = naming_of(config, files)
     read = _Reader(files, device)
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    every = {name for name, _ in _named_tensors(model)}
     layouts = {name: layout_of(config, naming, name, read) for name in every}
-    wanted = dict(model.named_parameters())
+    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     known = {name for layout in layouts.values() for name in layout.names}
     strange = (name for name in files if name not in known and not naming.is_beside(name))
     if unknown := sorted(name for name in strange if not name.endswith("rotary_emb.inv_freq")):
         raise EngineError(f"the checkpoint in {directory} has a weight that its architecture does not: {unknown[0]}")
     if missing := sorted({name for own in wanted for name in layouts[own].names} - files.keys()):
         raise EngineError(f"the checkpoint in {directory} has no weight {missing[0]}")
-    loaded: dict[int, nn.Parameter] = {}
-    for own, parameter in wanted.items():
-        layout = layouts[own]
+    loaded: dict[int, Tensor] = {}
+    for own, expected in wanted.items():
+        # What is not trained balances the experts of a router: small steps that 16 bits would lose.
+        is_trained = isinstance(expected, nn.Parameter)
+        own_dtype = dtype if is_trained else torch.promote_types(dtype, torch.float32)
         # A copy: the file may be mapped into memory, and what is done to it later would be done to the weights.
-        weight = read.parameter(layout, parameter).to(device, dtype, copy=True)
-        loaded[id(parameter)] = nn.Parameter(weight.contiguous(), requires_grad=False)
+        weight = read.parameter(layouts[own], expected).to(device, own_dtype, copy=True).contiguous()
+        loaded[id(expected)] = nn.Parameter(weight, requires_grad=False) if is_trained else weight
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, loaded[id(parameter)])
+        for name, tensor in list(_named_tensors(module, recurse=False)):
+            setattr(module, name, loaded[id(tensor)])
+
+
+def _named_tensors(module: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """What checkpoints have: parameters, tied ones by each of their names, and buffers."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from module.named_buffers(recurse=recurse)
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -164,7 +172,7 @@ def _merged(
     files = _files(base_model)
     naming = naming_of(config, files)
     read = _Reader(files, torch.device("cpu"))
-    for own, parameter in transformer.named_parameters(remove_duplicate=False):
+    for own, parameter in _named_tensors(transformer):
         tied = own.removesuffix(".weight") == UNEMBEDDING and config.tied
         if tied and not _parts_unembedding(adapter):
             continue

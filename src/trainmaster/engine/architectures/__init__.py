@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainmaster.engine.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K25
 from trainmaster.engine.architectures.family import Family, Nested
 from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from trainmaster.engine.architectures.glm import GLM4
@@ -32,12 +33,15 @@ from trainmaster.engine.architectures.qwen_next import (
 from trainmaster.engine.architectures.smollm import SMOLLM3
 
 FAMILIES: Mapping[str, Family] = {
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3_TEXT,
     "glm4": GLM4,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
+    "kimi_k2": DEEPSEEK_V3,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
@@ -55,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 NESTED: Mapping[str, Nested] = {
     "gemma3": GEMMA3,
+    "kimi_k25": KIMI_K25,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,
     "qwen3_vl": QWEN3_VL,

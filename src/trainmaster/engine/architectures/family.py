@@ -52,6 +52,10 @@ def windowed_everywhere(values: Values) -> list[str]:
     return [kind] * values.count("num_hidden_layers")
 
 
+def windowless(values: Values) -> list[str]:
+    return [FULL] * values.count("num_hidden_layers")
+
+
 def nothing_more(_: Values) -> Mapping[str, Any]:
     return {}
 
@@ -64,6 +68,8 @@ class Family:
     """Values that files leave to the configuration class, where it does not have Llama's."""
     head_dim: int | None = None
     """None: the hidden size divided by the number of heads."""
+    head_dim_name: str = "head_dim"
+    """How files call it."""
     norms: LayerNorms = LayerNorms()
     norm_offset: float = 0.0
     """Norms multiply by this and the weight."""

@@ -17,6 +17,24 @@ class Stored(Enum):
     """Together, with the matrices the other way round."""
 
 
+class Scores(Enum):
+    """How a router's numbers become the scores of experts."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    """Each for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertGroups:
+    """A token first chooses groups of experts, and then experts of these groups alone."""
+
+    count: int
+    chosen: int
+    best: int
+    """A group is as good as the sum of the scores of this many of its experts, its best ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Clamp:
     """`(up + 1) * gate * sigmoid(steepness * gate)`, of gates up to a limit and ups between both limits."""
@@ -34,8 +52,16 @@ class Mixture:
     """Experts for each token."""
     width: int
     """Of the hidden layer of each expert."""
+    scores: Scores = Scores.SOFTMAX
+    corrected: bool = False
+    """Whether the choice, and nothing else, adds a number to the score of each expert: one that balances experts."""
+    groups: ExpertGroups | None = None
     normalized: bool = True
     """Whether the weights of a token's experts add up to 1."""
+    scale: float = 1.0
+    """Multiplies these weights."""
+    exact: bool = False
+    """Whether the router computes with at least 32 bits, whatever the type of its weights."""
     shared: str = "shared_expert"
     """How the expert of all tokens is called."""
     shared_width: int = 0

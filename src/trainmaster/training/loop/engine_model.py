@@ -98,7 +98,9 @@ class EngineModel:
                 parameter.data = parameter.data.to(device)
         others = {name: each for name, each in originals.items() if name not in wide}
         computed = {name: self._computed(each, device, dtype) for name, each in others.items()}
-        self.transformer.use(computed | quantized)
+        buffers = dict(model.named_buffers())
+        balances = {name: buffers[naming.theirs(name)] for name, _ in self.transformer.named_buffers()}
+        self.transformer.use(computed | quantized, {name: each.to(device) for name, each in balances.items()})
         if fp8:
             self._quantize()
         if self._adapter is not None:
