@@ -79,8 +79,11 @@ LATENT: dict[str, Any] = {
     "topk_group": 2,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    # The norms of latent vectors have one of their own.
+    "rms_norm_eps": 1e-2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
+INDEXED: dict[str, Any] = {"index_topk": 400, "index_head_dim": 16, "index_n_heads": 2}
 QWEN_VISION: dict[str, Any] = {
     "vision_config": {
         "hidden_size": 16,
@@ -270,6 +273,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3_ungrouped": (
         "deepseek_v3",
         {**LATENT, "q_lora_rank": NULL, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "v_head_dim": 28},
+    ),
+    "deepseek_v32": ("deepseek_v32", {**LATENT, **INDEXED, "rope_parameters": YARN_ROPE | {"mscale_all_dim": 1.0}}),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {**LATENT, **INDEXED, "n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
     ),
     "kimi_k25": ("kimi_k25", {**LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.8}),
 }

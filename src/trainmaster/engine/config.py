@@ -17,6 +17,7 @@ from trainmaster.engine.architectures.latent import Latent
 from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.architectures.mixtures import Mixture
 from trainmaster.engine.config_values import Values
+from trainmaster.engine.quantized_weights import lacks
 from trainmaster.engine.ropes import Rope, read_ropes
 from trainmaster.engine.types import EngineError
 
@@ -112,10 +113,8 @@ def _from_values(values: Values) -> ModelConfig:
     known = sorted({*FAMILIES, *NESTED})
     if model_type not in known:
         raise values.refuse(f"its architecture {model_type!r} is not among {', '.join(known)}")
-    quantized = values.raw.get("quantization_config") or {}
-    readable = model_type in FAMILIES and quantized.get("quant_method") in FAMILIES[model_type].quantized
-    if quantized and not readable:
-        raise values.refuse("its weights are quantized (quantization_config); use the checkpoint in 16 or 32 bits")
+    if quantization := values.raw.get("quantization_config"):
+        _check_quantization(values, model_type, quantization)
     if model_type in NESTED:
         nested = NESTED[model_type]
         return replace(_from_values(_language_model(values, nested.language_model)), nested=nested)
@@ -128,6 +127,15 @@ def _from_values(values: Values) -> ModelConfig:
     if config.attention_softcap is None and values.raw.get("attn_logit_softcapping") is not None:
         raise values.refuse(f"attn_logit_softcapping is not part of {model_type}")
     return config
+
+
+def _check_quantization(values: Values, model_type: str, quantization: Mapping[str, Any]) -> None:
+    language_model = NESTED[model_type].language_model if model_type in NESTED else model_type
+    problem = "use the checkpoint in 16 or 32 bits"
+    if quantization.get("quant_method") in FAMILIES[language_model].quantized:
+        problem = lacks(quantization) or ""
+    if problem:
+        raise values.refuse(f"its weights are quantized (quantization_config): {problem}")
 
 
 def _plain(values: Values, model_type: str, family: Family) -> ModelConfig:

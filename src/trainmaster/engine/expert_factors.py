@@ -40,13 +40,17 @@ def expert_options(mixture: Mixture, adapter: Adapter) -> dict[str, Any]:
     if not experts:
         return {}
     names = dict(zip(_PRODUCTS, mixture.names, strict=True))
-    others = {target.rpartition(".")[2] for target in adapter.factors if target not in experts}
-    if mixture.stored is Stored.EACH:
+    single = [target for target in adapter.factors if target not in experts]
+    others = {target.rpartition(".")[2] for target in single}
+    # Whatever has the name of an expert's product, PEFT takes for one of experts, and does not adapt as a layer.
+    alike = others & set(names.values()) if mixture.stored is Stored.EACH else set()
+    if mixture.stored is Stored.EACH and not alike:
         return {"target_modules": sorted(others | set(names.values()))}
     both, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    parameters = {f"{target.split('.', 3)[3]}.weight" for target in single if target.rpartition(".")[2] in alike}
     return {
-        "target_modules": sorted(others),
-        "target_parameters": [both, down],
+        "target_modules": sorted(others - alike),
+        "target_parameters": [both, down, *sorted(parameters)],
         "rank_pattern": {both: 2 * adapter.options.rank},
         "alpha_pattern": {both: 2 * adapter.options.alpha},
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.engine.architectures.family import FULL, SLIDING, Family
+from trainmaster.engine.architectures.family import FULL, INDEXED, SLIDING, Family
 from trainmaster.engine.config_values import Values
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -51,7 +51,7 @@ def read_ropes(values: Values, family: Family, head_dim: int) -> dict[str, Rope]
         return _rope(values, Values(parameters, values.path), family, head_dim)
 
     if family.local_rope_theta is None:
-        return dict.fromkeys((FULL, SLIDING), rope({**given, **named}))
+        return dict.fromkeys((FULL, SLIDING, INDEXED), rope({**given, **named}))
     local = {"rope_theta": values.number("rope_local_base_freq", family.local_rope_theta)}
     return {
         FULL: rope({**given, **(named.get(FULL) or {})}),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
+from trainmaster.engine.quantized_weights import restored, tensors_of
 from trainmaster.engine.targets import UNEMBEDDING, targets_within
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_layout import Layout, layout_of, naming_of
@@ -41,11 +42,11 @@ def load_weights(
     every = {name for name, _ in _named_tensors(model)}
     layouts = {name: layout_of(config, naming, name, read) for name in every}
     wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    known = {name for layout in layouts.values() for name in layout.names}
+    known = {name for layout in layouts.values() for weight in layout.names for name in tensors_of(weight, files)}
     strange = (name for name in files if name not in known and not naming.is_beside(name))
     if unknown := sorted(name for name in strange if not name.endswith("rotary_emb.inv_freq")):
         raise EngineError(f"the checkpoint in {directory} has a weight that its architecture does not: {unknown[0]}")
-    if missing := sorted({name for own in wanted for name in layouts[own].names} - files.keys()):
+    if missing := sorted(name for own in wanted for name in layouts[own].names if name not in read):
         raise EngineError(f"the checkpoint in {directory} has no weight {missing[0]}")
     loaded: dict[int, Tensor] = {}
     for own, expected in wanted.items():
@@ -85,19 +86,23 @@ def _files(directory: Path) -> dict[str, Path]:
 
 
 class _Reader:
-    """Reads weights by name; files stay open, as a layer's weights may be in several."""
+    """Reads weights by name, those of fewer bits as 16; files stay open, as a layer's weights may be in several."""
 
     def __init__(self, files: Mapping[str, Path], device: torch.device) -> None:
         self._files = files
         self._device = str(device)
         self._opened: dict[Path, Any] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
+    def __contains__(self, weight: str) -> bool:
+        return tensors_of(weight, self._files)[0] in self._files
 
     def shape(self, name: str) -> Sequence[int]:
         shape: Sequence[int] = self._of(name, lambda opened: opened.get_slice(name).get_shape())
         return shape
+
+    def weight(self, weight: str) -> Tensor:
+        names = tensors_of(weight, self._files)
+        return restored(weight, self._files, [self.tensor(name) for name in names])
 
     def tensor(self, name: str) -> Tensor:
         tensor: Tensor = self._of(name, lambda opened: opened.get_tensor(name))
@@ -114,16 +119,14 @@ class _Reader:
 
     def parameter(self, layout: Layout, expected: Tensor) -> Tensor:
         """A parameter of an expected shape."""
-        parts = [self.tensor(name) for name in layout.names]
-        if layout.is_quantized:
-            parts = [layout.joined(parts)]
-        for name, part, own in zip(layout.written, parts, layout.parted(expected), strict=True):
-            path = self._files[layout.names[0] if layout.is_quantized else name]
+        parts = [self.weight(name) for name in layout.names]
+        for name, part, own in zip(layout.names, parts, layout.parted(expected), strict=True):
+            path = self._files[tensors_of(name, self._files)[0]]
             if part.shape != own.shape:
                 raise EngineError(f"{path}: {name} is {list(part.shape)}, and config.json says {list(own.shape)}")
             if not part.is_floating_point() or part.element_size() < 2:
                 raise EngineError(f"{path}: {name} is {part.dtype}; weights of 16 bits or more are supported")
-        return parts[0] if layout.is_quantized else layout.joined(parts)
+        return layout.joined(parts)
 
 
 def export_model(
@@ -145,12 +148,20 @@ def export_model(
             shutil.copyfile(path, directory / path.name)
     described = json.loads((base_model / _CONFIG).read_text(encoding="utf-8"))
     # Weights are written as they are trained.
-    changed = {name: value for name, value in described.items() if name != "quantization_config"}
+    changed = _plain(described)
     if _parts_unembedding(adapter):
         changed = _untied(changed)
     if changed != described:
         write_json(directory / _CONFIG, changed)
     _write_weights(_merged(transformer, adapter, base_model, config, trained=trained), directory)
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _plain(value) if name == "text_config" and isinstance(value, dict) else value
+        for name, value in config.items()
+        if name != "quantization_config"
+    }
 
 
 def _parts_unembedding(adapter: Adapter | None) -> bool:
@@ -177,7 +188,7 @@ def _merged(
         if tied and not _parts_unembedding(adapter):
             continue
         layout = layout_of(config, naming, _EMBEDDING if tied else own, read)
-        names = (naming.theirs(own),) if tied else layout.written
+        names = (naming.theirs(own),) if tied else layout.names
         original = read.parameter(layout, parameter)
         delta = None if adapter is None else _delta(adapter, own)
         weight = parameter.detach() if trained else original

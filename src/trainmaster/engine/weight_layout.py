@@ -23,17 +23,11 @@ class Layout:
     joined: Callable[[Sequence[Tensor]], Tensor]
     """The parameter that the tensors make up."""
     parted: Callable[[Tensor], Sequence[Tensor]]
-    """The tensors that make up a parameter, as they are written."""
-    written: tuple[str, ...]
-    """The names of those; others than `names` if the tensors in the checkpoint are quantized."""
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.names != self.written
+    """The tensors that make up a parameter."""
 
 
 class Tensors(Protocol):
-    """The tensors of a checkpoint."""
+    """The weights of a checkpoint."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -50,8 +44,6 @@ def layout_of(config: ModelConfig, naming: Naming, parameter: str, names: Tensor
         return _transposed(theirs) if is_transposed else _as_it_is(theirs)
     if mixture is None or ".mlp." not in parameter or theirs in names:
         return _as_it_is(theirs)
-    if f"{theirs}_blocks" in names:
-        return _mxfp4(theirs)
     if _EXPERTS in parameter and not theirs.endswith("_bias"):
         return _each_expert(mixture, theirs)
     return _as_it_is(theirs.replace(".mlp.", f".{mixture.module}."))
@@ -78,11 +70,11 @@ def naming_of(config: ModelConfig, names: Iterable[str]) -> Naming:
 
 
 def _as_it_is(name: str) -> Layout:
-    return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,), (name,))
+    return Layout((name,), lambda tensors: tensors[0], lambda whole: (whole,))
 
 
 def _transposed(name: str) -> Layout:
-    return Layout((name,), lambda tensors: tensors[0].transpose(1, 2), lambda whole: (whole.transpose(1, 2),), (name,))
+    return Layout((name,), lambda tensors: tensors[0].transpose(1, 2), lambda whole: (whole.transpose(1, 2),))
 
 
 def _each_expert(mixture: Mixture, name: str) -> Layout:
@@ -103,22 +95,4 @@ def _each_expert(mixture: Mixture, name: str) -> Layout:
     def parted(whole: Tensor) -> Sequence[Tensor]:
         return whole.reshape(len(names), -1, whole.shape[2]).unbind(0)
 
-    return Layout(names, joined, parted, names)
-
-
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_EXPONENT_BIAS = 127
-
-
-def _mxfp4(name: str) -> Layout:
-    """Blocks of 32 numbers of 4 bits with a common exponent; the matrices of experts lie the other way round."""
-
-    def joined(tensors: Sequence[Tensor]) -> Tensor:
-        blocks, scales = tensors
-        known = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.bfloat16, device=blocks.device)
-        # The first of two numbers is in the lower bits.
-        places = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
-        numbers = torch.ldexp(known[places.long()], (scales.to(torch.int32) - _EXPONENT_BIAS).unsqueeze(-1))
-        return numbers.to(torch.bfloat16).flatten(-2).transpose(1, 2)
-
-    return Layout((f"{name}_blocks", f"{name}_scales"), joined, lambda whole: (whole,), (name,))
+    return Layout(names, joined, parted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmaster.engine.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K25
+from trainmaster.engine.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_MOE_DSA, KIMI_K25
 from trainmaster.engine.architectures.family import Family, Nested
 from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from trainmaster.engine.architectures.glm import GLM4
@@ -35,10 +35,12 @@ from trainmaster.engine.architectures.smollm import SMOLLM3
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3_TEXT,
     "glm4": GLM4,
+    "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "kimi_k2": DEEPSEEK_V3,

@@ -1,12 +1,17 @@
-"""DeepSeek V2 and V3, and Kimi K2, which is a DeepSeek V3: latent keys and values, and experts that come in groups."""
+"""DeepSeek V2 and V3, Kimi K2 and GLM 5: latent keys and values, and experts that are chosen by groups.
+
+Kimi K2 is a DeepSeek V3. DeepSeek V3.2 and GLM 5 attend to the `index_topk` tokens alone that an indexer finds most
+relevant. Of a sequence that is no longer these are all tokens: such sequences are held, and the indexer is not used.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from trainmaster.engine.architectures.family import Bias, Family, Nested, windowless
+from trainmaster.engine.architectures.family import FULL, INDEXED, Bias, Family, Nested, windowless
 from trainmaster.engine.architectures.latent import Latent
 from trainmaster.engine.architectures.mixtures import ExpertGroups, Mixture, Scores
 from trainmaster.engine.architectures.naming import Naming
@@ -31,6 +36,14 @@ def _attention(values: Values) -> Mapping[str, Any]:
     return {"latent": latent, "attention_scale": latent.key_width**-0.5 * _sharpness(values), "beside": beside}
 
 
+def _indexed(values: Values, *, groups: tuple[int, int]) -> Mapping[str, Any]:
+    """DeepSeek V3 with an indexer in its layers, up to the length where it would leave tokens out."""
+    plain = _v3(values, groups=groups)
+    indexers = (f"model.layers.{layer}.self_attn.indexer." for layer in range(values.count("num_hidden_layers")))
+    longest = min(values.count("max_position_embeddings"), values.count("index_topk", 2048))
+    return {**plain, "beside": (*plain["beside"], *indexers), "max_positions": longest}
+
+
 def _sharpness(values: Values) -> float:
     """What yarn's `mscale_all_dim` multiplies scores by."""
     scaling = values.raw.get("rope_parameters") or values.raw.get("rope_scaling") or {}
@@ -42,6 +55,8 @@ def _sharpness(values: Values) -> float:
 
 
 def _mixed_layers(values: Values, *, first: int) -> tuple[bool, ...]:
+    if (types := values.raw.get("mlp_layer_types")) is not None:
+        return tuple(each == "sparse" for each in types)
     if values.count("moe_layer_freq", 1) != 1:
         raise values.refuse("layers with and without experts take turns (moe_layer_freq)")
     first = values.natural("first_k_dense_replace", first)
@@ -64,7 +79,7 @@ def _groups(values: Values, count: int, chosen: int, *, best: int) -> ExpertGrou
     return ExpertGroups(count=count, chosen=chosen, best=best)
 
 
-def _v3(values: Values) -> Mapping[str, Any]:
+def _v3(values: Values, *, groups: tuple[int, int] = (8, 4)) -> Mapping[str, Any]:
     _expect(values, "scoring_func", "sigmoid")
     _expect(values, "topk_method", "noaux_tc")
     width = values.count("moe_intermediate_size", 2048)
@@ -75,7 +90,7 @@ def _v3(values: Values) -> Mapping[str, Any]:
         width=width,
         scores=Scores.SIGMOID,
         corrected=True,
-        groups=_groups(values, values.count("n_group", 8), values.count("topk_group", 4), best=2),
+        groups=_groups(values, values.count("n_group", groups[0]), values.count("topk_group", groups[1]), best=2),
         normalized=values.flag("norm_topk_prob", default=True),
         scale=values.number("routed_scaling_factor", 2.5),
         exact=True,
@@ -116,7 +131,29 @@ _ALIKE: Mapping[str, Any] = {
     "rope_interleaved": True,
 }
 DEEPSEEK_V2 = Family(**_ALIKE, unsaid={"max_position_embeddings": 2048}, mlp_bias=Bias.IF_SAID, more=_v2)
-DEEPSEEK_V3 = Family(**_ALIKE, unsaid={"max_position_embeddings": 4096}, more=_v3)
+DEEPSEEK_V3 = Family(
+    **_ALIKE, unsaid={"max_position_embeddings": 4096}, quantized=("fp8", "compressed-tensors"), more=_v3
+)
+DEEPSEEK_V32 = Family(
+    **_ALIKE,
+    unsaid={"max_position_embeddings": 163_840},
+    kinds=(FULL, INDEXED),
+    quantized=("fp8",),
+    more=partial(_indexed, groups=(8, 4)),
+)
+GLM_MOE_DSA = Family(
+    **_ALIKE,
+    unsaid={
+        "max_position_embeddings": 202_752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
+    kinds=(FULL, INDEXED),
+    quantized=("fp8",),
+    more=partial(_indexed, groups=(1, 1)),
+)
 KIMI_K25 = Nested(
     language_model="deepseek_v3",
     namings=(

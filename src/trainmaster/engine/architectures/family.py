@@ -12,6 +12,8 @@ from trainmaster.engine.config_values import Values
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+INDEXED = "indexed_attention"
+"""To the rows that an indexer finds most relevant, as many as it may; there is no indexer here."""
 LINEAR = "linear_attention"
 
 
