@@ -1,5 +1,5 @@
-"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, `backends.md`, and
-the settings in `operations.md`; and what of deploy/ is made from the code and the Helm chart.
+"""Writes what of docs/ is made from the code: `states.md`, `job-fields.md`, `hyperparameters.md`, `backends.md`,
+`models.md`, and the settings in `operations.md`; and what of deploy/ is made from the code and the Helm chart.
 
 `--check` writes nothing and fails when a file is not up to date.
 """
@@ -14,6 +14,7 @@ from chart import manifests, values_schema
 from hyperparameters import hyperparameters_page
 from job_fields import job_fields_page
 
+from models import models_page
 from trainmaster.server.core.states import (
     ACTIVE,
     CONSEQUENCES,
@@ -119,6 +120,7 @@ FILES = {
     "docs/reference/job-fields.md": job_fields_page,
     "docs/reference/hyperparameters.md": hyperparameters_page,
     "docs/reference/backends.md": backends_page,
+    "docs/reference/models.md": models_page,
     "docs/guides/operations.md": operations_page,
     "deploy/helm/trainmaster/values.schema.json": values_schema,
     "deploy/kubernetes/trainmaster.yaml": manifests,

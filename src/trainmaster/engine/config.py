@@ -16,8 +16,8 @@ from trainmaster.engine.architectures.family import SLIDING, Bias, Family, HeadN
 from trainmaster.engine.architectures.latent import Latent
 from trainmaster.engine.architectures.linear import LinearAttention
 from trainmaster.engine.architectures.mixtures import Mixture
+from trainmaster.engine.architectures.quantization import lacks
 from trainmaster.engine.config_values import Values
-from trainmaster.engine.quantized_weights import lacks
 from trainmaster.engine.ropes import Rope, read_ropes
 from trainmaster.engine.types import EngineError
 

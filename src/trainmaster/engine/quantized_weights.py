@@ -6,15 +6,14 @@ end in says which form it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-_FP8_BLOCK = 128
-_INT4_GROUP = 32
+from trainmaster.engine.architectures.quantization import FP8_BLOCK, INT4_GROUP
+
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _EXPONENT_BIAS = 127
 
@@ -38,30 +37,11 @@ def restored(weight: str, names: Container[str], tensors: Sequence[Tensor]) -> T
     return tensors[0] if form is None else form.restored(tensors)
 
 
-def lacks(quantization: Mapping[str, Any]) -> str | None:
-    """What of a quantization that is said to be of a known method cannot be read."""
-    method = quantization.get("quant_method")
-    if method == "fp8":
-        block = quantization.get("weight_block_size")
-        return None if block == [_FP8_BLOCK] * 2 else f"weight_block_size is {block}, not {[_FP8_BLOCK] * 2}"
-    if method == "compressed-tensors":
-        if (packing := quantization.get("format")) != "pack-quantized":
-            return f"format is {packing!r}, not 'pack-quantized'"
-        for name, group in (quantization.get("config_groups") or {}).items():
-            said = group.get("weights") or {}
-            for key, value in {"type": "int", "num_bits": 4, "group_size": _INT4_GROUP, "symmetric": True}.items():
-                if said.get(key) != value:
-                    return f"{key} of {name} is {said.get(key)!r}, not {value!r}"
-            if group.get("input_activations"):
-                return f"inputs are quantized, too ({name})"
-    return None
-
-
 def _fp8(tensors: Sequence[Tensor]) -> Tensor:
     """Numbers of 8 bits, and a scale for each block of 128 rows and 128 columns."""
     numbers, scales = tensors
     rows, columns = numbers.shape
-    spread = scales.float().repeat_interleave(_FP8_BLOCK, 0).repeat_interleave(_FP8_BLOCK, 1)
+    spread = scales.float().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
     return (numbers.float() * spread[:rows, :columns]).to(torch.bfloat16)
 
 
@@ -71,7 +51,7 @@ def _int4(tensors: Sequence[Tensor]) -> Tensor:
     rows, columns = shape.tolist()
     places = torch.arange(0, 32, 4, device=packed.device)
     numbers = (packed.unsqueeze(-1) >> places & 15).flatten(1)[:, :columns] - 8
-    spread = scales.float().repeat_interleave(_INT4_GROUP, 1)
+    spread = scales.float().repeat_interleave(INT4_GROUP, 1)
     return (numbers.float() * spread[:rows, :columns]).to(torch.bfloat16)
 
 
