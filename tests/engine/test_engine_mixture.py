@@ -7,9 +7,10 @@ from unittest import mock
 
 import pytest
 import torch
-from packed_runs import filled_adapter, logits_of
+from packed_runs import Work, filled_adapter, logits_of, run
 from safetensors.torch import load_file, save_file
 from tiny_models import make_checkpoint, random_tokens, reference
+from torch.nn import functional
 
 from trainmaster.engine import grouped_products
 from trainmaster.engine.adapter_files import export_adapter, read_adapter
@@ -82,6 +83,26 @@ def test_grouped_product_and_its_gradients_are_those_of_the_formula(one_kernel: 
     torch.testing.assert_close(found, expected, **near)
     for each, truth in zip(found_grads, grads, strict=True):
         torch.testing.assert_close(each, truth, **near)
+
+
+@pytest.mark.parametrize(("adapters", "experts", "rank"), [(1, 8, 8), (3, 8, 8), (3, 16, 8), (2, 8, 5)])
+def test_kernels_of_a_layer_are_as_many_for_any_number_of_experts_and_adapters(
+    tmp_path: Path, adapters: int, experts: int, rank: int
+) -> None:
+    """As on GPUs: no kernel is called once for each expert, or for each adapter."""
+    model = load(make_checkpoint(tmp_path, "qwen3_moe", num_experts=experts, num_hidden_layers=1), torch.bfloat16)
+    owners = [filled_adapter(model.config, seed=seed, rank=rank) for seed in range(adapters)]
+    with (
+        mock.patch.object(grouped_products, "_has_kernel", return_value=True),
+        mock.patch.object(functional, "grouped_mm", side_effect=functional.grouped_mm) as kernel,
+    ):
+        outcomes = run(model, [Work(owner, (20, 15)) for owner in owners])
+    # Of gate and up and of down, and of the two factors of each of three products; backward of rows, and of factors.
+    assert kernel.call_count == (2 + 3 * 2) + (2 + 3 * 4)
+    for owner, outcome in zip(owners, outcomes, strict=True):
+        for (name, _), gradient in zip(owner.named_parameters(), outcome.gradients, strict=True):
+            if ".experts." in name:
+                assert gradient.flatten(1).any(1).sum() > 1, name
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe_mixed", "mixtral"])

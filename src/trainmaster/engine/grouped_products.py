@@ -52,7 +52,7 @@ class Choices:
 
     chosen: Tensor
     count: int
-    _shared: dict[tuple[int, int], tuple[Tensor, Groups]] = field(default_factory=dict, init=False)
+    _shared: dict[tuple[tuple[int, int], ...], tuple[Tensor, Groups]] = field(default_factory=dict, init=False)
 
     @cached_property
     def order(self) -> Tensor:
@@ -76,13 +76,14 @@ class Choices:
             total = total + part
         return total
 
-    def of_tokens(self, start: int, stop: int) -> tuple[Tensor, Groups]:
-        """The rows that belong to these tokens, and their groups."""
-        if (start, stop) not in self._shared:
+    def of_tokens(self, ranges: tuple[tuple[int, int], ...]) -> tuple[Tensor, Groups]:
+        """The rows that belong to some ranges of tokens, and their groups; each range has groups of its own."""
+        if ranges not in self._shared:
             tokens = self.order // self.chosen.shape[1]
-            rows = ((tokens >= start) & (tokens < stop)).nonzero().squeeze(1)
-            self._shared[start, stop] = rows, Groups(self.groups.owners[rows], self.count)
-        return self._shared[start, stop]
+            parts = [((tokens >= start) & (tokens < stop)).nonzero().squeeze(1) for start, stop in ranges]
+            owners = [self.groups.owners[rows] + place * self.count for place, rows in enumerate(parts)]
+            self._shared[ranges] = torch.cat(parts), Groups(torch.cat(owners), len(ranges) * self.count)
+        return self._shared[ranges]
 
 
 class _Spread(torch.autograd.Function):
@@ -111,6 +112,63 @@ class GroupedShare:
     columns: slice
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Alike:
+    """Shares in the same columns, of one rank and scale, which are computed together."""
+
+    places: list[int]
+    """Among all shares."""
+    shares: list[AdapterShare]
+    columns: slice
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return tuple((share.start, share.stop) for share in self.shares)
+
+    @property
+    def scale(self) -> float:
+        return self.shares[0].scale
+
+    @property
+    def rank(self) -> int:
+        return self.shares[0].a.shape[1]
+
+    @property
+    def padding(self) -> int:
+        """What the rank lacks to be one that the kernel takes."""
+        return -self.rank % _ALIGNED if _has_kernel(self.shares[0].a) else 0
+
+    @property
+    def a(self) -> Tensor:
+        return functional.pad(_joined([share.a for share in self.shares]), (0, 0, 0, self.padding))
+
+    @property
+    def b(self) -> Tensor:
+        return functional.pad(_joined([share.b for share in self.shares]), (0, self.padding))
+
+    def parted(self, grad_a: Tensor, grad_b: Tensor, count: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """The gradients of each share's factors, by its place."""
+        parts = zip(
+            torch.split(grad_a[:, : self.rank], count), torch.split(grad_b[..., : self.rank], count), strict=True
+        )
+        return dict(zip(self.places, parts, strict=True))
+
+
+def _joined(factors: Sequence[Tensor]) -> Tensor:
+    return factors[0] if len(factors) == 1 else torch.cat(list(factors))
+
+
+def _alike(shares: Sequence[GroupedShare]) -> list[_Alike]:
+    found: dict[tuple[object, ...], _Alike] = {}
+    for place, each in enumerate(shares):
+        share, columns = each.share, each.columns
+        key = (columns.start, columns.stop, columns.step, share.scale, share.a.shape)
+        alike = found.setdefault(key, _Alike([], [], columns))
+        alike.places.append(place)
+        alike.shares.append(share)
+    return list(found.values())
+
+
 def adapted_grouped_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, choices: Choices, shares: Sequence[GroupedShare]
 ) -> Tensor:
@@ -127,11 +185,12 @@ class _AdaptedGroupedProduct(torch.autograd.Function):
     ) -> Tensor:
         outputs = _products(rows, weight, choices.groups)
         lowered = []
-        for each in shares:
-            own, groups = choices.of_tokens(each.share.start, each.share.stop)
-            lowered.append(each.share.scale * _products(rows[own], each.share.a, groups))
-            outputs[:, each.columns].index_add_(0, own, _products(lowered[-1], each.share.b, groups))
-        ctx.choices, ctx.shares = choices, shares
+        alike = _alike(shares)
+        for each in alike:
+            own, groups = choices.of_tokens(each.ranges)
+            lowered.append(each.scale * _products(rows[own], each.a, groups))
+            outputs[:, each.columns].index_add_(0, own, _products(lowered[-1], each.b, groups))
+        ctx.choices, ctx.alike = choices, alike
         ctx.save_for_backward(rows, weight, *lowered)
         return outputs
 
@@ -141,16 +200,18 @@ class _AdaptedGroupedProduct(torch.autograd.Function):
         choices: Choices = ctx.choices
         wants_rows, wants_weight, *_ = ctx.needs_input_grad
         grad_rows = _back_products(grad, weight, choices.groups) if wants_rows else None
-        grads = []
-        for each, own_lowered in zip(ctx.shares, lowered, strict=True):
-            own, groups = choices.of_tokens(each.share.start, each.share.stop)
+        grads: dict[int, tuple[Tensor, Tensor]] = {}
+        for each, own_lowered in zip(ctx.alike, lowered, strict=True):
+            own, groups = choices.of_tokens(each.ranges)
             own_grad = grad[own, each.columns]
-            grad_lowered = each.share.scale * _back_products(own_grad, each.share.b, groups)
+            grad_lowered = each.scale * _back_products(own_grad, each.b, groups)
             if grad_rows is not None:
-                grad_rows.index_add_(0, own, _back_products(grad_lowered, each.share.a, groups))
-            grads += [_outer_products(grad_lowered, rows[own], groups), _outer_products(own_grad, own_lowered, groups)]
+                grad_rows.index_add_(0, own, _back_products(grad_lowered, each.a, groups))
+            grad_a = _outer_products(grad_lowered, rows[own], groups)
+            grad_b = _outer_products(own_grad, own_lowered, groups)
+            grads |= each.parted(grad_a, grad_b, choices.count)
         grad_weight = _outer_products(grad, rows, choices.groups) if wants_weight else None
-        return grad_rows, grad_weight, None, None, *grads
+        return grad_rows, grad_weight, None, None, *(factor for place in sorted(grads) for factor in grads[place])
 
 
 def _products(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
@@ -184,4 +245,8 @@ def _outer_products(left: Tensor, right: Tensor, groups: Groups) -> Tensor:
 
 
 def _one_kernel(rows: Tensor, *widths: int) -> bool:
-    return rows.is_cuda and rows.dtype == torch.bfloat16 and not any(width % _ALIGNED for width in widths)
+    return _has_kernel(rows) and not any(width % _ALIGNED for width in widths)
+
+
+def _has_kernel(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype == torch.bfloat16
