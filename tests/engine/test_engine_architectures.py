@@ -119,6 +119,7 @@ FAMILY_KINDS = [
     "qwen3_5_moe",
     "deepseek_v2_groups",
     "deepseek_v3",
+    "glm4_moe",
     "glm_moe_dsa",
     "kimi_k25",
 ]

@@ -64,6 +64,15 @@ RECURRENT: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 LATENT: dict[str, Any] = {
     "head_dim": None,
     "num_key_value_heads": 4,
@@ -72,13 +81,7 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "n_group": 4,
-    "topk_group": 2,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
+    **EXPERTS,
     # The norms of latent vectors have one of their own.
     "rms_norm_eps": 1e-2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
@@ -278,6 +281,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa": (
         "glm_moe_dsa",
         {**LATENT, **INDEXED, "n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            **EXPERTS,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.6,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
     ),
     "kimi_k25": ("kimi_k25", {**LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.8}),
 }

@@ -148,10 +148,8 @@ class _Alike:
 
     def parted(self, grad_a: Tensor, grad_b: Tensor, count: int) -> dict[int, tuple[Tensor, Tensor]]:
         """The gradients of each share's factors, by its place."""
-        parts = zip(
-            torch.split(grad_a[:, : self.rank], count), torch.split(grad_b[..., : self.rank], count), strict=True
-        )
-        return dict(zip(self.places, parts, strict=True))
+        parts = (torch.split(each, count) for each in (grad_a[:, : self.rank], grad_b[..., : self.rank]))
+        return dict(zip(self.places, zip(*parts, strict=True), strict=True))
 
 
 def _joined(factors: Sequence[Tensor]) -> Tensor:

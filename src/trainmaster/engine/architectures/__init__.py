@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmaster.engine.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM_MOE_DSA, KIMI_K25
+from trainmaster.engine.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, KIMI_K25
 from trainmaster.engine.architectures.family import Family, Nested
 from trainmaster.engine.architectures.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
-from trainmaster.engine.architectures.glm import GLM4
+from trainmaster.engine.architectures.glm import GLM4, GLM4_MOE, GLM_MOE_DSA
 from trainmaster.engine.architectures.gpt_oss import GPT_OSS
 from trainmaster.engine.architectures.granite import GRANITE
 from trainmaster.engine.architectures.llama import LLAMA
@@ -40,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3_TEXT,
     "glm4": GLM4,
+    "glm4_moe": GLM4_MOE,
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,

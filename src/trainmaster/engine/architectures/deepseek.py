@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V3, Kimi K2 and GLM 5: latent keys and values, and experts that are chosen by groups.
+"""DeepSeek V2 and V3, and Kimi K2, which is a DeepSeek V3: latent keys and values, and experts in groups.
 
-Kimi K2 is a DeepSeek V3. DeepSeek V3.2 and GLM 5 attend to the `index_topk` tokens alone that an indexer finds most
-relevant. Of a sequence that is no longer these are all tokens: such sequences are held, and the indexer is not used.
+DeepSeek V3.2 and GLM 5 attend to the `index_topk` tokens alone that an indexer finds most relevant. Of a sequence that
+is no longer these are all tokens: such sequences are held, and the indexer is not used.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ def _attention(values: Values) -> Mapping[str, Any]:
         turned_width=values.count("qk_rope_head_dim", 64),
         value_width=values.count("v_head_dim", 128),
     )
-    # What is published also has layers that predict several tokens, after the others.
-    beside = (f"model.layers.{values.count('num_hidden_layers')}.",)
-    return {"latent": latent, "attention_scale": latent.key_width**-0.5 * _sharpness(values), "beside": beside}
+    scale = latent.key_width**-0.5 * _sharpness(values)
+    return {"latent": latent, "attention_scale": scale, "beside": layers_beside(values)}
 
 
-def _indexed(values: Values, *, groups: tuple[int, int]) -> Mapping[str, Any]:
+def layers_beside(values: Values) -> tuple[str, ...]:
+    """What is published also has layers that predict several tokens, after the others."""
+    return (f"model.layers.{values.count('num_hidden_layers')}.",)
+
+
+def indexed(values: Values, *, groups: tuple[int, int]) -> Mapping[str, Any]:
     """DeepSeek V3 with an indexer in its layers, up to the length where it would leave tokens out."""
     plain = _v3(values, groups=groups)
     indexers = (f"model.layers.{layer}.self_attn.indexer." for layer in range(values.count("num_hidden_layers")))
@@ -79,25 +83,38 @@ def _groups(values: Values, count: int, chosen: int, *, best: int) -> ExpertGrou
     return ExpertGroups(count=count, chosen=chosen, best=best)
 
 
-def _v3(values: Values, *, groups: tuple[int, int] = (8, 4)) -> Mapping[str, Any]:
+def balanced_mixture(
+    values: Values,
+    *,
+    groups: tuple[int, int],
+    experts: int = 256,
+    width: int = 2048,
+    first: int = 3,
+    scale: float = 2.5,
+) -> Mixture:
+    """Experts that are chosen by sigmoids and a bias that balances them; with the defaults of a configuration class."""
     _expect(values, "scoring_func", "sigmoid")
     _expect(values, "topk_method", "noaux_tc")
-    width = values.count("moe_intermediate_size", 2048)
-    mixture = Mixture(
-        layers=_mixed_layers(values, first=3),
-        experts=values.count_of("n_routed_experts", "num_local_experts", default=256),
+    width = values.count("moe_intermediate_size", width)
+    count, chosen = values.count("n_group", groups[0]), values.count("topk_group", groups[1])
+    return Mixture(
+        layers=_mixed_layers(values, first=first),
+        experts=values.count_of("n_routed_experts", "num_local_experts", default=experts),
         chosen=values.count("num_experts_per_tok", 8),
         width=width,
         scores=Scores.SIGMOID,
         corrected=True,
-        groups=_groups(values, values.count("n_group", groups[0]), values.count("topk_group", groups[1]), best=2),
+        groups=_groups(values, count, chosen, best=2),
         normalized=values.flag("norm_topk_prob", default=True),
-        scale=values.number("routed_scaling_factor", 2.5),
+        scale=values.number("routed_scaling_factor", scale),
         exact=True,
         shared="shared_experts",
         shared_width=values.count("n_shared_experts", 1) * width,
     )
-    return {**_attention(values), "mixture": mixture}
+
+
+def _v3(values: Values, *, groups: tuple[int, int] = (8, 4)) -> Mapping[str, Any]:
+    return {**_attention(values), "mixture": balanced_mixture(values, groups=groups)}
 
 
 def _v2(values: Values) -> Mapping[str, Any]:
@@ -122,7 +139,7 @@ def _v2(values: Values) -> Mapping[str, Any]:
     return {**_attention(values), "mixture": mixture}
 
 
-_ALIKE: Mapping[str, Any] = {
+LATENT: Mapping[str, Any] = {
     "head_dim": 64,
     "head_dim_name": "qk_rope_head_dim",
     "qkv_bias": Bias.IF_SAID,
@@ -130,29 +147,16 @@ _ALIKE: Mapping[str, Any] = {
     "layer_types": windowless,
     "rope_interleaved": True,
 }
-DEEPSEEK_V2 = Family(**_ALIKE, unsaid={"max_position_embeddings": 2048}, mlp_bias=Bias.IF_SAID, more=_v2)
+DEEPSEEK_V2 = Family(**LATENT, unsaid={"max_position_embeddings": 2048}, mlp_bias=Bias.IF_SAID, more=_v2)
 DEEPSEEK_V3 = Family(
-    **_ALIKE, unsaid={"max_position_embeddings": 4096}, quantized=("fp8", "compressed-tensors"), more=_v3
+    **LATENT, unsaid={"max_position_embeddings": 4096}, quantized=("fp8", "compressed-tensors"), more=_v3
 )
 DEEPSEEK_V32 = Family(
-    **_ALIKE,
+    **LATENT,
     unsaid={"max_position_embeddings": 163_840},
     kinds=(FULL, INDEXED),
     quantized=("fp8",),
-    more=partial(_indexed, groups=(8, 4)),
-)
-GLM_MOE_DSA = Family(
-    **_ALIKE,
-    unsaid={
-        "max_position_embeddings": 202_752,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 2048,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-    },
-    kinds=(FULL, INDEXED),
-    quantized=("fp8",),
-    more=partial(_indexed, groups=(1, 1)),
+    more=partial(indexed, groups=(8, 4)),
 )
 KIMI_K25 = Nested(
     language_model="deepseek_v3",
