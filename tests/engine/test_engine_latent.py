@@ -126,6 +126,44 @@ def test_numbers_that_balance_experts_keep_their_bits_and_stay_in_exports(direct
     assert torch.equal(load_file(tmp_path / "model.safetensors")[name], stored)
 
 
+def test_config_as_deepseek_publishes_it_is_read_as_that_of_transformers(directory: Path, tmp_path: Path) -> None:
+    raw = json.loads((directory / "config.json").read_text())
+    rope = raw.pop("rope_parameters")
+    raw |= {
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": {"type": rope.pop("rope_type"), **rope},
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+    }
+    for name in ("rope_interleave", "head_dim", "qk_head_dim", "num_local_experts"):
+        raw.pop(name, None)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert ModelConfig.read(tmp_path) == ModelConfig.read(directory)
+
+
+def test_ranks_that_files_leave_out_are_those_of_the_configuration_class(directory: Path, tmp_path: Path) -> None:
+    from transformers import DeepseekV3Config
+
+    raw, theirs = json.loads((directory / "config.json").read_text()), DeepseekV3Config()
+    for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        del raw[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    latent = ModelConfig.read(tmp_path).latent
+    assert latent is not None
+    assert (latent.query_rank, latent.rank) == (theirs.q_lora_rank, theirs.kv_lora_rank)
+    widths = (theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim)
+    assert (latent.plain_width, latent.turned_width, latent.value_width) == widths
+
+
+def test_weights_that_lie_together_compute_the_same_where_some_have_biases(tmp_path: Path) -> None:
+    """As on GPUs."""
+    model = load(make_checkpoint(tmp_path, "deepseek_v3_ungrouped", attention_bias=True))
+    (expected,) = logits_of(model, [TEXT])
+    model.lay_weights_together()
+    torch.testing.assert_close(logits_of(model, [TEXT])[0], expected, atol=1e-9, rtol=1e-9)
+
+
 def test_kimi_k2_is_a_deepseek_v3_by_another_name(directory: Path, tmp_path: Path) -> None:
     other = ModelConfig.read(changed(directory, tmp_path, model_type="kimi_k2"))
     assert replace(other, model_type="deepseek_v3") == ModelConfig.read(directory)

@@ -126,11 +126,14 @@ def _runs(layers: Sequence[Layer]) -> Iterator[tuple[Quantized | None, Sequence[
 
 
 def _biases(layers: Sequence[Layer]) -> Tensor | None:
-    """The biases of layers that all have one, or none, side by side."""
+    """The biases of layers side by side, zeros for those that have none; None: none of them has any."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    if len(biases) < 2:
-        return biases[0] if biases else None
-    together = _together(biases)
+    if not biases:
+        return None
+    if len(biases) < len(layers):
+        zeros = biases[0].new_zeros
+        return torch.cat([zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers])
+    together = biases[0] if len(biases) == 1 else _together(biases)
     return torch.cat([*biases]) if together is None else together
 
 

@@ -25,7 +25,7 @@ def _attention(values: Values) -> Mapping[str, Any]:
     if values.count("num_key_value_heads", heads) != heads:
         raise values.refuse("its heads share keys and values (num_key_value_heads), which a latent vector has for each")
     latent = Latent(
-        query_rank=values.count("q_lora_rank") if values.raw.get("q_lora_rank", 1536) is not None else None,
+        query_rank=values.count("q_lora_rank", 1536) if values.raw.get("q_lora_rank", 1536) is not None else None,
         rank=values.count("kv_lora_rank", 512),
         plain_width=values.count("qk_nope_head_dim", 128),
         turned_width=values.count("qk_rope_head_dim", 64),
