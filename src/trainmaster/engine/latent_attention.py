@@ -47,6 +47,12 @@ class LatentAttention(nn.Module):
         """The layers that see the rows."""
         return (self.q_proj if self._latent.query_rank is None else self.q_a_proj, self.kv_a_proj_with_mqa)
 
+    @property
+    def wide(self) -> tuple[tuple[Linear, ...], ...]:
+        """The layers that may have weights of 8 bits, with those that see the same rows."""
+        read = () if self._latent.query_rank is None else ((self.q_b_proj,),)
+        return self.same_rows, *read, (self.kv_b_proj,), (self.o_proj,)
+
     def forward(
         self, rows: Tensor, angles: RotaryAngles | None, attention: Attention, adapters: AdaptedRows | None
     ) -> Tensor:

@@ -266,7 +266,7 @@ class Transformer(nn.Module):
 
     def _wide(self) -> Iterator[tuple[Linear, ...]]:
         for module in self.modules():
-            if isinstance(module, SelfAttention | Mlp | LinearMixer):
+            if isinstance(module, SelfAttention | LatentAttention | Mlp | LinearMixer):
                 yield from module.wide
 
     def lay_weights_together(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.quantized_weights import restored, tensors_of
+from trainmaster.engine.published_weights import restored, tensors_of
 from trainmaster.engine.targets import UNEMBEDDING, targets_within
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_layout import Layout, layout_of, naming_of
