@@ -229,3 +229,15 @@ def test_values_that_are_not_known_are_refused(
 ) -> None:
     with pytest.raises(EngineError, match=message):
         ModelConfig.read(changed(directory, tmp_path, **values))
+
+
+def test_latent_attention_may_have_weights_of_8_bits(tmp_path: Path) -> None:
+    widths = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    directory = make_checkpoint(tmp_path, "deepseek_v3", attention_bias=False, **widths)
+    plain = load(directory, torch.float32)
+    quantized = Transformer(plain.config).load(directory, fp8=True)
+    adapted = {name.rpartition(".")[0] for name in quantized.wide_weights if ".0.self_attn." in name}
+    names = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    assert adapted == {f"model.layers.0.self_attn.{name}" for name in names}
+    (expected,), (found,) = logits_of(plain, [TEXT]), logits_of(quantized, [TEXT])
+    assert 0 < (found - expected).norm() < 0.2 * expected.norm()
