@@ -57,7 +57,9 @@ def sampler(model: Transformer, checkpoint: Path) -> Iterator[Sampler]:
 
 def all_pages_are_free(sampler: Sampler) -> bool:
     requests = sampler._requests
-    return requests.prompt_pages.free == requests.cache.pages
+    kept = requests.prompt_pages.free
+    requests.prompt_pages.free_up(requests.cache.pages)
+    return kept == requests.cache.free == requests.cache.pages
 
 
 def asked(name: str, *, length: int = LENGTH, other_from: int | None = None, **fields: Any) -> SampleRequest:
@@ -166,6 +168,20 @@ def test_cancelled_request_leaves_its_part_to_those_that_wait(
     expected = alone(model, checkpoint, asked("alone"))
     assert sorted(ended) == ["late", "second", "third"]
     assert all(same(model, result, expected) for result in ended.values())
+
+
+def test_part_of_a_request_that_is_cancelled_unread_goes_to_a_longer_one(
+    sampler: Sampler, model: Transformer, checkpoint: Path
+) -> None:
+    snapshot = WeightsSnapshot(transformer=model)
+    sampler.submit(asked("short", length=PIECE + 1), snapshot)
+    sampler.submit(asked("long"), snapshot)
+    sampler._requests.admit()
+    assert sampler.cancel("short")
+    expected = alone(model, checkpoint, asked("alone"))
+    assert same(model, run(sampler)["long"], expected)
+    sampler.submit(asked("again"), snapshot)
+    assert same(model, run(sampler)["again"], expected)
 
 
 def test_kept_parts_make_room_for_new_prompts(model: Transformer, checkpoint: Path) -> None:

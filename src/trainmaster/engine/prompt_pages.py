@@ -131,14 +131,13 @@ class PromptPages:
             part.users -= 1
             if part.is_ready:
                 part.writer = None
-            elif part.writer is generation and self._parts.get(part.key) is part:
-                del self._parts[part.key]
             if part.users:
-                continue
-            if self._parts.get(part.key) is part:
+                continue  # whoever waits for one that is not computed goes on with it
+            if part.is_ready:
                 self._unused[part.key] = part
                 self._unused_pages += part.pages.size
             else:
+                del self._parts[part.key]
                 self._cache.give_back_pages(part.pages)
         full, windowed = generation.room.tables
         self._cache.give_back_pages(full[shared:])
