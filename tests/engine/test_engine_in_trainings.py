@@ -21,6 +21,7 @@ from trainmaster.training.data.dataset import IGNORED
 from trainmaster.training.loop import engine_model as engine_model_module
 from trainmaster.training.loop.batches import Batch, Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
+from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.weights import TrainedWeights
 
 LENGTHS = (19, 1, 40)
@@ -39,7 +40,7 @@ def batch() -> Batch:
 def engine_model(directory: Path, lora: LoraConfig | None = None, *, recompute: float | None = 0.0) -> EngineModel:
     model = reference(directory, dtype=torch.float64)
     config = engine_config(model.config, str(directory))
-    weights = TrainedWeights(single=True)
+    weights = TrainedWeights(Peers(index=0, count=1, device=torch.device("cpu")), single=True)
     model = EngineModel(
         model, config, lora, weights, device=torch.device("cpu"), dtype=torch.float64, recompute=recompute
     )

@@ -33,6 +33,17 @@ def exported_like_checkpoint(exported: str, checkpoint: str) -> None:
         assert torch.equal(weight, theirs[name]), name
 
 
+def nearly_same_weights(ours: str, theirs: str) -> None:
+    """Two exported models differ by roundings."""
+    import torch
+    from safetensors.torch import load_file
+
+    first, second = (load_file(Path(each) / "model.safetensors") for each in (ours, theirs))
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        torch.testing.assert_close(weight, second[name], rtol=1e-3, atol=2e-4, msg=name)
+
+
 def same_names(exported: str, base: str) -> None:
     """Two models consist of the same weights, each once."""
     from safetensors import safe_open

@@ -28,6 +28,18 @@ def tiny(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def check(zygote: Zygote, tmp_path: Path) -> Any:
+    """Calls a function of checks.py where torch is."""
+
+    def run(name: str, *arguments: Path) -> None:
+        log = tmp_path / "check.log"
+        pid = zygote.start({}, log, call=f"checks:{name}", arguments=[str(each) for each in arguments])
+        assert zygote.wait(pid) == 0, log.read_text()
+
+    return run
+
+
+@pytest.fixture
 def make_job(zygote: Zygote, tiny: Path, tmp_path: Path) -> Iterator[Make]:
     """Makes trainings; those that a test leaves running are killed."""
     made: list[Job] = []

@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import Job, Make, Zygote, refusal
+from trainings import Job, Make, refusal
 
 from trainmaster.jobs import objects
 from trainmaster.protocol.reasons import StopCause
 
 LORA = {"hyperparameters": {"learning_rate": 5e-2, "lora_r": 4}}
-
-
-@pytest.fixture
-def check(zygote: Zygote, tmp_path: Path) -> Any:
-    def run(name: str, *arguments: Path) -> None:
-        log = tmp_path / "check.log"
-        pid = zygote.start({}, log, call=f"checks:{name}", arguments=[str(each) for each in arguments])
-        assert zygote.wait(pid) == 0, log.read_text()
-
-    return run
 
 
 def trained(make_job: Make, training_type: str, **parts: Any) -> Job:
@@ -56,10 +46,20 @@ def test_merged_lora_of_a_sharded_training_says_what_base_and_adapter_say(
     assert not (merged.output / "model" / "adapter_config.json").exists()
 
 
-def test_exported_model_of_a_sharded_training_has_every_weight_once(make_job: Make, tiny: Path, check: Any) -> None:
-    framework = {"type": "FSDP", "distributed": {"config": {"transformer_layer_cls_to_wrap": "Qwen3DecoderLayer"}}}
+@pytest.mark.parametrize(
+    "framework",
+    [
+        {"type": "FSDP"},
+        {"type": "FSDP", "distributed": {"config": {"transformer_layer_cls_to_wrap": "Qwen3DecoderLayer"}}},
+    ],
+    ids=["engine", "trl"],
+)
+def test_exported_model_of_a_sharded_training_has_every_weight_once(
+    make_job: Make, tiny: Path, check: Any, framework: dict[str, Any]
+) -> None:
     parameters = {"max_steps": 2, "gradient_checkpointing": True}
     job = trained(make_job, "SFT", ranks=2, framework=framework, hyperparameters=parameters)
+    assert ("the engine trains" in job.log()) is ("distributed" not in framework)
     check("generates", job.output / "model")
     check("same_names", job.output / "model", tiny / "model")
 

@@ -19,14 +19,14 @@ def stepped(*, single: bool, batches: int, max_norm: float = float("inf")) -> tu
     originals = [nn.Parameter(torch.randn(5, number)) for number in (3, 4, 1)]
     other = nn.Parameter(torch.randn(2))
     optimizer = torch.optim.AdamW([*originals, other], lr=0.1)
-    trained = TrainedWeights(single=single)
+    trained = TrainedWeights(ALONE, single=single)
     trained.others.append(other)
     copies = [trained.copy_of(each, torch.bfloat16) for each in originals]
     for _ in range(2):
         for number in range(batches):
             loss = sum((copy.float() * (number + 1) - 1).square().sum() for copy in copies) + other.square().sum()
-            trained.backward(loss / batches)
-        norm = trained.step(optimizer, ALONE, max_norm=max_norm)
+            trained.backward(loss / batches, last=number == batches - 1)
+        norm = trained.step(optimizer, max_norm=max_norm)
         trained.follow()
     for original, copy in zip(originals, copies, strict=True):
         assert torch.equal(copy, original.to(torch.bfloat16))
@@ -48,12 +48,12 @@ def test_gradients_are_widened_a_few_at_a_time_to_the_same_end(
 
 def test_originals_keep_steps_that_are_too_small_for_16_bits() -> None:
     original = nn.Parameter(torch.ones(1))
-    trained = TrainedWeights(single=True)
+    trained = TrainedWeights(ALONE, single=True)
     copy = trained.copy_of(original, torch.bfloat16)
     optimizer = torch.optim.SGD([original], lr=1e-4)
     for _ in range(3):
-        trained.backward(copy.float().sum())
-        trained.step(optimizer, ALONE, max_norm=float("inf"))
+        trained.backward(copy.float().sum(), last=True)
+        trained.step(optimizer, max_norm=float("inf"))
         trained.follow()
     assert float(original.detach()) == pytest.approx(1 - 3e-4)
     assert float(copy.detach()) == 1.0

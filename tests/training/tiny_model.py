@@ -66,6 +66,11 @@ def make_smaller(directory: str) -> None:
     make_model(Path(directory), vocab_size=20)
 
 
+def make_untied(directory: str) -> None:
+    """A model whose output has weights of its own."""
+    make_model(Path(directory), tie_word_embeddings=False)
+
+
 def make_rows(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
     """Rows in which each word says which comes next, as the preparing step would leave them."""
     import random

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -126,15 +125,18 @@ class AdaptedRows(Protocol):
         """The outputs of layers that see the same rows, each with its adapter's part."""
 
 
-@dataclass(slots=True, eq=False)
 class AdapterRows:
-    """Which rows of a pack belong to which adapter, or None for the base model alone, in the order of the rows."""
+    """Which rows of a pack belong to which adapter, or None for the base model alone, in the order of the rows.
 
-    parts: Sequence[tuple[Adapter | None, int]]
-    stacks: FactorStacks = field(default_factory=FactorStacks)
-    """Where a GPU's copy of the factors is kept for the next pack."""
-    _shares: dict[str, tuple[AdapterShare, ...]] = field(default_factory=dict, init=False)
-    _stacked: FactorRows | None = field(default=None, init=False)
+    No dataclass: FSDP would take tensors in its fields for inputs of the layers.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Adapter | None, int]], stacks: FactorStacks | None = None) -> None:
+        """`stacks`: where a GPU's copy of the factors is kept for the next pack."""
+        self.parts = parts
+        self.stacks = stacks or FactorStacks()
+        self._shares: dict[str, tuple[AdapterShare, ...]] = {}
+        self._stacked: FactorRows | None = None
 
     @property
     def total(self) -> int:

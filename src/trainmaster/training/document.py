@@ -14,7 +14,7 @@ from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, 
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, Value, hyperparameters_of
 from trainmaster.server.core.training.sources import ALL_ROWS, Slice
-from trainmaster.server.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.training.types import TrainingType
 
 _Config = TypeVar("_Config", bound=Model)
 JsonObject = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Document:
 
     @property
     def sharded(self) -> bool:
-        return self.training.framework.type is FrameworkType.FSDP
+        return self.training.framework.sharded
 
     @property
     def packing(self) -> bool:

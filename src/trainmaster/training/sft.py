@@ -19,7 +19,7 @@ from trainmaster.training.trainer import JobTrainer
 def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> JobTrainer:
     """The trainer of one rank, ready to train. Raises DocumentError where it cannot be set up as the job asks."""
     framework, first = document.training.framework.type, report.rank() == 0
-    if framework in (FrameworkType.AUTO, FrameworkType.ENGINE):
+    if framework in (FrameworkType.AUTO, FrameworkType.ENGINE, FrameworkType.FSDP):
         try:
             _require_options(document)
             trainer = build_engine_trainer(document, prepared)
@@ -33,7 +33,7 @@ def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: 
                 note(f"TRL trains, and not the engine: {error}")
         else:
             if first:
-                say("the engine trains")
+                say("the engine trains" + (f", sharded over {world_size} ranks" if document.sharded else ""))
             return trainer
     return trl_trainer.build(document, prepared, scratch=scratch, world_size=world_size)
 
@@ -45,6 +45,7 @@ def _require_options(document: Document) -> None:
         hyperparameters=document.hyperparameters,
         config=training.framework.config,
         distributed=training.framework.distributed.config,
+        sharded=document.sharded,
         padding=document.data.preprocess.padding,
         packing=document.packing,
         dtype=training.base_model.dtype,

@@ -150,7 +150,7 @@ def trl_options(document: Document, prepared: Prepared, *, scratch: Path, world_
     """The arguments of `SFTConfig`. Raises DocumentError where an option is unknown, or cannot be used here."""
     parameters, data, checkpoint = document.hyperparameters, document.data, document.output.checkpoint
     framework = document.training.framework
-    for field, instead in refused_options(framework.type, framework.config, framework.distributed.config):
+    for field, instead in refused_options(framework.config, framework.distributed.config, sharded=document.sharded):
         raise DocumentError(f"{field}: {instead}")
     options = _typed(CONFIG, framework.config)
     cuda = torch.cuda.is_available() and not options.get("use_cpu", False)

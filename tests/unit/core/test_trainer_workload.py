@@ -22,6 +22,7 @@ from trainmaster.server.core.training.hyperparameters import Value, read_hyperpa
 from trainmaster.server.core.training.types import FrameworkType, TrainingType
 
 DIGEST = "0" * 64
+SHARDED = {"strategy": "fsdp", "world_size": 2}
 
 
 def launch(document: dict[str, Any]) -> Launch:
@@ -161,6 +162,65 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
             {"training_config__framework": {"type": "FSDP"}},
             "training_config.framework.distributed.world_size",
             "at least two ranks",
+        ),
+        (
+            {"training_config__framework": {"type": "ENGINE", "distributed": {"strategy": "fsdp"}}},
+            "training_config.framework.distributed.world_size",
+            "at least two ranks",
+        ),
+        (
+            {
+                "training_config__framework": {
+                    "type": "ENGINE",
+                    "distributed": SHARDED | {"config": {"cpu_offload": 1}},
+                },
+            },
+            "training_config.framework.distributed.config.cpu_offload",
+            "use framework type HF_TRAINER",
+        ),
+        (
+            {
+                "training_config__framework": {
+                    "type": "ENGINE",
+                    "distributed": SHARDED | {"config": {"reshard_after_forward": 4}},
+                },
+            },
+            "training_config.framework.distributed.config.reshard_after_forward",
+            "is 4, and the engine has true or false",
+        ),
+        (
+            {"training_config__framework": {"distributed": SHARDED | {"config": {"ddp_timeout": 4}}}},
+            "training_config.framework.distributed.config.ddp_timeout",
+            "unknown option 'ddp_timeout'",
+        ),
+        (
+            {
+                "training_config__framework": {"distributed": SHARDED},
+                "training_config__hyperparameters": {"optim": "adafactor"},
+            },
+            "training_config.hyperparameters.optim",
+            "adafactor needs whole weights",
+        ),
+        (
+            {
+                "training_config__framework": {"distributed": SHARDED},
+                "training_config__hyperparameters": {"mixed_precision": "fp8"},
+            },
+            "training_config.hyperparameters.mixed_precision",
+            "weights of 8 bits are not sharded",
+        ),
+        (
+            {
+                "training_config__framework": {"distributed": SHARDED | {"backend": "gloo"}},
+                "resource_config": {"gpu_count": 2},
+            },
+            "training_config.framework.distributed.backend",
+            "use nccl",
+        ),
+        (
+            {"training_config__framework": {"type": "FSDP", "distributed": {"strategy": "ddp", "world_size": 2}}},
+            "training_config.framework.distributed.strategy",
+            "use fsdp or fsdp2",
         ),
         (
             {"data_config__preprocess": {"field_mapping": {"promt": "question"}}},

@@ -19,10 +19,11 @@ from trainmaster.jobs import report
 from trainmaster.server.core.training.hyperparameters import FP8, Value
 from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
-from trainmaster.training.document import Document, DocumentError, Prepared
+from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 from trainmaster.training.loop.batches import Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
 from trainmaster.training.loop.peers import Peers
+from trainmaster.training.loop.sharding import Sharding
 from trainmaster.training.loop.trainer import EngineTrainer
 from trainmaster.training.loop.weights import TrainedWeights
 from trainmaster.training.steps import say
@@ -55,11 +56,12 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
         model,
         config,
         models.lora_config(parameters) if adapter else None,
-        TrainedWeights(single=peers.count * document.data.gradient_accumulation_steps == 1),
+        TrainedWeights(peers, single=peers.count * document.data.gradient_accumulation_steps == 1),
         device=peers.device,
         dtype=dtype,
         fp8=fp8,
         recompute=_recomputed_share(parameters["gradient_checkpointing"], peers.device),
+        sharding=_sharding(document, peers),
     )
     if peers.device.type == "cuda":
         _require_memory(engine, _longest([train]), peers.device)
@@ -92,6 +94,15 @@ def _choose_deterministic_kernels() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if report.rank() == 0:
         say("only deterministic kernels are used")
+
+
+def _sharding(document: Document, peers: Peers) -> Sharding | None:
+    if not document.sharded:
+        return None
+    if document.hyperparameters["mixed_precision"] == FP8:
+        raise DocumentError("hyperparameters.mixed_precision: weights of 8 bits are not sharded; use bf16")
+    options = {name: parsed(text) for name, text in document.training.framework.distributed.config.items()}
+    return Sharding(peers=peers, **options)
 
 
 def _config(document: Document, prepared: Prepared) -> ModelConfig:

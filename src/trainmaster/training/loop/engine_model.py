@@ -22,9 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.architectures.naming import Naming
-from trainmaster.engine.attention import PackedAttention
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.cross_entropy import CrossEntropy, cross_entropy
+from trainmaster.engine.cross_entropy import CrossEntropy
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.layers import Linear
 from trainmaster.engine.memory import PassMemory, free_bytes
@@ -34,7 +33,8 @@ from trainmaster.engine.targets import UNEMBEDDING
 from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_layout import module_naming
 from trainmaster.training.loop.batches import Batch
-from trainmaster.training.loop.peers import Peers
+from trainmaster.training.loop.loss_module import LossModule
+from trainmaster.training.loop.sharding import ShardedModules, Sharding
 from trainmaster.training.loop.weights import TrainedWeights
 
 T = TypeVar("T")
@@ -75,6 +75,7 @@ class EngineModel:
         dtype: torch.dtype,
         recompute: float | None,
         fp8: bool = False,
+        sharding: Sharding | None = None,
     ) -> None:
         """`recompute`: the share of the layers whose activations are recomputed; None: as few as memory asks for.
         `fp8`: frozen weights of linear layers have 8 bits.
@@ -87,29 +88,23 @@ class EngineModel:
         self.container: PreTrainedModel | PeftModel = model if lora is None else get_peft_model(model, lora)
         self.weights = weights
         self._adapter = None if lora is None else _adapter(self.container, self.transformer, naming)
-        self._recompute = recompute
         self._stacks = FactorStacks()
-        wide = self.transformer.wide_weights if fp8 else frozenset()
-        quantized = {name: each for name, each in originals.items() if name in wide}
-        staying = {id(each) for each in quantized.values()}
-        for parameter in self.container.parameters():
-            # A frozen weight that is computed in another type stays where it was loaded: the result may need it.
-            if parameter.requires_grad or (parameter.dtype == dtype and id(parameter) not in staying):
-                parameter.data = parameter.data.to(device)
-        others = {name: each for name, each in originals.items() if name not in wide}
-        computed = {name: self._computed(each, device, dtype) for name, each in others.items()}
+        self._recompute = recompute
+        self._losses = LossModule(self.transformer)
+        self._sharded: ShardedModules | None = None
         buffers = dict(model.named_buffers())
-        balances = {name: buffers[naming.theirs(name)] for name, _ in self.transformer.named_buffers()}
-        self.transformer.use(computed | quantized, {name: each.to(device) for name, each in balances.items()})
-        if fp8:
-            self._quantize()
+        balances = {name: buffers[naming.theirs(name)].to(device) for name, _ in self.transformer.named_buffers()}
+        if sharding is None:
+            self._place(originals, balances, device, dtype, fp8=fp8)
+        else:
+            self._sharded = self._shard(originals, balances, device, dtype, sharding)
         if self._adapter is not None:
             weights.others += self._adapter.parameters()
         self._memory = PassMemory.of(
             config,
             bytes_each=dtype.itemsize,
             rank=0 if lora is None else lora.r,
-            gradients=weights.gradient_bytes,
+            gradients=weights.gradient_bytes + (0 if self._sharded is None else self._sharded.gathered_bytes),
             fp8=fp8,
         )
 
@@ -117,23 +112,26 @@ class EngineModel:
         """Raises EngineError where a sample of so many tokens needs more memory than the device has free."""
         self._memory.check("the longest sample", longest, free_bytes(device))
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks compute each batch together: all must have as many."""
+        return self._sharded is not None
+
     def losses(self, batch: Batch, divisor: Tensor) -> CrossEntropy:
         adapters = None if self._adapter is None else AdapterRows([(self._adapter, len(batch.tokens))], self._stacks)
-        attention = PackedAttention(batch.lengths, batch.ends)
-        hidden = self.transformer.hidden(
-            batch.tokens, batch.positions, attention, adapters, recompute=self._recomputed_share(batch)
-        ).index_select(0, batch.trained)
-        return cross_entropy(hidden, batch.targets, self.transformer.unembedding, divisor)
+        return self._losses.of(batch, adapters, divisor, recompute=self._recomputed_share(batch))
 
-    def step(self, optimizer: Optimizer, peers: Peers, *, max_norm: float) -> Tensor:
+    def step(self, optimizer: Optimizer, *, max_norm: float) -> Tensor:
         """Step by the gradients of all ranks, clipped; returns their norm before that, without waiting for it."""
-        norm = self.weights.step(optimizer, peers, max_norm=max_norm)
+        norm = self.weights.step(optimizer, max_norm=max_norm)
         self.follow()
         return norm
 
     def follow(self) -> None:
         """Have the engine compute with weights that have changed."""
         self.weights.follow()
+        if self._sharded is not None:
+            self._sharded.free()
         if self._adapter is not None:
             self._adapter.changes += 1
 
@@ -146,6 +144,50 @@ class EngineModel:
         if self._recompute is not None:
             return self._recompute
         return self._memory.recomputed(batch.lengths, free_bytes(batch.tokens.device)) / self._memory.layers
+
+    def _place(
+        self,
+        originals: Mapping[str, nn.Parameter],
+        buffers: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        fp8: bool,
+    ) -> None:
+        """Have every weight on this device."""
+        wide = self.transformer.wide_weights if fp8 else frozenset()
+        quantized = {name: each for name, each in originals.items() if name in wide}
+        staying = {id(each) for each in quantized.values()}
+        for parameter in self.container.parameters():
+            # A frozen weight that is computed in another type stays where it was loaded: the result may need it.
+            if parameter.requires_grad or (parameter.dtype == dtype and id(parameter) not in staying):
+                parameter.data = parameter.data.to(device)
+        others = {name: each for name, each in originals.items() if name not in wide}
+        computed = {name: self._computed(each, device, dtype) for name, each in others.items()}
+        self.transformer.use(computed | quantized, buffers)
+        if fp8:
+            self._quantize()
+
+    def _shard(
+        self,
+        originals: Mapping[str, nn.Parameter],
+        buffers: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        sharding: Sharding,
+    ) -> ShardedModules:
+        """Have shards of the engine's weights on this device, and all of the others."""
+        types = {parameter.dtype: name for name, parameter in originals.items() if parameter.requires_grad}
+        if len(types) > 1:
+            raise LackingError(f"its trained weights have several types, and sharded ones have one: {types}")
+        of_engine = {id(each) for each in originals.values()}
+        for parameter in self.container.parameters():
+            if id(parameter) not in of_engine:
+                parameter.data = parameter.data.to(device)
+        self.transformer.use(originals, buffers)
+        sharded = sharding.shard(self._losses, self.container, dtype)
+        self.weights.shards += [each for each in self._losses.parameters() if each.requires_grad]
+        return sharded
 
     def _quantize(self) -> None:
         try:

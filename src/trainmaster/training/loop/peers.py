@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -15,9 +15,6 @@ from torch import Tensor
 from trainmaster.jobs.process import TIMEOUT_S
 
 T = TypeVar("T")
-
-_BUCKET_BYTES = 64 << 20
-"""Gradients are summed in pieces of about this size: each small one would wait for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +46,6 @@ class Peers:
         """The sum of all ranks' numbers."""
         return number if self.count == 1 else int(self.sum(torch.tensor(number, device=self.device)))
 
-    def sum_all(self, tensors: Sequence[Tensor]) -> None:
-        """The sums of many tensors, in place; a piece is copied while the one before is summed."""
-        if self.count == 1:
-            return
-        summing: tuple[list[Tensor], Tensor, dist.Work] | None = None
-        for bucket in _buckets(tensors):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            work = dist.all_reduce(flat, async_op=True)
-            _finish(summing)
-            summing = bucket, flat, work
-        _finish(summing)
-
     def first_on_node(self, make: Callable[[], T]) -> T:
         """What a function makes, called by the first rank of a node before the others: these find it in the cache."""
         first = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -68,24 +53,3 @@ class Peers:
         if self.count > 1:
             dist.barrier()
         return make() if made is None else made
-
-
-def _finish(summing: tuple[list[Tensor], Tensor, dist.Work] | None) -> None:
-    if summing is None:
-        return
-    bucket, flat, work = summing
-    work.wait()
-    parts = torch.split_with_sizes(flat, [each.numel() for each in bucket])
-    torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        full = sum(each.nbytes for each in bucket) + tensor.nbytes > _BUCKET_BYTES
-        if bucket and (full or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket

@@ -15,6 +15,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainmaster.jobs import rng
+from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training.document import Document
 from trainmaster.training.loop.batches import Batch, Order, Rows, evaluation_batches, read_ahead
 from trainmaster.training.loop.engine_model import EngineModel
@@ -24,7 +25,17 @@ from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.schedule import Schedule
 from trainmaster.training.progress_report import Course, Reporting
 from trainmaster.training.session import Session, Stopped, step_to_resume_at
-from trainmaster.training.state import load_optimizer, load_scheduler, load_weights, optimizer_state, trained_weights
+from trainmaster.training.state import (
+    load_optimizer,
+    load_scheduler,
+    load_weights,
+    make_optimizer_state,
+    optimizer_state,
+    trained_weights,
+)
+
+_ANY = np.zeros(1, dtype=np.int64)
+"""A row for a rank that has no more rows, while the others need its shards."""
 
 
 class EngineTrainer:
@@ -113,11 +124,11 @@ class EngineTrainer:
     def _train_on(self, batches: Sequence[Batch]) -> None:
         divisor = self._number(sum(len(batch.targets) for batch in batches))
         divisor = self._peers.sum(divisor).clamp_(min=1)
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             losses = self._model.losses(batch.to(self._peers.device), divisor)
-            self._model.weights.backward(losses.loss)
+            self._model.weights.backward(losses.loss, last=number == len(batches))
             self._window.add(batch, losses)
-        norm = self._model.step(self._optimizer, self._peers, max_norm=self._max_grad_norm)
+        norm = self._model.step(self._optimizer, max_norm=self._max_grad_norm)
         self._last = norm, float(self._scheduler.get_last_lr()[0])
         self._scheduler.step()
         self._window.steps += 1
@@ -190,10 +201,12 @@ class EngineTrainer:
                 session.poll()
                 if session.stop is not None:
                     raise _StoppedEvaluating(session.stop)
-                if number < len(own):
-                    batch = self._read(self._evaluation, own[number])
+                if number < len(own) or self._model.sharded:
+                    batch = self._read(self._evaluation, own[number] if number < len(own) else _ANY)
                     divisor = self._number(max(1, len(batch.targets)))
-                    measures.add(batch, self._model.losses(batch.to(peers.device), divisor))
+                    losses = self._model.losses(batch.to(peers.device), divisor)
+                    if number < len(own):
+                        measures.add(batch, losses)
             metrics = {f"eval_{name}": value for name, value in measures.of_evaluation(rounds).items()}
         self._log(step, metrics)
         return metrics
@@ -247,7 +260,12 @@ class EngineTrainer:
             fixed=self._fixed_steps,
             note=self._session.reporter.note if self._peers.index == 0 else None,
         )
-        tree = resumed.take_tree(self._tree())
+        if self._model.sharded:
+            # A sharded state is read into tensors that are there, of each rank its shard.
+            make_optimizer_state(self._optimizer)
+        template = self._tree()
+        template["optimizer"]["groups"] = template["scheduler"] = ANYTHING
+        tree = resumed.take_tree(template)
         load_weights(model, tree["model"])
         load_optimizer(model, self._optimizer, tree["optimizer"])
         load_scheduler(self._scheduler, tree["scheduler"], step=step)

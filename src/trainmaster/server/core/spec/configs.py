@@ -30,7 +30,7 @@ from trainmaster.server.core.fields import (
     refuse,
 )
 from trainmaster.server.core.training.sources import ModelSource
-from trainmaster.server.core.training.types import FrameworkType, TrainingType
+from trainmaster.server.core.training.types import SHARDED, FrameworkType, TrainingType
 
 
 class SaveStrategy(StrEnum):
@@ -216,7 +216,7 @@ class DistributedConfig(Model):
     backend: CollectiveBackend = Field(
         default=CollectiveBackend.NCCL, description="How ranks communicate; gloo is used without a GPU."
     )
-    strategy: Text | None = optional("Such as ddp, fsdp, zero1, zero2 or zero3.")
+    strategy: Text | None = optional("How ranks have the model: a copy each (ddp) or a shard (fsdp, fsdp2). Null: ddp.")
     config: StringMap = Field(default_factory=dict, description="Options of the strategy.")
 
 
@@ -225,14 +225,19 @@ class FrameworkConfig(RuledModel):
 
     type: FrameworkType = Field(
         default=FrameworkType.AUTO,
-        description="The trainer: the engine, TRL (HF_TRAINER), FSDP, or your own script (CUSTOM). AUTO is the engine "
-        "wherever it has the model and the options, else TRL.",
+        description="The trainer: the engine, TRL (HF_TRAINER), or your own script (CUSTOM). AUTO is the engine "
+        "wherever it has the model and the options, else TRL. FSDP is AUTO with distributed.strategy fsdp.",
     )
     config: StringMap = Field(default_factory=dict, description="Options of the framework.")
     distributed: DistributedConfig = Field(
         default_factory=DistributedConfig, description="How the training is spread over ranks."
     )
     custom_script_path: PathText | None = optional("The script of a CUSTOM framework.")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank of a built-in trainer has a shard of the model, and not a copy."""
+        return self.type is FrameworkType.FSDP or self.distributed.strategy in SHARDED
 
     def broken_rules(self) -> Iterator[RuleViolation]:
         custom = self.type is FrameworkType.CUSTOM

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trainmaster.server.core.errors import shown
 from trainmaster.server.core.training.hyperparameters import FP8, Value
 
 _HYPERPARAMETERS = "hyperparameters"
+_RESHARD = "reshard_after_forward"
+"""The option of sharding that the engine has."""
 ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
     "learning_rate": None,
     "num_train_epochs": None,
@@ -54,6 +57,7 @@ def engine_lacks(
     hyperparameters: Mapping[str, Value],
     config: Mapping[str, str],
     distributed: Mapping[str, str],
+    sharded: bool,
     padding: str | None,
     packing: bool,
     dtype: str,
@@ -70,8 +74,11 @@ def engine_lacks(
             yield f"framework.config.{name}", "is an option of TRL"
         elif text.lower() not in ENGINE_CONFIG[name]:
             yield f"framework.config.{name}", f"is {text}, and the engine has {' or '.join(ENGINE_CONFIG[name])}"
-    for name in distributed:
-        yield f"framework.distributed.config.{name}", "is an option of TRL's ranks"
+    for name, text in distributed.items():
+        if not sharded or name != _RESHARD:
+            yield f"framework.distributed.config.{name}", "is an option of TRL's ranks"
+        elif text.lower() not in ("true", "false"):
+            yield f"framework.distributed.config.{name}", f"is {shown(text)}, and the engine has true or false"
     if padding == "max_length" and not packing:
         yield "data_config.preprocess.padding", "is max_length, and the engine pads no samples"
     if dtype == "float16":

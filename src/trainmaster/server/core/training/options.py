@@ -8,7 +8,6 @@ from typing import Any
 
 from trainmaster.server.core.errors import choice_message, shown
 from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPARAMETERS
-from trainmaster.server.core.training.types import FrameworkType
 
 CONFIG = "framework.config"
 DISTRIBUTED = "framework.distributed.config"
@@ -31,7 +30,9 @@ FSDP_OPTIONS = frozenset({
     "auto_wrap_policy", "cpu_offload", "cpu_ram_efficient_loading", "min_num_params", "reshard_after_forward",
     "transformer_layer_cls_to_wrap",
 })  # fmt: skip
-"""What it may set where the model is parted: options of FSDP2, as accelerate names them."""
+"""What it may set where the model is sharded: options of FSDP2, as accelerate names them."""
+OPTIMIZERS_OF_WHOLE_WEIGHTS = frozenset({"adafactor"})
+"""Optimizers that do not step a shard: they take means over rows and columns."""
 _ELSEWHERE: Mapping[str, str] = {
     **{name: place if "." in place else f"hyperparameters.{place}" for name, place in ELSEWHERE.items()},
     **{name: f"hyperparameters.{name}" for name in HYPERPARAMETERS},
@@ -39,17 +40,17 @@ _ELSEWHERE: Mapping[str, str] = {
     "activation_checkpointing": "hyperparameters.gradient_checkpointing",
     "dataloader_pin_memory": "data_config.pin_memory",
     "data_seed": "data_config.seed",
-    "fsdp": "framework.type FSDP",
+    "fsdp": "framework.distributed.strategy fsdp",
     "fsdp_config": DISTRIBUTED,
 }
 """Options that other fields set."""
 
 
 def refused_options(
-    framework: FrameworkType, config: Mapping[str, str], distributed: Mapping[str, str]
+    config: Mapping[str, str], distributed: Mapping[str, str], *, sharded: bool
 ) -> Iterator[tuple[str, str]]:
     """The fields of options that a built-in trainer does not pass on, each with what to do instead."""
-    of_ranks = FSDP_OPTIONS if framework is FrameworkType.FSDP else DDP_OPTIONS
+    of_ranks = FSDP_OPTIONS if sharded else DDP_OPTIONS
     for where, given, known in ((CONFIG, config, TRL_OPTIONS), (DISTRIBUTED, distributed, of_ranks)):
         for name in given:
             field = f"{where}.{shown(name)}"

@@ -79,30 +79,34 @@ class Framework:
     """What has to be installed where its ranks run."""
 
 
+SHARDED = ("fsdp", "fsdp2")
+"""Strategies by which each rank has a shard of the model, its gradients and the optimizer state. They are the same."""
+_ANY_STRATEGY = ("ddp", *SHARDED)
+
 FRAMEWORKS: Mapping[FrameworkType, Framework] = {
     FrameworkType.AUTO: Framework(
         types=BUILT_IN,
-        strategies=("ddp",),
+        strategies=_ANY_STRATEGY,
         packages=TRAIN_PACKAGES,
         meaning="ENGINE, or HF_TRAINER where the engine lacks the model or an option; the job's events say why",
     ),
     FrameworkType.ENGINE: Framework(
         types=BUILT_IN,
-        strategies=("ddp",),
+        strategies=_ANY_STRATEGY,
         packages=TRAIN_PACKAGES,
-        meaning="the engine of trainer services; each rank has a copy of the model, and gradients are averaged",
+        meaning="the engine of trainer services; each rank has a copy of the model or, with strategy fsdp, a shard",
     ),
     FrameworkType.HF_TRAINER: Framework(
         types=BUILT_IN,
-        strategies=("ddp",),
+        strategies=_ANY_STRATEGY,
         packages=TRAIN_PACKAGES,
-        meaning="TRL on transformers; each rank has a copy of the model, and gradients are averaged",
+        meaning="TRL on transformers; each rank has a copy of the model or, with strategy fsdp, a shard",
     ),
     FrameworkType.FSDP: Framework(
         types=BUILT_IN,
-        strategies=("fsdp", "fsdp2"),
+        strategies=SHARDED,
         packages=TRAIN_PACKAGES,
-        meaning="the same, with the model, its gradients and the optimizer state sharded over the ranks",
+        meaning="AUTO with strategy fsdp: model, gradients and optimizer state are sharded over the ranks",
     ),
     FrameworkType.CUSTOM: Framework(
         types=frozenset(TrainingType), meaning="your own script, which gets the data and the configuration"

@@ -15,7 +15,12 @@ from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, 
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.engine_options import engine_lacks
 from trainmaster.server.core.training.hyperparameters import FP8, read_hyperparameters
-from trainmaster.server.core.training.options import refused_arguments, refused_fields, refused_options
+from trainmaster.server.core.training.options import (
+    OPTIMIZERS_OF_WHOLE_WEIGHTS,
+    refused_arguments,
+    refused_fields,
+    refused_options,
+)
 from trainmaster.server.core.training.sources import (
     SOURCE_TYPES,
     ModelSource,
@@ -162,12 +167,13 @@ def _not_available(job: JobConfigs, training: TrainingConfig, data: DataConfig) 
     where = "training_config.framework.distributed"
     strategy = framework.distributed.strategy
     if strategy is not None and strategy not in known.strategies:
-        message = f"'{strategy}' is not one of framework {framework.type}: use {known.strategies[0]}, or leave it out"
+        known_ones = " or ".join(known.strategies)
+        message = f"'{strategy}' is not one of framework {framework.type}: use {known_ones}, or leave it out"
         yield Problem(field=f"{where}.strategy", message=message)
     if framework.distributed.backend not in _BACKENDS:
         message = f"is not available with built-in trainers; use {' or '.join(_BACKENDS)}"
         yield Problem(field=f"{where}.backend", message=message)
-    refused = refused_options(framework.type, framework.config, framework.distributed.config)
+    refused = refused_options(framework.config, framework.distributed.config, sharded=framework.sharded)
     for field, message in islice(refused, _MAX_PROBLEMS):
         yield Problem(field=f"training_config.{field}", message=message)
     for name, message in islice(refused_fields(data.preprocess.field_mapping), _MAX_PROBLEMS):
@@ -184,15 +190,14 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
         elif output.merge_lora:
             message = "an adapter that is merged into the model is none any more; set one of the two"
             yield Problem(field="output_config.merge_lora", message=message)
-    if training.framework.type is FrameworkType.FSDP and job.world_size < 2:
-        message = "FSDP spreads the model over at least two ranks; set it to 2 or more, or use AUTO"
-        yield Problem(field="training_config.framework.distributed.world_size", message=message)
+    if training.framework.sharded:
+        yield from _not_shardable(job, training)
     if training.framework.type is FrameworkType.ENGINE:
         for field, message in islice(_engine_lacks(job, training, data), _MAX_PROBLEMS):
             where = field if field.startswith("data_config.") else f"training_config.{field}"
             remedy = f"leave it out, or use framework type {FrameworkType.HF_TRAINER}"
             yield Problem(field=where, message=f"{message}; {remedy}")
-    if _hyperparameters(job)["mixed_precision"] == FP8:
+    if _hyperparameters(job)["mixed_precision"] == FP8 and not training.framework.sharded:
         yield from _without_fp8(job, training, data)
     for field, options in (
         ("training_config.base_model.model_kwargs", training.base_model.model_kwargs),
@@ -214,6 +219,22 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     if ".." in (output.output_model_name or "").split("/"):
         yield Problem(field="output_config.output_model_name", message="must not contain '..'")
     yield from _without_validation(job, data)
+
+
+def _not_shardable(job: JobConfigs, training: TrainingConfig) -> Iterator[Problem]:
+    if job.world_size < 2:
+        message = "FSDP shards the model over at least two ranks; set it to 2 or more, or use AUTO without a strategy"
+        yield Problem(field="training_config.framework.distributed.world_size", message=message)
+    if training.framework.distributed.backend == "gloo" and job.resource_config.gpu_count:
+        message = "gloo cannot shard a model on GPUs; use nccl"
+        yield Problem(field="training_config.framework.distributed.backend", message=message)
+    optim = _hyperparameters(job)["optim"]
+    if optim in OPTIMIZERS_OF_WHOLE_WEIGHTS:
+        message = f"{optim} needs whole weights, and FSDP shards them; use another optimizer, or strategy ddp"
+        yield Problem(field="training_config.hyperparameters.optim", message=message)
+    if _hyperparameters(job)["mixed_precision"] == FP8:
+        message = "weights of 8 bits are not sharded; use bf16, or strategy ddp"
+        yield Problem(field="training_config.hyperparameters.mixed_precision", message=message)
 
 
 def _without_fp8(job: JobConfigs, training: TrainingConfig, data: DataConfig) -> Iterator[Problem]:
@@ -240,6 +261,7 @@ def _engine_lacks(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
         hyperparameters=_hyperparameters(job),
         config=training.framework.config,
         distributed=training.framework.distributed.config,
+        sharded=training.framework.sharded,
         padding=data.preprocess.padding,
         packing=document["data_config"]["preprocess"]["packing"],
         dtype=training.base_model.dtype,
