@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from test_engine_loop import LORA, SERIES, assert_alike, course
-from trainings import Job, Make, Zygote, free_port, refusal
+from local_servers import quiet_port
+from trainings import Job, Make, Zygote, refusal
 
 from trainmaster.protocol.reasons import StopCause
 
@@ -27,7 +28,7 @@ def untied(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def together(zygote: Zygote, directory: Path, call: str, *arguments: Any) -> None:
     """Have two ranks check something."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(quiet_port()), "WORLD_SIZE": "2"}
     logs = [directory / f"{call}-{rank}.log" for rank in range(2)]
     pids = [
         zygote.start(

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from local_servers import quiet_port
 from patience import PATIENCE_S
 from trainmaster.protocol import environment
 from trainmaster.protocol.reasons import EXIT_STOPPED, StopCause
@@ -99,7 +99,7 @@ class Job:
         (self.run / "inputs" / "training.json").write_text(json.dumps(self.document))
         (self.run / "prepared" / "prepared.json").write_text(json.dumps(self.prepared))
         self.checkpoints.mkdir(exist_ok=True)
-        port = str(free_port())
+        port = str(quiet_port())
         for rank in range(self.ranks):
             own = {
                 "RANK": str(rank),
@@ -196,12 +196,6 @@ def refusal(job: Job, *, reason: str = "BAD_INPUT", resume_from: Path | str | No
     assert [event["reason"] for event in failed] == [reason]
     assert "Traceback" not in job.log()
     return str(failed[0]["message"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _digest(directory: Path) -> str:
