@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from test_engine_loop import LORA, SERIES, assert_alike, course
-from local_servers import quiet_port
 from trainings import Job, Make, Zygote, refusal
 
+from local_servers import quiet_port
 from trainmaster.protocol.reasons import StopCause
 
 DDP: dict[str, Any] = {"type": "ENGINE", "distributed": {"strategy": "ddp"}}
