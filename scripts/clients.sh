@@ -29,3 +29,8 @@ prepare fireworks "fireworks-ai[training-sdk]>=1.2.28,<1.3" "$torch"
 prepare tinker-0.24.1 tinker==0.24.1
 prepare tinker-0.25.0 tinker==0.25.0
 prepare kubeflow "kubeflow[docker]==0.5.0" "httpx>=0.27,<1" "rich>=13.9" # the last two: for our backend behind it
+# Not a client: the GPU's kernels run in its interpreter. It stays out of .venv, where PyTorch for CPUs has none either.
+# The tests replace a function of this version's interpreter.
+if [ "$(uname -s)" = Linux ]; then
+    prepare triton "triton>=3.9,<3.10"
+fi

@@ -1,8 +1,14 @@
-"""What tests of the kernels share: on a GPU, or slowly in Triton's interpreter on the CPU; else they are skipped."""
+"""What tests of the kernels share: on a GPU, or slowly in Triton's interpreter on the CPU; else they are skipped.
+
+`test_engine_interpreted` runs them in the interpreter, in a process of its own. By hand, with a file's name at the end:
+`TRITON_INTERPRET=1 PYTHONPATH=$(echo .venvs/triton/lib/python3*/site-packages) .venv/bin/python -m pytest`
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,19 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("Triton needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 pytest.importorskip("triton")
+if INTERPRETED:
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def _prepare(function: Callable[..., Any]) -> None:
+        interpreter._patch_lang(function)
+
+    def _call(function: Any, *given: Any, **named: Any) -> Any:
+        """As the interpreter calls a function within a kernel, but for what it does each time anew, and takes long."""
+        _prepare(function.fn)
+        return function.rewrite()(*given, **named)
+
+    interpreter.InterpretedFunction.__call__ = _call
 
 from trainmaster.engine.config import ModelConfig  # noqa: E402
 from trainmaster.engine.model import Transformer  # noqa: E402

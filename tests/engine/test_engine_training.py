@@ -494,12 +494,21 @@ def test_error_within_a_pack_fails_whose_it_is(
         raise ValueError("it broke")
 
     monkeypatch.setitem(losses.LOSSES, "broken", replace(losses.LOSSES["cross_entropy"], formula=broken))  # type: ignore[arg-type]
+    computed, recomputed = engine_module.compute, []
+
+    def noted(chunks: Any, *, recompute: float | None = None, **options: Any) -> Any:
+        recomputed.append(recompute)
+        return computed(chunks, recompute=recompute, **options)
+
+    monkeypatch.setattr(engine_module, "compute", noted)
     passes = the_company(engine)
     bad = Pass(model_id="a", data=passes[1].data, loss="broken")
     results = engine.run([*passes[:1], bad, *passes[1:]])
     failed = results.pop(1)
     assert isinstance(failed, EngineError)
     assert (str(failed), failed.blame) == ("ValueError: it broke", Blame.SERVER)
+    # As much is computed again as the memory asks for, as ever.
+    assert set(recomputed) == {None}
     alone = Engine(checkpoint)
     expected = run(alone, *the_company(alone))
     assert [each.metrics for each in results] == [each.metrics for each in expected]  # type: ignore[union-attr]
@@ -532,7 +541,7 @@ def test_pack_without_room_in_memory_is_computed_in_parts(
 ) -> None:
     computed = engine_module.compute
 
-    def small(chunks: Any, *, recompute: bool = False, **options: Any) -> Any:
+    def small(chunks: Any, *, recompute: float | None = None, **options: Any) -> Any:
         if not recompute:
             raise torch.OutOfMemoryError("no room")
         return computed(chunks, recompute=recompute, **options)

@@ -85,6 +85,8 @@ class AdapterStack:
         for adapter in adapters:
             if adapter not in found:
                 found[adapter] = others.pop(0)
+                # Nobody's, if there is no memory to fill it.
+                self._owners[found[adapter]] = None
                 self._fill(found[adapter], adapter)
                 self._owners[found[adapter]] = weakref.ref(adapter)
             self._used[found[adapter]] = self._uses

@@ -81,12 +81,16 @@ class PackedAttention:
 
     def _by_kernel(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         if self._ends is None:
-            ends = np.array([0, *itertools.accumulate(self.lengths)], dtype=np.int32)
-            self._ends = on_device(ends, query.device)
+            self._ends = ends_of(self.lengths, query.device)
         longest = max(self.lengths)
         if has_flash_attention():
             return flash_attention(query, key, value, self._ends, longest, scoring.scale, scoring.window)
         return varlen_attention(query, key, value, self._ends, self._ends, longest, scoring)
+
+
+def ends_of(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """0 and the running sums of the lengths of sequences end to end: int32."""
+    return on_device(np.array([0, *itertools.accumulate(lengths)], dtype=np.int32), device)
 
 
 def computed_in(query: Tensor) -> torch.dtype:

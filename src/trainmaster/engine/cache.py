@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from trainmaster.engine.recurrent_states import RecurrentStates
+from trainmaster.engine.transfers import on_device
 
 BLOCK = 16
 """Tokens in a block: a sequence wastes half a block on average, and an index moves a whole block."""
@@ -179,6 +180,4 @@ class KeyValueCache:
                 pool.index_copy_(1, into, pool.index_select(1, of))
 
     def _index(self, pages: np.ndarray) -> torch.Tensor:
-        index = torch.from_numpy(pages)
-        # Nobody waits for a copy of memory that the GPU reads by itself.
-        return index.pin_memory().to(self.keys.device, non_blocking=True) if self.keys.is_cuda else index
+        return on_device(pages, self.keys.device)

@@ -7,6 +7,7 @@ for each; it leaves the next tokens there, so that the step after it can be star
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,11 +26,15 @@ from trainmaster.engine.kernels.token_choice import RowRules, choose_tokens
 from trainmaster.engine.logprobs import Rule
 from trainmaster.engine.model import Transformer, Unembedding
 from trainmaster.engine.products import wide_product
+from trainmaster.engine.transfers import on_device
 
+_log = logging.getLogger(__name__)
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of sequences that have graphs; steps of fewer are filled with spare rows."""
-_LEAST_TEMPERATURE = 1e-30
-"""Not below what float32 can divide by."""
+_LEAST, _MOST = 1e-30, 1e30
+"""Of temperatures and top-p, by which kernels divide and multiply in float32."""
+_MOST_TOP_K = 2**31 - 1
+"""Of 32 bits; as many as there are tokens leave none out."""
 _USES_BEFORE = 2
 """Steps before a graph is made: they compile the kernels, and many weights are sampled from for a few steps only."""
 
@@ -64,14 +69,14 @@ class DecodeSlots:
 
     def join(self, joining: Sequence[Joining]) -> None:
         device = self.tables.device
-        slots = to_device([each.slot for each in joining], torch.int64, device)
+        slots = on_device([each.slot for each in joining], device, torch.int64)
         for own, values in (
             (self.positions, [each.position for each in joining]),
             (self.temperatures, [_temperature(each.rule) for each in joining]),
-            (self.top_ks, [max(each.rule.top_k, 0) for each in joining]),
-            (self.top_ps, [each.rule.top_p for each in joining]),
+            (self.top_ks, [min(max(each.rule.top_k, 0), _MOST_TOP_K) for each in joining]),
+            (self.top_ps, [max(each.rule.top_p, _LEAST) for each in joining]),
         ):
-            own.index_copy_(0, slots, to_device(values, own.dtype, device))
+            own.index_copy_(0, slots, on_device(values, device, own.dtype))
         blocks = max(blocks_for(each.length) for each in joining)
         for kind, first in zip(AttentionKind, self._first_strata, strict=True):
             strata = self.cache.layout.strata[kind]
@@ -81,7 +86,7 @@ class DecodeSlots:
             for row, each in enumerate(joining):
                 own_pages = pages_of(each.rooms, kind, 0, blocks_for(each.length))
                 pages[:, row, : len(own_pages)] = own_pages.T
-            fresh = to_device(pages, torch.int32, device)
+            fresh = on_device(pages, device)
             self.tables[first : first + strata, :, :blocks].index_copy_(1, slots, fresh)
 
     def advance(self, rows: Tensor, chosen: Tensor) -> None:
@@ -198,8 +203,8 @@ class _Step:
         if self._segments:
             segments = segments_of(np.array(places), segment_rows(self._size))
             given[2 * self._size : 2 * self._size + segments.size] = segments.ravel()
-        self._inputs.copy_(to_device(given, torch.float64, self._inputs.device))
-        if self._graph is None and self._uses == _USES_BEFORE:
+        self._inputs.copy_(on_device(given, self._inputs.device))
+        if self._uses == _USES_BEFORE and self._inputs.is_cuda:
             self._capture(transformer)
         self._uses += 1
         if self._graph is None:
@@ -210,8 +215,12 @@ class _Step:
 
     def _capture(self, transformer: Transformer) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=cast(Any, _pool().id), capture_error_mode="thread_local"):
-            self._chosen = self._computed(transformer)
+        try:
+            with torch.cuda.graph(graph, pool=cast(Any, _pool().id), capture_error_mode="thread_local"):
+                self._chosen = self._computed(transformer)
+        except torch.OutOfMemoryError:
+            _log.warning("a step of %d sequences has no memory for a graph: it runs kernel by kernel", self._size)
+            return
         self._graph = graph
 
     def _computed(self, transformer: Transformer) -> Chosen:
@@ -230,13 +239,8 @@ class _Step:
         return Chosen(chosen, logprobs, logits)
 
 
-def to_device(values: np.ndarray | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A copy that nobody waits for: work that is started later on the same stream sees it."""
-    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
-
-
 def _temperature(rule: Rule) -> float:
-    return 0.0 if rule.is_greedy else max(rule.temperature, _LEAST_TEMPERATURE)
+    return 0.0 if rule.is_greedy else min(max(rule.temperature, _LEAST), _MOST)
 
 
 @functools.cache

@@ -153,6 +153,7 @@ class Engine:
 
     def drop(self, model_id: object) -> bool:
         """Remove a model in this rank, if there is one: its state can no longer be trusted."""
+        self._stacks.clear()
         return isinstance(model_id, str) and self._models.pop(model_id, None) is not None
 
     def _require_whole_weights(self) -> None:
@@ -227,12 +228,12 @@ class _Started:
         self._chunks = chunks
         self._launched: Launched | None = None
         self._parts: list[ChunkResult | EngineError] = []
-        recompute = False
+        recompute: float | None = None
         try:
             self._launched = compute(chunks, stacks=stacks)
             return
         except torch.OutOfMemoryError:
-            recompute = True
+            recompute = 1.0
         except Exception as error:
             if len(chunks) == 1:
                 _forget_gradients(chunks[0])
@@ -258,7 +259,7 @@ class _Started:
             computed[chunk.number].add(part)
 
 
-def _part_alone(chunk: Chunk, stacks: FactorStacks, *, recompute: bool) -> ChunkResult | EngineError:
+def _part_alone(chunk: Chunk, stacks: FactorStacks, *, recompute: float | None) -> ChunkResult | EngineError:
     _forget_gradients(chunk)
     try:
         return compute([chunk], recompute=recompute, stacks=stacks).parts()[0]

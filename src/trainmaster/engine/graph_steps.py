@@ -21,14 +21,15 @@ from trainmaster.engine.adapter_stack import AdapterStack, PlacedRows
 from trainmaster.engine.adapters import Adapter
 from trainmaster.engine.cache import AttentionKind
 from trainmaster.engine.continuations import PIECE, Continuation, Generation
-from trainmaster.engine.decoding import Chosen, Decoder, DecodeSlots, Joining, logits_of, to_device
+from trainmaster.engine.decoding import Chosen, Decoder, DecodeSlots, Joining, logits_of
 from trainmaster.engine.kernels.adapter_products import segment_rows, segments_of
 from trainmaster.engine.kernels.token_choice import choose_tokens
 from trainmaster.engine.logprobs import likeliest
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.prompt_attention import PromptAttention
-from trainmaster.engine.prompts import lay_out, note_read, prompt_pieces
+from trainmaster.engine.prompts import Piece, lay_out, note_read, prompt_pieces
 from trainmaster.engine.running_requests import RunningRequests
+from trainmaster.engine.transfers import Fetched, on_device
 
 _PROMPT_TOKENS = 2048
 """Prompt tokens in one step: running continuations wait for them, some 50 ms with 8 billion weights."""
@@ -53,12 +54,11 @@ class _Running:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Results:
-    """Tokens and logprobs on their way to the host, and the likeliest tokens of those that want them, by row."""
-
     owners: Sequence[_Running]
-    chosen: Tensor
-    topk: Mapping[int, tuple[Tensor, Tensor]]
-    arrived: torch.cuda.Event
+    wanting: Sequence[Sequence[int]]
+    """The rows that want their likeliest tokens; those of a group want as many."""
+    fetched: Fetched
+    """Tokens, logprobs, and of each group the likeliest tokens and their logprobs."""
 
 
 class GraphSteps:
@@ -72,14 +72,23 @@ class GraphSteps:
         self._results: list[_Results] = []
 
     def advance(self, by_weights: Mapping[Transformer, Sequence[Generation]]) -> None:
+        self._free_slots()
         before, self._results = self._results, []
+        piece = PIECE if self._requests.cache.layout.strata[AttentionKind.SLIDING] else None
         for transformer, generations in by_weights.items():
-            with self._requests.blaming(generations):
-                self._read_prompts(transformer, [each for each in generations if not each.is_read])
-                self._begin(generations)
-                self._decode(transformer, generations)
+            pieces = prompt_pieces(generations, piece=piece, at_once=_PROMPT_TOKENS)
+            with self._requests.blaming([piece.generation for piece in pieces]):
+                self._read_prompts(transformer, pieces)
+            read = [each for each in generations if each.is_read]
+            with self._requests.blaming(read):
+                self._begin(read)
+                self._decode(transformer, read)
         for results in before:
             self._take(results)
+        self._free_slots()
+
+    def _free_slots(self) -> None:
+        """Take back the slots of what has ended; what was cancelled since the last step must not keep its own."""
         for running in [each for each in self._running.values() if each.continuation.is_over]:
             del self._running[running.continuation]
             self._slots.free.append(running.slot)
@@ -88,26 +97,24 @@ class GraphSteps:
     def _slots(self) -> DecodeSlots:
         return DecodeSlots(self._requests.cache, sequences=self._max_sequences, longest=self._longest)
 
-    def _read_prompts(self, transformer: Transformer, generations: Sequence[Generation]) -> None:
-        cache, device = self._requests.cache, transformer.device
-        piece = PIECE if cache.layout.strata[AttentionKind.SLIDING] else None
-        pieces = prompt_pieces(generations, piece=piece, at_once=_PROMPT_TOKENS)
+    def _read_prompts(self, transformer: Transformer, pieces: list[Piece]) -> None:
         if not pieces:
             return
+        device = transformer.device
         lay_out(pieces)
         own_adapters = [piece.adapter for piece in pieces]
         counts = [piece.span.count for piece in pieces]
         tokens = np.concatenate([piece.tokens for piece in pieces])
         positions = np.concatenate([np.arange(piece.span.start, piece.span.end) for piece in pieces])
         hidden = transformer.hidden(
-            to_device(tokens, torch.int64, device),
-            to_device(positions, torch.int64, device),
-            PromptAttention(cache, [piece.span for piece in pieces]),
+            on_device(tokens, device, torch.int64),
+            on_device(positions, device, torch.int64),
+            PromptAttention(self._requests.cache, [piece.span for piece in pieces]),
             self._adapters(transformer, own_adapters, counts),
         )
         note_read(transformer, pieces, hidden)
         if ending := [piece for piece in pieces if piece.chooses]:
-            last = hidden.index_select(0, to_device([piece.last_row for piece in ending], torch.int64, device))
+            last = hidden.index_select(0, on_device([piece.last_row for piece in ending], device, torch.int64))
             adapters = self._adapters(transformer, [piece.adapter for piece in ending], [1] * len(ending))
             for each, logits in zip(ending, logits_of(last, transformer.unembedding, adapters), strict=True):
                 each.generation.logits = logits
@@ -140,8 +147,8 @@ class GraphSteps:
             self._requests.cache.copy(sources, targets)
         self._slots.join([_joining(running) for running in fresh])
         together = torch.stack(logits)
-        rows = to_device([running.slot for running in fresh], torch.int64, together.device)
-        draws = to_device([running.continuation.draw() for running in fresh], torch.float32, together.device)
+        rows = on_device([running.slot for running in fresh], together.device, torch.int64)
+        draws = on_device([running.continuation.draw() for running in fresh], together.device, torch.float32)
         tokens, logprobs = choose_tokens(
             together, self._slots.rules(rows, draws), filtered=_filtered(fresh), tempered=self._tempered
         )
@@ -183,7 +190,7 @@ class GraphSteps:
             return None
         total = sum(counts)
         segments = segments_of(np.repeat(places, counts), segment_rows(total))
-        return PlacedRows(stack, to_device(segments, torch.int32, transformer.device), total)
+        return PlacedRows(stack, on_device(segments, transformer.device), total)
 
     def _places(
         self, transformer: Transformer, adapters: Sequence[Adapter | None]
@@ -207,28 +214,28 @@ class GraphSteps:
         for row, owner in enumerate(owners):
             if wanted := owner.generation.request.topk_sample_logprobs:
                 by_count[wanted].append(row)
-        topk: dict[int, tuple[Tensor, Tensor]] = {}
+        found = [chosen.tokens[:count], chosen.logprobs[:count]]
         for wanted, rows in by_count.items():
-            own = chosen.logits.index_select(0, to_device(rows, torch.int64, chosen.logits.device))
-            tokens, logprobs = (_to_host(each) for each in likeliest(own, wanted))
-            topk |= {row: (tokens[place], logprobs[place]) for place, row in enumerate(rows)}
-        both = torch.stack([chosen.tokens[:count].to(torch.float64), chosen.logprobs[:count].to(torch.float64)])
-        on_host = _to_host(both)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        self._results.append(_Results(owners, on_host, topk, arrived))
+            own = on_device(rows, chosen.logits.device, torch.int64)
+            found += likeliest(chosen.logits.index_select(0, own), wanted)
+        # Of one type, which holds tokens and logprobs exactly, for one copy.
+        fetched = Fetched([each.to(torch.float64) for each in found])
+        self._results.append(_Results(owners, list(by_count.values()), fetched))
 
     def _take(self, results: _Results) -> None:
-        results.arrived.synchronize()
-        tokens, logprobs = results.chosen.tolist()
+        tokens, logprobs, *found = results.fetched.arrays()
+        topk = {
+            row: (ids[place].astype(np.int32), own[place].astype(np.float32))
+            for rows, ids, own in zip(results.wanting, found[::2], found[1::2], strict=True)
+            for place, row in enumerate(rows)
+        }
         for row, owner in enumerate(results.owners):
-            continuation = owner.continuation
-            if continuation.is_over:
+            if owner.continuation.is_over:
                 continue
-            if row in results.topk:
-                own_tokens, own_logprobs = results.topk[row]
-                continuation.topk.append((own_tokens.numpy(), own_logprobs.numpy()))
-            self._requests.accept(owner.generation, continuation, int(tokens[row]), logprobs[row])
+            with self._requests.blaming([owner.generation]):
+                if row in topk:
+                    owner.continuation.topk.append(topk[row])
+                self._requests.accept(owner.generation, owner.continuation, int(tokens[row]), float(logprobs[row]))
 
 
 def _joining(running: _Running) -> Joining:
@@ -246,9 +253,3 @@ def _joining(running: _Running) -> Joining:
 
 def _filtered(running: Iterable[_Running]) -> bool:
     return any(each.generation.rule.is_filtered and not each.generation.rule.is_greedy for each in running)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy that has arrived once an event that is recorded later has."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from trainmaster.engine.attention import CachedAttention, Scoring, Span, varlen_attention, varlen_fits
+from trainmaster.engine.attention import CachedAttention, Scoring, Span, ends_of, varlen_attention, varlen_fits
 from trainmaster.engine.cache import BLOCK, AttentionKind, KeyValueCache, blocks_for, pages_of
 from trainmaster.engine.kernels.cached_attention import store_tokens
+from trainmaster.engine.transfers import on_device
 
 
 class PromptAttention:
@@ -23,7 +22,7 @@ class PromptAttention:
         device = cache.keys.device
         self._kinds = {kind: _KindRows(cache, spans, kind) for kind in AttentionKind if cache.layout.strata[kind]}
         self._counts = [span.count for span in spans]
-        self._ends = _ends_of(self._counts, device)
+        self._ends = ends_of(self._counts, device)
         self._other: CachedAttention | None = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
@@ -44,7 +43,7 @@ class PromptAttention:
 class _KindRows:
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], kind: AttentionKind) -> None:
         device = cache.keys.device
-        self.slots = _on_device([span.slots(kind) for span in spans], device)
+        self.slots = on_device(np.concatenate([span.slots(kind) for span in spans]).T, device)
         """Where the keys and values of the rows belong: [strata, rows]."""
         self.seen: Tensor | None = None
         """Where all that the spans see is, one span's after the other's: [strata, places]; None: in the pack itself."""
@@ -52,8 +51,8 @@ class _KindRows:
             return
         seen = [_seen(cache, span, kind) for span in spans]
         lengths = [len(each) for each in seen]
-        self.seen = _on_device(seen, device)
-        self.seen_ends = _ends_of(lengths, device)
+        self.seen = on_device(np.concatenate(seen).T, device)
+        self.seen_ends = ends_of(lengths, device)
         self.longest = max(lengths)
 
 
@@ -65,12 +64,3 @@ def _seen(cache: KeyValueCache, span: Span, kind: AttentionKind) -> np.ndarray:
     positions = np.arange(start, span.end)
     slots: np.ndarray = pages[positions // BLOCK - first] * BLOCK + (positions % BLOCK)[:, None]
     return slots
-
-
-def _on_device(slots: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(np.concatenate(slots).T)).pin_memory().to(device, non_blocking=True)
-
-
-def _ends_of(lengths: Sequence[int], device: torch.device) -> Tensor:
-    ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    return ends.pin_memory().to(device, non_blocking=True)

@@ -123,11 +123,12 @@ def _has_graphs(transformer: Transformer) -> bool:
     """Whether steps can be CUDA graphs.
 
     Shapes of a mixture's products depend on what its router chooses, and the kernel of graphs that reads the cache
-    wants keys and values of one width.
+    wants keys and values of one width, and knows no sinks.
     """
     on_gpu = transformer.device.type == "cuda" and importlib.util.find_spec("triton") is not None
     config = transformer.config
-    return on_gpu and config.mixture is None and config.linear is None and config.latent is None
+    plain = config.mixture is None and config.linear is None and config.latent is None and not config.attention_sinks
+    return on_gpu and plain
 
 
 def _most_sequences(transformer: Transformer, wanted: int) -> int:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+def on_device(values: np.ndarray | Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A copy on a GPU, of the values' own type if there is no `dtype`: work that starts later on the stream sees it."""
+    tensor = torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

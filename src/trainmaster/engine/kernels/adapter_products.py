@@ -141,3 +141,6 @@ def _raise(
                 weights = tl.load(right + ranks[None, :], mask=there[:, None] & (ranks >= 0)[None, :], other=0.0)
                 base += tl.dot(rounded, tl.trans(weights), input_precision="ieee")
                 tl.store(into, base.to(outputs.dtype.element_ty), mask=inside)
+            if begin + RANKS < RANK:
+                # What was stored is read again by other threads of the same program.
+                tl.debug_barrier()

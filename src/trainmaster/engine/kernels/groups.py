@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainmaster.engine.transfers import on_device
+
 _TILE = 64
 """Rows that a program computes, all of one group."""
 
@@ -34,10 +36,7 @@ class Groups:
             for group, (start, end) in enumerate(bounds)
             for first in range(start, end, _TILE)
         ]
-        # Both in one copy, which the host does not wait for.
-        numbers = torch.from_numpy(np.array([*sum(tiles, ()), *sum(bounds, ())], dtype=np.int32))
-        if device.type == "cuda":
-            numbers = numbers.pin_memory().to(device, non_blocking=True)
+        numbers = on_device(np.array([*sum(tiles, ()), *sum(bounds, ())], dtype=np.int32), device)
         split = 3 * len(tiles)
         return cls(numbers[:split].view(-1, 3), numbers[split:].view(-1, 2))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 _PIECE = 2048
 _SHIFTS = range(28, -1, -4)
 _LOWEST = -(2**31)
+_LOWEST_LOGIT = tl.constexpr(-3e38)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +97,10 @@ def _measure(logits, temperatures, least, partial, size, rows, WIDTH: tl.constex
     inside = places < size
     own = tl.load(logits + row * size + places, mask=inside, other=-float("inf"))
     top, place = tl.max(own, return_indices=True, axis=0)
-    weights = tl.where(inside, tl.exp(own - top), 0.0)
-    tempered = tl.exp((own - top) * _inverse(tl.load(temperatures + row)))
+    # Of a piece without any finite logit, all weights are 0.
+    behind = own - tl.maximum(top, _LOWEST_LOGIT)
+    weights = tl.where(inside, tl.exp(behind), 0.0)
+    tempered = tl.exp(behind * _inverse(tl.load(temperatures + row)))
     kept = tl.where(inside & _kept(own, least, row, rows), tempered, 0.0)
     into = partial + row * 4 * WIDTH + piece
     tl.store(into, top)
@@ -196,7 +199,8 @@ def _choose(
         sums = tl.cumsum(kept, axis=0)
         last = tl.max(tl.where(kept > 0, numbers, 0), axis=0)
         piece = tl.minimum(tl.sum((sums <= drawn).to(tl.int32), axis=0), last)
-        drawn -= tl.sum(tl.where(numbers < piece, kept, 0.0), axis=0)
+        # Not below 0, where another order of sums is rounded otherwise: that would be a token which is not kept.
+        drawn = tl.maximum(drawn - tl.sum(tl.where(numbers < piece, kept, 0.0), axis=0), 0.0)
         places = tl.arange(0, PIECE)
         inside = piece * PIECE + places < size
         own = tl.load(logits + row * size + piece * PIECE + places, mask=inside, other=-float("inf"))
