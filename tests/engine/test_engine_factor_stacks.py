@@ -17,6 +17,7 @@ from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.kernels.groups import Groups, add_group_outer, group_product
 from trainmaster.engine.memory import PassMemory
 from trainmaster.engine.model import Transformer
+from trainmaster.engine.products import ROWS
 from trainmaster.engine.types import LoraOptions
 
 BOUNDS = [(3, 70), (70, 70), (80, 150)]
@@ -124,7 +125,7 @@ class NotingAttention(torch.autograd.Function):
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3_text", "olmo2", "phi3"])
 def test_layers_keep_the_memory_that_they_are_said_to_keep(kind: str) -> None:
     model = a_model(kind)
-    rows, kept = 24, {}
+    rows, kept = 2 * ROWS, {}
 
     def note(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
