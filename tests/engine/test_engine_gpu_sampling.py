@@ -17,7 +17,7 @@ import torch
 from kernel_runs import DEVICE, INTERPRETED, TYPES
 from tiny_models import make_checkpoint, random_tokens
 
-from trainmaster.engine import graph_steps
+from trainmaster.engine import adapter_stack, graph_steps
 from trainmaster.engine import sampler as sampler_module
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.attention import PackedAttention
@@ -297,6 +297,29 @@ def test_adapter_that_has_no_memory_leaves_its_place_empty(
         assert "out of memory" in str(run(sampler)["second"])
     again = sampled(sampler, first, temperature=0.0)
     assert again.sequences[0].logprobs.tolist() == expected.sequences[0].logprobs.tolist()
+
+
+@pytest.mark.parametrize("room", [0.0, float("inf")])
+def test_higher_rank_keeps_other_adapters_only_where_there_is_room(
+    sampler: Sampler, model: Transformer, monkeypatch: pytest.MonkeyPatch, room: float
+) -> None:
+    snapshots = [
+        WeightsSnapshot(transformer=model, adapter=trained_adapter(model, seed, rank))
+        for seed, rank in ((1, 8), (2, 32))
+    ]
+    monkeypatch.setattr(graph_steps, "_room_for_stack", lambda _: room)
+    monkeypatch.setattr(adapter_stack, "_LEAST_PLACES", 1)
+    expected = [sampled(sampler, snapshot, temperature=0.0) for snapshot in snapshots]
+    (stack,) = sampler._steps._stacks.values()  # type: ignore[attr-defined]
+    assert (stack.rank, stack.places) == (32, 2 if room else 1)
+    taken = sum(group.a.nbytes + group.b.nbytes for group in stack._groups.values())
+    assert taken == adapter_stack.AdapterStack.bytes_of(
+        [each.adapter for each in snapshots][2 - stack.places :], model.dtype
+    )
+    again = [sampled(sampler, snapshot, temperature=0.0) for snapshot in snapshots]
+    assert [each.sequences[0].tokens.tolist() for each in again] == [
+        each.sequences[0].tokens.tolist() for each in expected
+    ]
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 2**32 + 1}, {"temperature": 1e300}, {"top_p": 1e-50}], ids=str)

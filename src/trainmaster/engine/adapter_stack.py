@@ -40,11 +40,7 @@ class _Group:
 class AdapterStack:
     def __init__(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> None:
         """Room for these adapters, and for others of their layers and of no greater rank."""
-        self.rank = max(_LEAST_RANK, _power_of_two(max(adapter.options.rank for adapter in adapters)))
-        self.places = max(_LEAST_PLACES, _power_of_two(len(adapters)))
-        shapes: dict[str, tuple[int, int]] = {}
-        for adapter in adapters:
-            shapes |= {name: (len(own.b), own.a.shape[1]) for name, own in adapter.factors.items()}
+        self.rank, self.places, shapes = _sizes(adapters)
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._factors: dict[str, tuple[Tensor, Tensor]] = {}
         """By the product's name, its parts of a group's tensors: [places, rank, in] and [places, out, rank]."""
@@ -63,6 +59,12 @@ class AdapterStack:
         self._owners: list[weakref.ref[Adapter] | None] = [None] * self.places
         self._used = [0] * self.places
         self._uses = 0
+
+    @staticmethod
+    def bytes_of(adapters: Sequence[Adapter], dtype: torch.dtype) -> int:
+        """What a stack with room for these adapters takes."""
+        rank, places, shapes = _sizes(adapters)
+        return places * rank * sum(map(sum, shapes.values())) * dtype.itemsize
 
     @property
     def owners(self) -> list[Adapter]:
@@ -123,6 +125,15 @@ class PlacedRows:
         outputs = joint_product(rows, layers)
         self.stack.add(tuple(layer.target for layer in layers), rows, outputs, self.segments)
         return torch.split_with_sizes(outputs, [len(layer.weight) for layer in layers], dim=1)
+
+
+def _sizes(adapters: Sequence[Adapter]) -> tuple[int, int, dict[str, tuple[int, int]]]:
+    """The rank and the number of places of a stack, and the widths of its layers' outputs and inputs."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for adapter in adapters:
+        shapes |= {name: (len(own.b), own.a.shape[1]) for name, own in adapter.factors.items()}
+    rank = max(_LEAST_RANK, _power_of_two(max(adapter.options.rank for adapter in adapters)))
+    return rank, max(_LEAST_PLACES, _power_of_two(len(adapters))), shapes
 
 
 def _with_the_same_rows(shapes: Iterable[str]) -> list[tuple[str, ...]]:

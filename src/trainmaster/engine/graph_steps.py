@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from trainmaster.engine.decoding import Chosen, Decoder, DecodeSlots, Joining, l
 from trainmaster.engine.kernels.adapter_products import segment_rows, segments_of
 from trainmaster.engine.kernels.token_choice import choose_tokens
 from trainmaster.engine.logprobs import likeliest
+from trainmaster.engine.memory import free_bytes
 from trainmaster.engine.model import Transformer
 from trainmaster.engine.prompt_attention import PromptAttention
 from trainmaster.engine.prompts import Piece, lay_out, note_read, prompt_pieces
@@ -33,6 +35,8 @@ from trainmaster.engine.transfers import Fetched, on_device
 
 _PROMPT_TOKENS = 2048
 """Prompt tokens in one step: running continuations wait for them, some 50 ms with 8 billion weights."""
+_STACK_SHARE = 0.25
+"""Of the free memory, for adapters that the next step does not need."""
 MOST_ADAPTERS = 32
 """Adapters of one step; the rows of more are computed in several."""
 
@@ -202,7 +206,8 @@ class GraphSteps:
         stack = self._stacks.get(transformer)
         if stack is None or not stack.holds(distinct):
             known = [] if stack is None else [each for each in stack.owners if each not in distinct]
-            stack = AdapterStack([*distinct, *known], transformer.device, transformer.dtype)
+            together = _that_may_be_held([*distinct, *known], len(distinct), transformer)
+            stack = AdapterStack(together, transformer.device, transformer.dtype)
             self._stacks[transformer] = stack
         found = stack.place(distinct)
         return stack, [-1 if adapter is None else found[adapter] for adapter in adapters]
@@ -249,6 +254,20 @@ def _joining(running: _Running) -> Joining:
         position=length - 1,
         rule=generation.rule,
     )
+
+
+def _that_may_be_held(adapters: Sequence[Adapter], needed: int, transformer: Transformer) -> Sequence[Adapter]:
+    """The first ones, which are needed, and the others, unless a stack of all takes much of the free memory.
+
+    A stack has places of the highest rank for all of them. Those that are left out are copied again when they come.
+    """
+    held = adapters[: max(needed, MOST_ADAPTERS)]
+    fits = AdapterStack.bytes_of(held, transformer.dtype) <= _room_for_stack(transformer.device)
+    return held if fits else adapters[:needed]
+
+
+def _room_for_stack(device: torch.device) -> float:
+    return _STACK_SHARE * free_bytes(device) if device.type == "cuda" else math.inf
 
 
 def _filtered(running: Iterable[_Running]) -> bool:
