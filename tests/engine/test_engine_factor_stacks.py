@@ -104,7 +104,7 @@ def test_adapters_together_are_each_by_itself(
     theirs = pulled(model, AdapterRows(parts))
     assert len(ours) > 8
     for mine, exact in zip(ours, theirs, strict=True):
-        assert apart(mine, exact) < 1e-5
+        assert apart(mine, exact) < 2e-5
 
 
 class NotingAttention(torch.autograd.Function):

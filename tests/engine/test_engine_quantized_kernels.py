@@ -71,7 +71,7 @@ def test_kernel_rounds_as_the_formula_does(widths: tuple[int, ...], dtype: torch
         torch.testing.assert_close(ours.scales, exact.scales, rtol=1e-6, atol=0)
         # A quotient's last bit decides on which side of a border between two steps a number lies.
         other = ours.values.float() != exact.values.float()
-        assert float(other.float().mean()) < 1e-4
+        assert float(other.float().mean()) < 5e-4
         assert apart(ours.dequantized(), exact.dequantized()) < 1e-3
 
 
@@ -177,7 +177,7 @@ def test_training_step_is_about_that_of_whole_weights(kind: str) -> None:
     for narrow in (True, False):
         models = adapted(kind, 2)
         transformer = models[0].transformer
-        transformer.use({name: halved(each) for name, each in transformer.named_parameters()})
+        transformer.use({name: halved(each) for name, each in transformer.named_parameters()}, {})
         if narrow:
             transformer.quantize()
         found.append(a_pack(models))

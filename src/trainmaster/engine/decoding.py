@@ -6,9 +6,11 @@ for each; it leaves the next tokens there, so that the step after it can be star
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -216,7 +218,10 @@ class _Step:
     def _capture(self, transformer: Transformer) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=cast(Any, _pool().id), capture_error_mode="thread_local"):
+            with (
+                _no_garbage_collection(),
+                torch.cuda.graph(graph, pool=cast(Any, _pool().id), capture_error_mode="thread_local"),
+            ):
                 self._chosen = self._computed(transformer)
         except torch.OutOfMemoryError:
             _log.warning("a step of %d sequences has no memory for a graph: it runs kernel by kernel", self._size)
@@ -237,6 +242,18 @@ class _Step:
         chosen, logprobs = choose_tokens(logits, rules, filtered=self._filtered, tempered=self._tempered)
         slots.advance(rows, chosen)
         return Chosen(chosen, logprobs, logits)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """CUDA graphs that nobody uses any more must not be destroyed while another one is captured: that would fail."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _temperature(rule: Rule) -> float:

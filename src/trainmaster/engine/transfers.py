@@ -12,7 +12,8 @@ from torch import Tensor
 
 def on_device(values: np.ndarray | Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A copy on a GPU, of the values' own type if there is no `dtype`: work that starts later on the stream sees it."""
-    tensor = torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
+    tensor = torch.from_numpy(np.ascontiguousarray(values))  # on the host, whatever torch's default device is
+    tensor = tensor if dtype is None else tensor.to(dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
