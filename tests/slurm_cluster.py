@@ -332,6 +332,7 @@ PartitionName=low Nodes=ALL Default=YES PriorityTier=1
 PartitionName=graced Nodes=ALL PriorityTier=1 GraceTime=120
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 PartitionName=brief Nodes=ALL MaxTime=5
+PartitionName=short Nodes=ALL DefaultTime=1
 PartitionName=closed Nodes=n1 State=DOWN
 """
 

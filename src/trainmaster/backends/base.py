@@ -114,6 +114,8 @@ class Loss:
 
     reason: Reason
     message: str
+    if_stopped: Loss | None = None
+    """What it means instead for a worker that the engine told to stop and that did; None: the same."""
 
 
 def claim_free_nodes(directory: RunDirectory, request: AttemptRequest) -> list[int]:

@@ -251,7 +251,9 @@ class _Courier:
             os.setsid()
             os.close(self._lock)
             die_with_parent(courier)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if self._grace_s else signal.SIG_DFL)
+            # Not ignored: the worker sees by it that ranks obeyed the engine, which signals all of them at once.
+            signal.pthread_sigmask(signal.SIG_BLOCK if self._grace_s else signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             status = run_worker(self._run.path, self._node, secrets, self._own)
         except BaseException:
             traceback.print_exc()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -319,9 +320,9 @@ class NodeRun:
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
-        by_engine = self._request.engine_needs is not None and end.exit_code == EXIT_STOPPED
-        if by_engine and self._stopping.cause is None:
-            # It obeyed a signal of the engine, which reaches the worker a moment later.
+        is_told = end.exit_code == EXIT_STOPPED or (end.failed and signal.SIGTERM in signal.sigpending())
+        if is_told and self._request.engine_needs is not None and self._stopping.cause is None:
+            # It obeyed a signal of the engine, of which the courier tells the worker a moment later.
             stop = Control(seq=0, stop=StopCause.ENGINE, save=True, grace_s=self._launch.grace_s)
             self._on_control(stop, time.monotonic())
         if end.failed and self._verdict is None and self._stopping.cause is None:

@@ -67,6 +67,47 @@ def test_a_job_that_slurm_preempts_saves_and_continues_where_it_was(server: Slur
     server.cluster.run("scancel", other)
 
 
+@pytest.fixture(scope="module")
+def told(shared_server: SlurmServer) -> SlurmServer:
+    """The server, with clusters whose partitions give jobs time to end before they make room, or a short time limit."""
+    for partition in ("graced", "short"):
+        options = {**shared_server.slurm.options(), "partition": partition}
+        shared_server.data("PUT", f"/v1/backends/{partition}", {"kind": "slurm", "options": options})
+    return shared_server
+
+
+def test_jobs_that_make_room_within_their_grace_time_were_preempted(told: SlurmServer, server: SlurmServer) -> None:
+    """Slurm calls them completed: they ended by themselves, whether they know how to stop or fail."""
+    saves = server.submit_source(TRAINS, backend="graced", **AGAIN)
+    fails = server.submit("sh", "-c", "trap 'exit 3' TERM; echo up; sleep 600 & wait", backend="graced", **AGAIN)
+    wait_until_it_can_save(server, saves)
+    server.wait_for_line(fails, "up")
+    other = hold_all_nodes(server.cluster, partition="high", seconds=1)
+    saved = number_after(server, saves, "stopped at", attempt=1)
+    server.wait_for_event(saves, "resumed")
+    assert number_after(server, saves, "begins at", attempt=2) == saved
+    for job_id in (saves, fails):
+        job = wait_for(
+            lambda job_id=job_id: (found := server.job(job_id))["preemptions_used"] and found, "the preemption"
+        )
+        assert job["attempts"][0]["reason"] == "PREEMPTED"
+        assert "Slurm gave its nodes to a job of a higher priority" in job["attempts"][0]["message"]
+        assert job["retries_used"] == 0
+    server.cluster.run("scancel", other)
+
+
+def test_jobs_at_the_time_limit_of_their_partition_say_so(told: SlurmServer, server: SlurmServer) -> None:
+    """Without max_runtime_seconds, Slurm's limit is the only one."""
+    saves = server.submit_source(TRAINS, backend="short")
+    fails = server.submit("sh", "-c", "trap 'exit 3' TERM; sleep 600 & wait", backend="short")
+    sleeps = server.submit("sleep", "600", backend="short")
+    for job_id in (saves, fails, sleeps):
+        job = server.until(job_id)
+        assert (job["status"], job["attempts"][-1]["reason"]) == ("FAILED", "TIMEOUT"), job
+        assert "max_runtime_seconds or the option time" in job["attempts"][-1]["message"]
+    assert latest_checkpoint(server.job(saves))["step"] > 0
+
+
 def test_a_job_that_somebody_cancels_on_slurm_says_so_and_is_tried_again(server: SlurmServer) -> None:
     job_id = server.submit_source(TRAINS, "--save-every", 20, **AGAIN)
     wait_for(lambda: server.job(job_id)["checkpoints"], "a checkpoint")

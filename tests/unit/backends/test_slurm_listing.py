@@ -40,22 +40,33 @@ def test_host_list_is_expanded(text: str, hosts: list[str]) -> None:
 
 
 LISTED = """\
-7|tm-k3-job-a-1|0|RUNNING|n[1-2]|None|0|trainmaster k3 job-a.1 acc it's|
-8|tm-k3-job-b-12|18176|FAILED|n1|NonZeroExitCode|0|(null)|
-9|tm-k3-x-job-c-1|0|RUNNING|n1|None|0|trainmaster k3-x job-c.1 acc j|
-10|somebody's|0|RUNNING|n1|None|0|trainmaster k3 job-d.1 acc j|
-11_[1-4]|tm-k3-job-e-1|0|PENDING|(null)|Priority|0|trainmaster k3 job-e.1 acc j|
-12|tm-k3-job-f-3|0|PENDING||ReqNodeNotAvail, UnavailableNodes:n1|0|changed by a plugin|
+7|tm-k3-job-a-1|0|RUNNING|n[1-2]|None|0|N/A|0:26|UNLIMITED|trainmaster k3 job-a.1 acc it's|
+8|tm-k3-job-b-12|18176|FAILED|n1|NonZeroExitCode|0|N/A|0:26|1:00|(null)|
+9|tm-k3-x-job-c-1|0|RUNNING|n1|None|0|N/A|0:26|1:00|trainmaster k3-x job-c.1 acc j|
+10|somebody's|0|RUNNING|n1|None|0|N/A|0:26|1:00|trainmaster k3 job-d.1 acc j|
+11_[1-4]|tm-k3-job-e-1|0|PENDING|(null)|Priority|0|N/A|0:26|1:00|trainmaster k3 job-e.1 acc j|
+13|tm-k3-job-g-1|0|COMPLETED|n1|None|0|2026-11-19T20:42:14|1-00:00:26|2-00:00:00|(null)|
+12|tm-k3-job-f-3|0|PENDING||ReqNodeNotAvail, UnavailableNodes:n1|0|N/A|0:26|1:00|changed by a plugin|
 """
 
 
 def test_lines_of_squeue_are_jobs_of_the_instance() -> None:
     jobs = {job.job_id: job for job in listing.jobs_of(LISTED, "k3")}
-    assert {job_id: job.attempt_id for job_id, job in jobs.items()} == {7: "job-a.1", 8: "job-b.12", 12: "job-f.3"}
+    assert {job_id: job.attempt_id for job_id, job in jobs.items()} == {
+        **{7: "job-a.1", 8: "job-b.12"},
+        **{12: "job-f.3", 13: "job-g.1"},
+    }
+    assert [(job.was_preempted, job.elapsed_s, job.limit_s) for job in (jobs[7], jobs[8], jobs[13])] == [
+        *((False, 26, None), (False, 26, 60)),
+        (True, 86_426, 172_800),
+    ]
     assert (jobs[7].hosts, jobs[12].hosts) == (("n1", "n2"), ())
     seen = {number: listing.engine_job(job, SlurmOptions(), {"n1": "10.0.0.1"}) for number, job in jobs.items()}
     assert dict(seen[7].addresses) == {0: "10.0.0.1", 1: "n2"}
-    assert [seen[number].phase for number in jobs] == [EnginePhase.RUNNING, EnginePhase.ENDED, EnginePhase.QUEUED]
+    assert [seen[number].phase for number in jobs] == [
+        *(EnginePhase.RUNNING, EnginePhase.ENDED),
+        *(EnginePhase.ENDED, EnginePhase.QUEUED),
+    ]
     assert seen[8].loss is not None
     assert (seen[8].loss.reason, seen[8].message) == (Reason.LAUNCH_REFUSED, seen[8].loss.message)
     assert "Slurm: ReqNodeNotAvail, UnavailableNodes:n1" in seen[12].message

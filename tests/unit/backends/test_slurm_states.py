@@ -54,6 +54,28 @@ def test_end_has_a_reason_and_names_the_state(state: str, reason: Reason) -> Non
 
 
 @pytest.mark.parametrize(
+    ("was_preempted", "time_left_s", "reason"),
+    [
+        (True, None, Reason.PREEMPTED),
+        (True, 30, Reason.PREEMPTED),
+        (False, 30, Reason.TIMEOUT),
+        (False, -30, Reason.TIMEOUT),
+        (False, 7200, Reason.PREEMPTED),
+        (False, None, Reason.PREEMPTED),
+    ],
+)
+def test_job_that_ended_after_a_signal_was_preempted_or_out_of_time(
+    was_preempted: bool, time_left_s: int | None, reason: Reason
+) -> None:
+    loss = loss_of("COMPLETED", "None", "0:0", was_preempted=was_preempted, time_left_s=time_left_s)
+    assert loss.reason is Reason.WORKER_LOST
+    assert loss.if_stopped is not None
+    assert loss.if_stopped.reason is reason
+    assert ("does not say why" in loss.if_stopped.message) == (not was_preempted and time_left_s in (None, 7200))
+    assert loss_of("PREEMPTED", "None", "0:0", was_preempted=was_preempted).if_stopped is None
+
+
+@pytest.mark.parametrize(
     ("code", "reason", "says"),
     [
         (71, Reason.LAUNCH_REFUSED, "older than 3.11"),

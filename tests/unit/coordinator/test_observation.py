@@ -547,3 +547,24 @@ def test_end_that_the_worker_cannot_explain_has_the_engines_reason(
         assert seen.liveness is Liveness.UNKNOWN
         # An engine that never says why does not keep the attempt for ever.
         assert (look(1000.0 + LOSS_WITHIN_S + 1).nodes[0].exit or {})["reason"] == "PREEMPTED"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"), [(BY_ENGINE, "TIMEOUT"), (BY_SIGNAL, "KILLED_BY_SIGNAL"), (None, "WORKER_LOST")]
+)
+def test_reason_of_a_stop_is_for_workers_that_the_engine_told_to_stop(
+    job: Job, directory: RunDirectory, roots: Roots, ended: dict[str, object] | None, reason: str
+) -> None:
+    if ended is not None:
+        directory.put_document(exit_document(0), ended)
+    stopped = Loss(reason=Reason.TIMEOUT, message="it was out of time")
+    observed = observe_attempt(
+        job,
+        directory,
+        [Liveness.GONE],
+        ranks_per_node=1,
+        roots=roots,
+        endpoint=partial(endpoint_on_node, directory.request()),
+        loss=lambda _: Loss(reason=Reason.WORKER_LOST, message="it ended", if_stopped=stopped),
+    )
+    assert (observed.nodes[0].exit or {})["reason"] == reason

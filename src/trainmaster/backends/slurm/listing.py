@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from trainmaster.backends.base import Loss
 from trainmaster.backends.cluster.engine import EngineJob, EnginePhase
 from trainmaster.backends.slurm.hostlist import expanded
-from trainmaster.backends.slurm.options import SlurmOptions
+from trainmaster.backends.slurm.options import SlurmOptions, seconds
 from trainmaster.backends.slurm.render import COMMENT, output_path
 from trainmaster.backends.slurm.states import loss_of, state_of, why_it_waits
 from trainmaster.protocol.reasons import Reason
 
-_FIELDS = ("JobID", "Name", "exit_code", "State", "NodeList", "Reason", "RestartCnt", "Comment")
+_FIELDS = (
+    *("JobID", "Name", "exit_code", "State", "NodeList", "Reason"),
+    *("RestartCnt", "PreemptTime", "TimeUsed", "TimeLimit", "Comment"),
+)
 SQUEUE_ARGUMENTS = (
     "--noheader",
     "--states=all",
@@ -48,6 +51,11 @@ class SlurmJob:
     reason: str
     restarts: int = 0
     """How often it was requeued."""
+    was_preempted: bool = False
+    """Whether Slurm told it to make room, however it ended then."""
+    elapsed_s: int = 0
+    limit_s: int | None = None
+    """Its time limit; None: it has none, or it is not known."""
 
     @property
     def was_requeued(self) -> bool:
@@ -69,7 +77,8 @@ def jobs_of(text: str, instance: str) -> Iterator[SlurmJob]:
         parts = line.split("|", len(_FIELDS) - 1)
         if len(parts) < len(_SACCT_FIELDS) or not parts[0].isdigit() or not parts[1].startswith(f"tm-{instance}-"):
             continue
-        owner, attempt_id = marks(parts[1], parts[7] if len(parts) == len(_FIELDS) else "", instance)
+        of_squeue = dict(zip(_FIELDS, parts, strict=True)) if len(parts) == len(_FIELDS) else {}
+        owner, attempt_id = marks(parts[1], of_squeue.get("Comment", ""), instance)
         if owner == instance:
             yield SlurmJob(
                 job_id=int(parts[0]),
@@ -80,8 +89,16 @@ def jobs_of(text: str, instance: str) -> Iterator[SlurmJob]:
                 state=parts[3],
                 hosts=() if parts[4] in ("", "(null)", "None assigned") else expanded(parts[4]),
                 reason=parts[5],
-                restarts=int(parts[6]) if len(parts) == len(_FIELDS) and parts[6].isdigit() else 0,
+                restarts=int(restarts) if (restarts := of_squeue.get("RestartCnt", "")).isdigit() else 0,
+                was_preempted=of_squeue.get("PreemptTime", "N/A") != "N/A",
+                elapsed_s=_seconds(of_squeue.get("TimeUsed", "")) or 0,
+                limit_s=_seconds(of_squeue.get("TimeLimit", "")),
             )
+
+
+def _seconds(text: str) -> int | None:
+    """None: it is a word, such as UNLIMITED."""
+    return seconds(text) if text[:1].isdigit() else None
 
 
 def marks(name: str, comment: str, instance: str) -> tuple[str, str]:
@@ -107,6 +124,8 @@ def engine_job(job: SlurmJob, options: SlurmOptions, addresses: dict[str, str], 
             job.exit,
             cancelled_by=_canceller(job.state),
             failed_nodes=failed_nodes,
+            was_preempted=job.was_preempted,
+            time_left_s=None if job.limit_s is None else job.limit_s - job.elapsed_s,
             output=f"{output} on {job.hosts[0]}" if output and job.hosts else "",
         )
         message = loss.message

@@ -39,6 +39,11 @@ def minutes(value: str) -> int:
     >>> [minutes(each) for each in ("90", "90:30", "1:30:00", "2-12", "2-12:00:01")]
     [90, 91, 90, 3600, 3601]
     """
+    return -(-seconds(value) // 60)
+
+
+def seconds(value: str) -> int:
+    """A duration as sbatch takes it and squeue shows it."""
     days, dash, rest = value.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:
@@ -47,7 +52,7 @@ def minutes(value: str) -> int:
         hours, minute, second = parts
     else:
         hours, minute, second = 0, parts[0], parts[1] if len(parts) > 1 else 0
-    return ((int(days or 0) * 24 + hours) * 60 + minute) + (second > 0)
+    return ((int(days or 0) * 24 + hours) * 60 + minute) * 60 + second
 
 
 def _words(value: Any) -> Any:

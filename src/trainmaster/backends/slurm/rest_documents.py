@@ -136,8 +136,12 @@ def jobs_in(document: Mapping[str, Any], instance: str) -> Iterator[SlurmJob]:
         comment, state = each.get("comment"), each.get("job_state")
         owner, attempt_id = marks(name, comment if isinstance(comment, str) else "", instance)
         reason = each.get("state_reason")
+        elapsed_s, limit = _number(each.get("end_time")) - _number(each.get("start_time")), each.get("time_limit")
         if state is None:  # of the accounting
             state, reason = each["state"]["current"], each["state"].get("reason")
+            times = each.get("time") or {}
+            elapsed_s, limit = _number(times.get("elapsed")), times.get("limit")
+        limit_minutes = _limit(limit)
         if owner == instance:
             yield SlurmJob(
                 job_id=int(each["job_id"]),
@@ -149,6 +153,9 @@ def jobs_in(document: Mapping[str, Any], instance: str) -> Iterator[SlurmJob]:
                 hosts=_hosts(each.get("nodes")),
                 reason=str(reason or "None"),
                 restarts=_number(each.get("restart_cnt")),
+                was_preempted=_number(each.get("preempt_time")) > 0,
+                elapsed_s=max(0, elapsed_s),
+                limit_s=None if limit_minutes is None else 60 * limit_minutes,
             )
 
 
@@ -212,13 +219,17 @@ def partitions_in(document: Mapping[str, Any]) -> dict[str, Partition]:
 
 def _partition(each: Mapping[str, Any]) -> Partition:
     state = each.get("state") or (each.get("partition") or {}).get("state") or "UP"
-    longest = (each.get("maximums") or {}).get("time", each.get("max_time_limit"))
-    if isinstance(longest, Mapping):
-        longest = longest.get("number") if longest.get("set") and not longest.get("infinite") else None
     return Partition(
         state=state if isinstance(state, str) else "+".join(state),
-        max_minutes=int(longest) if longest is not None and 0 <= longest < _INFINITE else None,
+        max_minutes=_limit((each.get("maximums") or {}).get("time", each.get("max_time_limit"))),
     )
+
+
+def _limit(given: int | Mapping[str, Any] | None) -> int | None:
+    """In minutes; None: none is set, or it is infinite."""
+    if isinstance(given, Mapping):
+        given = given.get("number") if given.get("set") and not given.get("infinite") else None
+    return int(given) if given is not None and 0 <= given < _INFINITE else None
 
 
 def release_of(document: Mapping[str, Any]) -> tuple[str, str]:

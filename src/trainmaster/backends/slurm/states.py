@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from trainmaster.backends.base import Loss
@@ -49,7 +49,8 @@ STATES: Mapping[str, JobState] = MappingProxyType({
     "FAILED": JobState(_ENDED, "its worker failed and did not report how", Reason.WORKER_LOST),
     "TIMEOUT": JobState(
         _ENDED,
-        "it reached its time limit on Slurm; lower max_runtime_seconds to that of the partition, or have it raised",
+        "it reached its time limit on Slurm; max_runtime_seconds or the option time set a longer one, if the partition "
+        "allows it",
         Reason.TIMEOUT,
     ),
     "DEADLINE": JobState(_ENDED, "it reached its deadline on Slurm", Reason.TIMEOUT),
@@ -162,6 +163,9 @@ def _word_of(reason: str) -> str:
 
 # -- why a job ended --
 
+_TOLD_EARLY_S = 900
+"""Slurm tells jobs to stop before they reach their time limit: by the grace period, which no list shows, and up to a
+minute more. A job that ended with more time left was told for another reason."""
 _LAUNCH_FAILURES = ("JobLaunchFailure", "SystemFailure")
 _SIGNALLED = 128
 
@@ -180,11 +184,19 @@ def exit_of(text: str) -> tuple[int, int]:
 
 
 def loss_of(
-    state: str, reason: str, exit_text: str, *, cancelled_by: str = "", failed_nodes: str = "", output: str = ""
+    state: str,
+    reason: str,
+    exit_text: str,
+    *,
+    cancelled_by: str = "",
+    failed_nodes: str = "",
+    output: str = "",
+    was_preempted: bool = False,
+    time_left_s: int | None = None,
 ) -> Loss:
-    """What the end of a job means for nodes whose worker did not report.
+    """What the end of a job means for nodes whose worker did not report, or was told to stop.
 
-    `output`: where what the worker printed is kept.
+    `output`: where what the worker printed is kept. `time_left_s`: until its time limit, if it had one.
     """
     known = state_of(state)
     code, number = exit_of(exit_text)
@@ -208,7 +220,17 @@ def loss_of(
     if cause in (Reason.WORKER_LOST, *worker_start.REASONS.values()) and code:
         details.append(f"exit code {code}")
     where = f"; its output is in {output}" if output and state_of(state).reason is Reason.WORKER_LOST and code else ""
-    return Loss(reason=cause, message=f"{meaning} (Slurm: {', '.join(details)}){where}")
+    loss = Loss(reason=cause, message=f"{meaning} (Slurm: {', '.join(details)}){where}")
+    if state != "COMPLETED":
+        return loss
+    # All workers ended by themselves, as after a signal: no word of Slurm says why it was sent.
+    if was_preempted:
+        stopped, why = STATES["PREEMPTED"].meaning, Reason.PREEMPTED
+    elif time_left_s is not None and time_left_s <= _TOLD_EARLY_S:
+        stopped, why = STATES["TIMEOUT"].meaning, Reason.TIMEOUT
+    else:
+        stopped, why = "Slurm told it to stop, and does not say why", Reason.PREEMPTED
+    return replace(loss, if_stopped=Loss(reason=why, message=f"{stopped} (Slurm: {state})"))
 
 
 def _signal_name(number: int) -> str:

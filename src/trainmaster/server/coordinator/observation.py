@@ -160,6 +160,8 @@ def _told_by_engine(
         return replace(seen, exit=None, liveness=Liveness.UNKNOWN) if recent else seen
     if ended is None:
         return replace(seen, exit=exit_record(told.reason, told.message))
+    if ended.get("stop_cause") == StopCause.ENGINE and told.if_stopped is not None:
+        told = told.if_stopped
     if told.reason in ENGINES_REASONS:
         return replace(seen, exit={**ended, "reason": told.reason, "message": told.message})
     if ended.get("stop_cause") == StopCause.ENGINE or (of_gang and ended.get("signal") == "SIGTERM"):
