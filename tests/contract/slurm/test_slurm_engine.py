@@ -325,7 +325,6 @@ def test_drained_node_is_reported_with_its_reason(cluster: SlurmCluster, engine:
         node = next(node for node in engine.nodes() if node.hostname == "n2")
         assert node.state is NodeState.DRAINED
         assert node.drain_reason.startswith("a broken fan")
-        assert not any(gpu.healthy for gpu in node.gpus)
     finally:
         cluster.scontrol("update", "NodeName=n2", "State=RESUME")
     wait_for(lambda: all(node.state is NodeState.READY for node in engine.nodes()), "the node")

@@ -52,6 +52,23 @@ def test_node_that_its_host_reports_no_more_is_gone_and_others_stay(database: Da
     assert all_nodes(database) == [NODE, elsewhere]
 
 
+def test_node_of_a_pool_is_drained_as_its_engine_says_and_events_tell_why(database: Database) -> None:
+    member = changed(NODE, pool="hpc")
+    put(database, member)
+    drained = changed(member, state=NodeState.DRAINED, drain_reason="a broken fan")
+    put(database, drained)
+    put(database, drained)
+    assert all_nodes(database) == [drained]
+    put(database, member)
+    assert all_nodes(database) == [member]
+    with database.read() as connection:
+        told = sorted(events.of_subject(connection, ACME, "node/n1"), key=lambda event: event.type)
+    assert [(event.type, event.message) for event in told] == [
+        ("node_drained", "node n1 is drained on its engine: a broken fan"),
+        ("node_enabled", "node n1 accepts jobs again"),
+    ]
+
+
 def test_node_comes_back_as_it_was_reported(database: Database) -> None:
     put(database, NODE)
     assert all_nodes(database) == [NODE]

@@ -72,8 +72,11 @@ def test_state_of_a_node(state: str, expected: NodeState) -> None:
     node = as_node(nodes_of(text)[0], "hpc", SlurmOptions())
     assert node.state is expected
     is_ready = expected is NodeState.READY
-    assert {gpu.healthy for gpu in node.gpus} == {is_ready}
+    assert all(gpu.healthy for gpu in node.gpus)
     assert node.drain_reason == ("" if is_ready else "a = fan, Partitions=x [root@2026-11-18T20:00:00]")
+    if not is_ready:
+        silent = as_node(nodes_of(line(state=state))[0], "hpc", SlurmOptions())
+        assert silent.drain_reason.startswith("Slurm: ")
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ LISTED = """\
 def test_lines_of_squeue_are_jobs_of_the_instance() -> None:
     jobs = {job.job_id: job for job in listing.jobs_of(LISTED, "k3")}
     assert {job_id: job.attempt_id for job_id, job in jobs.items()} == {
-        **{7: "job-a.1", 8: "job-b.12"},
-        **{12: "job-f.3", 13: "job-g.1"},
+        7: "job-a.1",
+        8: "job-b.12",
+        12: "job-f.3",
+        13: "job-g.1",
     }
     assert [(job.was_preempted, job.elapsed_s, job.limit_s) for job in (jobs[7], jobs[8], jobs[13])] == [
         *((False, 26, None), (False, 26, 60)),

@@ -9,6 +9,7 @@ from small_cluster import NOW, node, started, starts, victims, view_of, waiting
 
 from trainmaster.server.core.resources import JobQueue, Node, NodeState
 from trainmaster.server.scheduling.pool import Pool
+from trainmaster.server.scheduling.preemption import drain
 from trainmaster.server.scheduling.schedule import schedule
 from trainmaster.server.scheduling.shortage import why_never
 from trainmaster.server.scheduling.view import ClusterView
@@ -29,6 +30,11 @@ def test_a_pool_has_what_its_ready_nodes_have() -> None:
     assert (len(pool.gpus), pool.cpu_cores, pool.is_pool, pool.state) == (6, 128, True, NodeState.READY)
     assert set(view.nodes) == {"hpc", "hpc:n1", "hpc:n2", "hpc:n3", "here"}
     assert view_of([away]).nodes["hpc"].state is NodeState.OFFLINE
+
+
+def test_when_a_node_of_a_pool_is_empty_is_for_its_engine_to_say() -> None:
+    draining = [member("n1", state=NodeState.DRAINING), replace(member("n2", state=NodeState.DRAINING), pool="")]
+    assert drain(view_of([*draining, member("n3")])).empty == ("hpc:n2",)
 
 
 def test_jobs_are_placed_in_the_pool_until_it_is_full_and_not_on_its_nodes() -> None:

@@ -110,7 +110,6 @@ def _gres(text: str) -> tuple[str, str, int]:
 def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
     state = _state(node)
     kinds = [kind for name, kind, count in node.gres if name == options.gres for _ in range(count)]
-    problem = "" if state is NodeState.READY else f"its node is {_words(node)}"
     return Node(
         node_id=f"{backend}:{node.name}",
         backend=backend,
@@ -125,8 +124,6 @@ def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
                 device=str(index),
                 type=kind or UNTYPED,
                 memory_mb=gpu_memory_mb(kind, options),
-                healthy=not problem,
-                problem=problem,
             )
             for index, kind in enumerate(kinds)
         ),
@@ -134,7 +131,7 @@ def as_node(node: SlurmNode, backend: str, options: SlurmOptions) -> Node:
         capabilities=node.features,
         slots=max(1, node.cpus),
         state=state,
-        drain_reason=node.reason if problem else "",
+        drain_reason="" if state is NodeState.READY else node.reason or f"Slurm: {_words(node)}",
         held_gpus=sum(count for name, _, count in node.held_gres if name == options.gres),
         held_cpu_cores=node.held_cpus,
         held_ram_mb=node.held_memory_mb,

@@ -286,8 +286,10 @@ class DrainPlan:
 
 def drain(view: ClusterView) -> DrainPlan:
     """Evict what holds a node that is drained by force, and name the nodes that are done. `preemptible` does not matter
-    here: it is about priority, and an operator who forces a drain means it."""
-    draining = {node.node_id: node for node in view.nodes.values() if node.state is NodeState.DRAINING}
+    here: it is about priority, and an operator who forces a drain means it. What runs on a node of a pool, its engine
+    knows."""
+    nodes = (node for node in view.nodes.values() if not node.is_in_pool)
+    draining = {node.node_id: node for node in nodes if node.state is NodeState.DRAINING}
     if not draining:
         return DrainPlan()
     holders: defaultdict[str, list[Job]] = defaultdict(list)

@@ -23,7 +23,7 @@ OFFLINE_AFTER_S = 60.0
 _OPERATORS = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 """Set and reset by operators only: no report of a backend changes them."""
 _GIVEN = ("given_labels", "given_capabilities", "drain_reason", "drain_force", "drain_grace_s")
-"""What operators set, and no report changes."""
+"""What operators set, and no report changes; nodes of pools are drained on their engine, which reports why."""
 
 
 def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None:
@@ -38,7 +38,7 @@ def put(connection: Connection, scope: Scope, inventory: Sequence[Node]) -> None
         if before is None:
             connection.execute(insert(_nodes), row)
             continue
-        for name in _GIVEN:
+        for name in () if node.is_in_pool else _GIVEN:
             del row[name]
         if before.state in _OPERATORS and not node.is_in_pool:
             del row["state"]
@@ -152,6 +152,19 @@ def _events_of_report(before: Node, node: Node, now: float) -> Iterator[ClusterE
         yield _event(node.node_id, now, kind, f"GPU {gpu.index} ({gpu.type}) of node {node.node_id} {what}", data)
     if before.state is NodeState.OFFLINE and node.state is NodeState.READY:
         yield _event(node.node_id, now, "node_enabled", f"node {node.node_id} is back")
+    elif node.is_in_pool and before.state is not node.state:
+        yield _event(node.node_id, now, *_told_by_engine(node), {"reason": node.drain_reason})
+
+
+def _told_by_engine(node: Node) -> tuple[str, str]:
+    """The type and the message of the event that a node of a pool has entered its state."""
+    why = f": {node.drain_reason}" if node.drain_reason else ""
+    return {
+        NodeState.READY: ("node_enabled", f"node {node.node_id} accepts jobs again"),
+        NodeState.DRAINING: ("node_draining", f"node {node.node_id} is being drained on its engine{why}"),
+        NodeState.DRAINED: ("node_drained", f"node {node.node_id} is drained on its engine{why}"),
+        NodeState.OFFLINE: ("node_offline", f"node {node.node_id} is not available on its engine{why}"),
+    }[node.state]
 
 
 def _event(node_id: str, now: float, kind: str, message: str, data: dict[str, Any] | None = None) -> ClusterEvent:
