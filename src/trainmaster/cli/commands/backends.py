@@ -186,5 +186,8 @@ def _followed(client: Client, job_id: str, *, deadline: float) -> Job:
             say(message)
         if time.monotonic() > deadline:
             client.cancel(job_id, missing_ok=True)
-            raise CommandError(f"the test job {job_id} did not end in time; it was last {message}")
+            # The engine may have gone away meanwhile.
+            engine = client.cluster.backend(job["backend"])["engine"]
+            problem = f"; {engine['problem']}" if engine and engine["problem"] else ""
+            raise CommandError(f"the test job {job_id} did not end in time; it was last {message}{problem}")
         time.sleep(LOOK_EVERY_S)
