@@ -122,7 +122,6 @@ class RayUnderTest(EngineUnderTest):
     def options(self) -> dict[str, Any]:
         return {
             "address": self.cluster.address,
-            "driver_python": self.cluster.python,
             "work_dir": f"{self.cluster.directory}/work",
             "poll_s": 0.5,
         }

@@ -33,7 +33,7 @@ def make_engine(cluster: RayCluster, instance: str) -> Iterator[Callable[..., Ra
     with contextlib.ExitStack() as stack:
 
         def make(instance: str = instance, **options: Any) -> RayEngine:
-            given = {"address": cluster.address, "driver_python": cluster.python, **options}
+            given = {"address": cluster.address, **options}
             engine = RayEngine("ray", instance, RayOptions(**given))
             stack.callback(engine.close)
             return engine

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import subprocess
 import sys
 import zlib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,25 @@ def test_entry_point_is_one_command_of_plain_words() -> None:
         *("exec", "/opt/my ray/python", "-c", render.LOADER),
         *("gcs://trainmaster-k3f9-1.zip", "trainmaster-k3f9"),
     ]
+
+
+def test_entry_point_without_a_python_finds_that_of_its_parent(tmp_path: Path) -> None:
+    """By the library of Ray, as the memory of its parent shows it; the parent runs on any Python."""
+    packages = tmp_path / "my venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "ray").mkdir(parents=True)
+    (packages / "ray" / "_raylet.so").write_bytes(bytes(4096))
+    (tmp_path / "my venv" / "bin").mkdir()
+    found = tmp_path / "my venv" / "bin" / "python3"
+    found.write_text('#!/bin/sh\necho "found $1 $3 $4"\n')
+    found.chmod(0o755)
+    parent = (
+        "import mmap, os, subprocess, sys; file = os.open(sys.argv[1], os.O_RDONLY); "
+        "held = mmap.mmap(file, 4096, prot=mmap.PROT_READ); subprocess.run(sys.argv[2], shell=True, check=True)"
+    )
+    line = driver_submission("trainmaster-k3f9-1", "k3f9", options())["entrypoint"]
+    command = [sys.executable, "-c", parent, str(packages / "ray" / "_raylet.so"), line]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == "found -c gcs://trainmaster-k3f9-1.zip trainmaster-k3f9\n"
 
 
 def test_document_has_no_secret_and_the_package_has() -> None:

@@ -59,7 +59,7 @@ class RayOptions(ClusterOptions):
         "counts for jobs that do not say how many cores they need; the default is 1.",
     )
     driver_python: str = Field(
-        default="python3",
-        min_length=1,
-        description="The Python on the head node that has Ray: a path, or a name on the PATH of the Ray processes.",
+        default="",
+        description="The Python on the head node that has Ray: a path, or a name on the PATH of the Ray processes. "
+        "Empty: the one that Ray's processes there run on.",
     )

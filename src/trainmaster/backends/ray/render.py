@@ -70,6 +70,13 @@ exec(given.pop("driver"))
 """
 """The program of the driver's job: it takes the package with the rest out of the cluster's store."""
 
+FINDS_PYTHON = (
+    # The shell's parent is a process of Ray, into which the library of Ray is mapped.
+    r"python=$(sed -n 's#^[^/]*\(/.*\)/ray/_raylet[^/]*\.so.*#\1/../../../bin/python3#p' /proc/$PPID/maps | head -n 1)"
+    '; [ -x "$python" ] || python=python3; '
+)
+"""Has the shell find the Python that Ray is installed for."""
+
 
 def namespace(instance: str, options: RayOptions) -> str:
     return options.namespace or f"trainmaster-{instance}"
@@ -88,13 +95,12 @@ def package_name(name: str, request: str = "") -> str:
 def driver_submission(name: str, instance: str, options: RayOptions) -> dict[str, Any]:
     """The body of `POST /api/jobs/`. Listings show all of it to everybody, so it has no secrets. Each has a name of its
     own: Ray does not free one at once."""
-    words = (
-        *(options.driver_python, "-c", LOADER),
-        *(f"gcs://{package_name(name)}", namespace(instance, options)),
-    )
+    words = shlex.join(("-c", LOADER, f"gcs://{package_name(name)}", namespace(instance, options)))
+    given = options.driver_python
+    start = f"exec {shlex.quote(given)}" if given else f'{FINDS_PYTHON}exec "$python"'
     return {
         "submission_id": name,
-        "entrypoint": f"exec {shlex.join(words)}",
+        "entrypoint": f"{start} {words}",
         "metadata": {"job_name": "Trainmaster", INSTANCE: instance, VERSION: driver_version(instance, options)},
     }
 
