@@ -474,6 +474,28 @@ def test_list_of_jobs_is_as_old_as_the_question_for_it(cluster: Cluster, monkeyp
     assert cluster.liveness() == [Liveness.ALIVE]
 
 
+def test_list_from_before_the_end_of_a_start_has_nothing_started_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is asked for meanwhile shows half of it, and its change has the attempt looked at again."""
+    start = cluster.engine.start
+
+    def slow(launch: Any, *, is_new: bool = False) -> str:
+        handle = start(launch, is_new=is_new)
+        whole = cluster.engine.present[NAME]
+        cluster.engine.becomes(NAME, phase=EnginePhase.PREPARING)
+        cluster.backend.follower.poll()
+        cluster.engine.present[NAME] = whole
+        return handle
+
+    monkeypatch.setattr(cluster.engine, "start", slow)
+    for _ in range(2):
+        assert str(cluster.queued()) == "handed to the engine"
+    assert len(cluster.engine.new) == 1
+    cluster.backend.follower.poll()
+    assert "Priority" in str(cluster.queued())
+
+
 def test_half_an_attempt_on_the_engine_is_completed(cluster: Cluster) -> None:
     cluster.queued()
     cluster.engine.becomes(NAME, phase=EnginePhase.PREPARING)

@@ -82,6 +82,8 @@ class ClusterBackend:
             seen = self.follower.seen
             job = seen.jobs.get(name) if self.follower.is_fresh(seen) else None
             if job is None or job.phase is EnginePhase.PREPARING:
+                if (message := self.follower.just_started(name)) is not None:
+                    raise self._wait(name, message, None)
                 raise self._start(request, name)
             if job.phase is EnginePhase.QUEUED:
                 raise self._wait(name, job.message or "waits in the engine's queue", job.handle)
@@ -106,9 +108,10 @@ class ClusterBackend:
         except EngineRefusedError as error:
             self.revoke(request)
             raise LaunchError(f"{self.name}: {error}", Reason.LAUNCH_REFUSED) from error
-        self.follower.has_started(name)
         instead = self._engine.instead(launch) if isinstance(self._engine, StandsIn) else ""
-        return self._wait(name, f"handed to the engine as {instead}" if instead else "handed to the engine", handle)
+        message = f"handed to the engine as {instead}" if instead else "handed to the engine"
+        self.follower.has_started(name, message)
+        return self._wait(name, message, handle)
 
     def _wait(self, name: str, message: str, handle: str | None, *, again_in_s: float = QUEUED_AGAIN_S) -> NotYetError:
         return NotYetError(message, self.follower.next_change(name), again_in_s=again_in_s, handle=handle)

@@ -65,8 +65,8 @@ class EngineFollower:
         """Attempts that were submitted or observed here."""
         self._claimed_from: dict[tuple[str, int], float] = {}
         """When the claim of each node was first seen."""
-        self._started: set[str] = set()
-        """Attempts that this process handed to the engine, and that no list shows yet."""
+        self._started: dict[str, str] = {}
+        """Attempts that this process handed to the engine, and that no list shows yet -> as what."""
         self._tried: set[str] = set()
         """Attempts that this process has handed to the engine, or tried to."""
         self._listed: set[str] = set()
@@ -107,11 +107,17 @@ class EngineFollower:
             self._tried.add(name)
         return is_new
 
-    def has_started(self, name: str) -> None:
+    def has_started(self, name: str, message: str) -> None:
         """Look for an attempt that the engine has accepted."""
         with self._lock:
-            self._started.add(name)
+            self._started[name] = message
         self.look_now()
+
+    def just_started(self, name: str) -> str | None:
+        """The message of an attempt that this process has handed over since the last list was asked for: the list may
+        show it as half handed over, or not at all."""
+        with self._lock:
+            return self._started.get(name)
 
     def look_now(self) -> None:
         """Ask the engine at once: something was changed there."""
@@ -141,10 +147,11 @@ class EngineFollower:
         known, asked_at = self.seen.jobs, time.monotonic()
         jobs = dict(self._engine.jobs())
         with self._lock:
-            self._started -= jobs.keys()
+            for name in self._started.keys() & jobs.keys():
+                del self._started[name]
             self._listed |= jobs.keys() & self._attempts.keys()
             unlisted = {name for name, _ in list(self._claimed_from)} - self._listed - self._found.keys()
-            missing = [*self._started, *(unlisted - jobs.keys() - self._started)]
+            missing = [*self._started, *(unlisted - jobs.keys() - self._started.keys())]
         jobs |= {name: job for name, job in self._found.items() if job is not None and name not in jobs}
         lost: set[str] = set()
         for name in missing:
@@ -154,7 +161,7 @@ class EngineFollower:
             with self._lock:
                 if job is None and name in self._started:
                     lost.add(name)  # it is to be handed over again
-                self._started.discard(name)
+                self._started.pop(name, None)
                 if name in unlisted and (job is None or job.phase is EnginePhase.ENDED):
                     self._found[name] = job
         self.seen = SeenJobs(jobs=jobs, asked_at=asked_at)
