@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from trainmaster.backends.cluster.engine import EnginePhase
+from trainmaster.backends.kubernetes.attempts import Attempts
 from trainmaster.backends.kubernetes.manifests import ATTEMPT, ATTEMPT_ID
 from trainmaster.backends.kubernetes.states import Attempt, engine_job, never_starts
 from trainmaster.backends.kubernetes.views import Condition, JobView, PodView, pod_view
@@ -37,6 +39,20 @@ def attempt_with(pod: PodView, *, is_failed: bool = False, is_train_job: bool = 
         is_train_job=is_train_job,
     )
     return Attempt(name=NAME, attempt_id="job-x.1", job=job, pods={0: pod})
+
+
+def test_watch_that_is_behind_does_not_undo_the_start_of_a_job() -> None:
+    started = attempt_with(view("Pending")).job
+    assert started is not None
+    made, attempts = replace(started, is_started=False, is_suspended=True), Attempts()
+    attempts.begin(started, lists=1)
+    for old, new in ((None, made), (made, started)):
+        attempts.job(old, new)
+        assert attempts.jobs(None, lists=1)[NAME].phase is EnginePhase.QUEUED
+    another = replace(made, uid="k")
+    attempts.job(started, None)
+    attempts.job(None, another)
+    assert attempts.jobs(None, lists=1)[NAME].phase is EnginePhase.PREPARING
 
 
 def ended(code: int) -> dict[str, Any]:

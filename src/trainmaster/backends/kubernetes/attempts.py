@@ -52,6 +52,9 @@ class Attempts:
             attempt = self._of(view.name, view.attempt_id)
             if new is None and attempt.job is not None and attempt.job.uid != view.uid:
                 return  # another has taken its place
+            known = attempt.job
+            if known is not None and known.uid == view.uid and known.is_started and not view.is_started:
+                return  # the watch is behind: it shows the Job as it was made
             attempt.job = view
             if new is not None:
                 self._note_name(view)
