@@ -131,6 +131,24 @@ def test_programs_that_end_say_how(engine: RayEngine, make_engine: Make, instanc
     assert engine.find(good) is None
 
 
+def test_two_trainmasters_on_one_cluster_leave_each_other_alone(
+    make_engine: Make, instance: str, tmp_path: Path
+) -> None:
+    other = f"{instance}x"  # its names begin with the same letters
+    own, others = make_engine(), make_engine(instance=other)
+    mine = start(own, launch_of(*python(WRITE, tmp_path, 0), instance=instance))
+    until(own, mine, lambda job: job.phase is RUNNING)
+    theirs = start(others, launch_of("true", instance=other))
+    until_ended(others, theirs)
+    assert (own.jobs().keys(), others.jobs().keys()) == ({mine}, {theirs})
+    assert (own.find(theirs), others.find(mine)) == (None, None)
+    others.cancel(mine)
+    others.forget(theirs)
+    eventually(lambda: not others.jobs())
+    assert own.jobs()[mine].phase is RUNNING
+    assert not (tmp_path / "stopped0").exists()
+
+
 @pytest.mark.parametrize(
     ("driver", "says"), [("/no/such/python", "driver_python"), (sys.executable, "has no Ray")], ids=["none", "no Ray"]
 )
