@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -95,10 +94,19 @@ class LaunchError(Exception):
         """When to try again, if the backend knows better."""
 
 
+class Change(Protocol):
+    """Something that happens once; a future is one."""
+
+    def done(self) -> bool: ...
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None:
+        """Call it when the change has happened, at once if it has."""
+
+
 class NotYetError(Exception):
     """An attempt cannot start yet, and nothing of it runs; the message says what it waits for. It keeps its place."""
 
-    def __init__(self, message: str, until: Future[Any], *, again_in_s: float = 1.0, handle: str | None = None) -> None:
+    def __init__(self, message: str, until: Change, *, again_in_s: float = 1.0, handle: str | None = None) -> None:
         super().__init__(message)
         self.until = until
         """Done when it is worth another try, however it ended."""

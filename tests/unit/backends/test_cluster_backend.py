@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 
 from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
-from trainmaster.backends.base import LaunchError, Loss, NotYetError, claim_free_nodes
+from trainmaster.backends.base import Change, LaunchError, Loss, NotYetError, claim_free_nodes
 from trainmaster.backends.cluster import following, unheard
 from trainmaster.backends.cluster.backend import ClusterBackend
 from trainmaster.backends.cluster.context import ClusterContext
@@ -547,17 +548,24 @@ def test_nodes_are_those_of_the_pool_and_changes_are_news(cluster: Cluster) -> N
     assert (seen.pool, seen.is_in_pool, len(news)) == ("hpc", True, 1)
 
 
+def await_change(change: Change) -> None:
+    told = threading.Event()
+    change.add_done_callback(lambda _: told.set())
+    assert told.wait(60)
+    assert change.done()
+
+
 def test_a_follower_wakes_those_who_wait_and_survives_an_engine_that_goes_and_comes(cluster: Cluster) -> None:
     cluster.backend = ClusterBackend(cluster.engine, ClusterOptions(poll_s=0.1), CAPABLE, cluster.context)
     cluster.backend.open()
     try:
         waits = cluster.queued()
         cluster.engine.becomes(NAME, phase=EnginePhase.RUNNING)
-        waits.until.result(timeout=60)
+        await_change(waits.until)
         cluster.engine.away()
         again = cluster.backend.follower.next_change(NAME)
         cluster.engine.error = None
         cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
-        again.result(timeout=60)
+        await_change(again)
     finally:
         cluster.backend.close()

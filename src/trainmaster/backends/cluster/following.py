@@ -7,10 +7,10 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainmaster.backends.base import Change
 from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterEngine, EngineAwayError, EngineJob, EnginePhase
 from trainmaster.backends.cluster.unheard import Unheard
@@ -48,6 +48,35 @@ class SeenJobs:
     """When the engine was asked, by the monotonic clock."""
 
 
+class _Reported:
+    """That the engine has reported a change. As many wait as jobs do, and a future has 2 KB."""
+
+    __slots__ = ("_calls", "_is_done")
+    _lock = threading.Lock()
+    """Of all of them: it is held for an instant."""
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._calls: tuple[Callable[[_Reported], object], ...] = ()
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def add_done_callback(self, call: Callable[[_Reported], object], /) -> None:
+        with self._lock:
+            if not self._is_done:
+                self._calls = (*self._calls, call)
+                return
+        call(self)
+
+    def happen(self) -> None:
+        with self._lock:
+            self._is_done, calls = True, self._calls
+            self._calls = ()
+        for call in calls:
+            call(self)
+
+
 class EngineFollower:
     """Attempts are known by their names on the engine. Any thread may call its methods; `poll` is for one at a time."""
 
@@ -73,7 +102,7 @@ class EngineFollower:
         """Those of the attempts that a list has shown."""
         self._found: dict[str, EngineJob | None] = {}
         """What the engine said of claimed attempts that no list shows: they may have ended while no server ran."""
-        self._waits: dict[str, Future[None]] = {}
+        self._waits: dict[str, _Reported] = {}
         self._to_cancel: set[str] = set()
         """Attempts that were withdrawn while the engine was away."""
         self._not_withdrawn: set[str] = set()
@@ -123,10 +152,10 @@ class EngineFollower:
         """Ask the engine at once: something was changed there."""
         self._wake.set()
 
-    def next_change(self, name: str) -> Future[None]:
+    def next_change(self, name: str) -> Change:
         """Is done when the engine reports a change of an attempt."""
         with self._lock:
-            return self._waits.setdefault(name, Future())
+            return self._waits.setdefault(name, _Reported())
 
     def cancel_later(self, name: str) -> None:
         """Cancel an attempt when the engine answers again."""
@@ -172,7 +201,7 @@ class EngineFollower:
             with self._lock:
                 until, attempt = self._waits.pop(name, None), self._attempts.get(name)
             if until is not None:
-                until.set_result(None)
+                until.happen()
             elif attempt is not None:
                 self._context.hint(attempt.attempt_id)
         if not self._context.leads():

@@ -7,9 +7,8 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
 
 from trainmaster.backends.base import Backend, LaunchError, NotYetError
 from trainmaster.protocol.reasons import Reason
@@ -130,7 +129,7 @@ class AttemptActions:
                 ended = directory.document(exit_document(node)) is not None
                 if not ended and node not in memory.swept:
                     # Processes that it left may still write; until they are swept, it is not known to be gone.
-                    memory.lost.add(node)
+                    memory.lost |= {node}
                     alive = Liveness.UNKNOWN
             liveness[node] = alive
         observation = observe_attempt(
@@ -249,7 +248,7 @@ class AttemptActions:
             if memory.has_to_wait(wait):
                 attempt_id = _attempt_id(job)
 
-                def wake(_: Future[Any]) -> None:
+                def wake(_: object) -> None:
                     if memory.wait is not None:
                         memory.wait.is_over = True
                     self._hint(attempt_id)
@@ -283,8 +282,8 @@ class AttemptActions:
         request = self._prepared(job, nodes, memory)
         for node in sorted(memory.lost):
             backend.sweep(request, node)
-            memory.swept.add(node)
-            memory.lost.discard(node)
+            memory.swept |= {node}
+            memory.lost -= {node}
 
     def _tidy_up_after(self, attempt_id: str, memory: AttemptMemory) -> None:
         """Remove the working directory of an attempt, where its worker should have and died first or never started."""

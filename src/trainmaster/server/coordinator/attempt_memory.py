@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from trainmaster.backends.base import LaunchError, NotYetError
+from trainmaster.backends.base import Change, LaunchError, NotYetError
 from trainmaster.protocol.request import AttemptRequest, Control
 from trainmaster.server.core.job import Attempt, Job
 
@@ -21,7 +19,7 @@ class LaunchWait:
     """What a NotYetError said, without the frames that it was raised in: of thousands, each would keep a view alive."""
 
     message: str
-    until: Future[Any]
+    until: Change
     again_in_s: float
     is_over: bool = False
 
@@ -35,9 +33,9 @@ class AttemptMemory:
     revoked: bool = False
     killed: bool = False
     control: Control | None = None
-    lost: set[int] = field(default_factory=set)
+    lost: frozenset[int] = frozenset()
     """Nodes whose worker died without an exit document; the processes that it left are to be swept."""
-    swept: set[int] = field(default_factory=set)
+    swept: frozenset[int] = frozenset()
     busy: bool = False
     failures: int = 0
     """Actions that failed in a row, for the back-off."""
