@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,3 +163,23 @@ def test_store_that_is_away_delays_the_collection_alone(place: Place, monkeypatc
     monkeypatch.setattr("trainmaster.server.archive.AWAY_S", 0.0)
     maintenance.do()  # in the next round already
     assert (unused.exists(), len(swept)) == (False, 2)
+
+
+def test_memory_that_was_freed_between_blocks_in_use_is_given_back() -> None:
+    """In a process of its own: what else this one holds would lie in between."""
+    code = """
+import re
+from trainmaster.server.coordinator.maintenance import give_back_memory
+
+def held_mb():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+blocks = [bytes(2000) + b"x" for _ in range(50_000)]
+last = bytes(2000) + b"x"
+del blocks
+before = held_mb()
+give_back_memory()
+print(before - held_mb())
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(said) > 50
