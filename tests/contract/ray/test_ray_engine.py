@@ -142,7 +142,6 @@ def test_two_trainmasters_on_one_cluster_leave_each_other_alone(
     until_ended(others, theirs)
     assert (own.jobs().keys(), others.jobs().keys()) == ({mine}, {theirs})
     assert (own.find(theirs), others.find(mine)) == (None, None)
-    others.cancel(mine)
     others.forget(theirs)
     eventually(lambda: not others.jobs())
     assert own.jobs()[mine].phase is RUNNING
