@@ -80,7 +80,7 @@ def test_stretched_context_is_the_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (model_config(model_type="mamba"), "architecture 'mamba' is not among gemma"),
+        (model_config(model_type="mamba"), "architecture 'mamba' is not among deepseek_v2"),
         (model_config(quantization_config={"bits": 4}), "quantized"),
         (model_config(hidden_size="many"), "hidden_size is 'many'"),
         (model_config(rope_scaling=[1]), "a/config.json makes no sense"),
