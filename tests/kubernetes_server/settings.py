@@ -22,6 +22,8 @@ class Timing:
     """How old a node's lease may be before the node counts as lost."""
     node_evict_s: float = 0.5  # 5
     """From a lost node to its NoExecute taint."""
+    storage_s: float = 0.5  # 10, of what is measured once a minute
+    """How often a kubelet looks at what pods with a limit have written."""
     bookmark_s: float = 5.0  # 60
     probe_factor: float = 0.1  # 1
     """What the periods and delays of probes are multiplied by."""
@@ -35,6 +37,7 @@ class Timing:
             node_heartbeat_s=10,
             node_grace_s=50,
             node_evict_s=5,
+            storage_s=10,
             bookmark_s=60,
             probe_factor=1,
         )

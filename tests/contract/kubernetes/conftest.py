@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from engine_attempts import Launch, MakeEngine
 
 from kubernetes_client import ApiError, KubernetesClient, wait_for
+from kubernetes_launches import IMAGE, kubernetes_launch
 from kubernetes_server.process import KubernetesServer, running
 from kubernetes_under_test import KUBECONFIG
+from trainmaster.backends.kubernetes.client import KubernetesEngine
+from trainmaster.backends.kubernetes.options import KubernetesOptions
+
+_NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +75,32 @@ def unit(cluster: KubernetesClient) -> Iterator[str]:
     yield name
     nothing = {"capacity": {name: None}, "allocatable": {name: None}}
     cluster.patch("Node", node, {"status": nothing}, below="/status")
+
+
+@pytest.fixture
+def instance() -> str:
+    return f"t{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def make_engine(api: KubernetesClient, instance: str) -> Iterator[MakeEngine]:
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> KubernetesEngine:
+            given = {"kubeconfig": str(api.kubeconfig), "namespace": api.namespace, "image": IMAGE, **options}
+            own = given.pop("instance", instance)
+            engine = KubernetesEngine("k8s", own, KubernetesOptions(**given))
+            stack.callback(engine.close)
+            return engine
+
+        yield make
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> KubernetesEngine:
+    return make_engine()
+
+
+@pytest.fixture
+def launch(instance: str) -> Launch:
+    return lambda script, **values: kubernetes_launch(script, instance=instance, **values)

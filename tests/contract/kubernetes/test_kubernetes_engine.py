@@ -5,85 +5,34 @@ Given the kubeconfig of a real cluster, all of it runs there, too.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from engine_attempts import (
+    ENDED,
+    FOREVER,
+    PREPARING,
+    QUEUED,
+    RUNNING,
+    SAVES,
+    Launch,
+    MakeEngine,
+    pods_up,
+    until,
+    until_phase,
+)
 
 from kubernetes_client import KubernetesClient, Object, wait_for
 from kubernetes_launches import IMAGE, kubernetes_launch
 from trainmaster.backends.cluster import worker_start
-from trainmaster.backends.cluster.engine import EngineJob, EngineLaunch, EnginePhase, EngineRefusedError
+from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.kubernetes import connection, manifests
 from trainmaster.backends.kubernetes.client import KubernetesEngine
 from trainmaster.backends.kubernetes.gpus import GpuChoice
-from trainmaster.backends.kubernetes.options import KubernetesOptions
 from trainmaster.protocol.reasons import Reason
 from trainmaster.server.core.resources import NodeState
-
-PREPARING, QUEUED, RUNNING, ENDED = EnginePhase
-FOREVER = "echo up; while :; do sleep 0.1; done"
-SAVES = "trap 'echo TERM; sleep 1; echo saved; exit 0' TERM; " + FOREVER
-_NUMBERS = itertools.count(1)
-MakeEngine = Callable[..., KubernetesEngine]
-
-
-@pytest.fixture
-def instance() -> str:
-    return f"t{next(_NUMBERS)}"
-
-
-@pytest.fixture
-def make_engine(api: KubernetesClient, instance: str) -> Iterator[MakeEngine]:
-    with contextlib.ExitStack() as stack:
-
-        def make(**options: Any) -> KubernetesEngine:
-            given = {"kubeconfig": str(api.kubeconfig), "namespace": api.namespace, "image": IMAGE, **options}
-            own = given.pop("instance", instance)
-            engine = KubernetesEngine("k8s", own, KubernetesOptions(**given))
-            stack.callback(engine.close)
-            return engine
-
-        yield make
-
-
-@pytest.fixture
-def engine(make_engine: MakeEngine) -> KubernetesEngine:
-    return make_engine()
-
-
-@pytest.fixture
-def launch(instance: str) -> Callable[..., EngineLaunch]:
-    return lambda script, **values: kubernetes_launch(script, instance=instance, **values)
-
-
-Launch = Callable[..., EngineLaunch]
-
-
-def until(engine: KubernetesEngine, name: str, holds: Callable[[EngineJob], Any]) -> EngineJob:
-    """The attempt, once something is true of it; every state on the way has been looked at."""
-    seen: list[EngineJob] = []
-
-    def found() -> EngineJob | None:
-        engine.wait(0.2)
-        job = engine.jobs().get(name)
-        if job is not None and job not in seen:
-            seen.append(job)
-        return job if job is not None and holds(job) else None
-
-    try:
-        job: EngineJob = wait_for(found, name)
-    except AssertionError:
-        raise AssertionError(f"{name} was {seen}") from None
-    return job
-
-
-def until_phase(engine: KubernetesEngine, name: str, phase: EnginePhase) -> EngineJob:
-    return until(engine, name, lambda job: job.phase is phase)
 
 
 def loss_of(engine: KubernetesEngine, launch: EngineLaunch) -> tuple[Reason, str]:
@@ -98,19 +47,6 @@ def objects(api: KubernetesClient) -> list[str]:
     return [
         f"{kind}/{name}" for kind in kinds for each in api.list(kind) if (name := each["metadata"]["name"])[:3] == "tm-"
     ]
-
-
-def pods_up(api: KubernetesClient, launch: EngineLaunch) -> list[Object]:
-    """Its pods, once all of them say `up`."""
-
-    def all_up() -> list[Object] | None:
-        pods = api.pods_of(launch.name, launch.node_count)
-        run = [pod for pod in pods if pod["status"].get("phase") == "Running"]
-        is_up = len(run) == launch.node_count and all("up" in api.log(pod["metadata"]["name"]) for pod in run)
-        return run if is_up else None
-
-    pods: list[Object] = wait_for(all_up, f"the workers of {launch.name}")
-    return pods
 
 
 def test_attempt_runs_on_two_nodes_which_know_their_numbers_and_names_and_nothing_is_left(
@@ -168,7 +104,7 @@ def test_secrets_and_text_reach_the_worker_as_they_are_and_secrets_no_listing(
     api: KubernetesClient, engine: KubernetesEngine, launch: Launch
 ) -> None:
     secret, text = "s3cr3t-of-the-worker", "it's $(HOME) and $$5\n`x`"
-    script = 'echo "$TOKEN"; echo "$PLAIN"; echo "on $(uname)"; ' + FOREVER
+    script = 'echo "$TOKEN"; echo "$PLAIN"; echo "on $(echo Linux)"; ' + FOREVER
     attempt = launch(script, secrets={"TOKEN": secret}, environment={"PLAIN": text})
     engine.start(attempt)
     (pod,) = pods_up(api, attempt)

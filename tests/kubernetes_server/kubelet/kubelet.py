@@ -23,6 +23,10 @@ _WELL = {
     "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
 }
 DISK_PRESSURE = "node.kubernetes.io/disk-pressure"
+_LOW_ON_DISK = (
+    "The node was low on resource: ephemeral-storage. Threshold quantity: 5Gi, available: 1Gi. "
+    "Container main was using 4Gi, request is 0, has larger consumption of ephemeral-storage. "
+)
 
 
 class Kubelet:
@@ -128,15 +132,13 @@ class Kubelet:
             for worker in list(self._workers.values()):
                 self.evict(worker.key)
 
-    def evict(self, key: tuple[str, str]) -> None:
-        """End a pod for want of disk; it stays, as Failed."""
+    def evict(self, key: tuple[str, str], text: str = "") -> None:
+        """End a pod that has written more than it may, or for want of disk; it stays, as Failed."""
         pod = self.cluster.store.get(PODS.store_key, key)
         if pod is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
             return
-        text = (
-            "The node was low on resource: ephemeral-storage. Threshold quantity: 5Gi, available: 1Gi. "
-            "Container main was using 4Gi, request is 0, has larger consumption of ephemeral-storage. "
-        )
+        is_disrupted = not text
+        text = text or _LOW_ON_DISK
         self.cluster.events.record(pod, "Evicted", text, component="kubelet", warning=True, host=self.name)
 
         def mark(pod: Object) -> None:
@@ -148,7 +150,8 @@ class Kubelet:
                 message=text,
             )
 
-        self.cluster.operations.modify(PODS, key, mark)
+        if is_disrupted:
+            self.cluster.operations.modify(PODS, key, mark)
         worker = self._workers.get(pod["metadata"]["uid"])
         if worker is not None:
             worker.stop(1, "Evicted", text)

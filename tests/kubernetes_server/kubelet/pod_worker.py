@@ -17,6 +17,7 @@ from kubernetes_server.kubelet.environment import ContainerConfigError
 from kubernetes_server.kubelet.image_names import invalid_name
 from kubernetes_server.kubelet.probes import is_well, run_command
 from kubernetes_server.kubelet.status import phase_of, write_status
+from kubernetes_server.kubelet.storage import excess, has_limits
 from kubernetes_server.kubelet.volumes import PodVolumes, VolumeError
 from kubernetes_server.objects import Object, age_s, is_deleting, key_of
 from kubernetes_server.resources import PODS
@@ -52,6 +53,7 @@ class PodWorker:
         self._life = asyncio.create_task(self._live())
         self._end: asyncio.Task[None] | None = None
         self._deadline = asyncio.create_task(self._watch_deadline())
+        self._storage = asyncio.create_task(self._watch_storage()) if has_limits(pod) else None
 
     # -- from outside --
 
@@ -106,7 +108,7 @@ class PodWorker:
 
     async def close(self) -> None:
         """When the cluster ends; the runtime kills the containers."""
-        tasks = [task for task in (self._life, self._end, self._deadline) if task is not None]
+        tasks = [task for task in (self._life, self._end, self._deadline, self._storage) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -304,6 +306,13 @@ class PodWorker:
                 self.stop(None, "DeadlineExceeded", text)
                 return
             await asyncio.sleep(min(left_s, 1.0))
+
+    async def _watch_storage(self) -> None:
+        while not self._ended:
+            await asyncio.sleep(self._cluster.settings.timing.storage_s)
+            if text := excess(self.pod, self.folder / "volumes", self.folder / "logs"):
+                self._kubelet.evict(self.key, text)
+                return
 
     # -- its end --
 

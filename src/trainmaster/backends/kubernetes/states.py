@@ -143,6 +143,13 @@ _JOB_FAILURES: Mapping[str, tuple[Reason, str]] = MappingProxyType({
 })  # fmt: skip
 """The reason of a Job's failure -> what that means. For others, its pods say more."""
 
+_OVER_ITS_STORAGE = re.compile(r"local (ephemeral )?storage (usage|limit)|EmptyDir volume")
+"""What the kubelet says of a pod that it evicts for what that pod has written, and not for want of a resource."""
+_WROTE_TOO_MUCH = (
+    "it wrote more to the disk of its node than it may; ask for more with storage_min_mb, or for a larger volume if "
+    "Kubernetes names one"
+)
+
 _KILLED = 137
 _NODE_SILENT = "its node does not answer any more"
 
@@ -161,6 +168,8 @@ def loss_of(pod: PodView, silent: frozenset[str] | None = None) -> Loss | None:
         detail = pod.message if pod.reason == "Evicted" else condition.message
         return Loss(reason=reason, message=_of_node(pod, _words(meaning, condition.reason, detail)))
     known = _POD_REASONS.get(pod.reason)
+    if pod.reason == "Evicted" and _OVER_ITS_STORAGE.search(pod.message):
+        known = (Reason.DISK_FULL, _WROTE_TOO_MUCH)
     if known is None and pod.reason.startswith("OutOf"):
         known = (Reason.ENGINE_UNAVAILABLE, "its node was full after all")
     if known is not None:
