@@ -432,6 +432,21 @@ def test_failed_pod_fails_the_job(api: KubernetesClient) -> None:
     assert api.log(found["metadata"]["name"]) == "bad\n"
 
 
+def test_job_that_fails_deletes_its_pods_before_it_says_so(api: KubernetesClient) -> None:
+    program = "import os, time; time.sleep(600 * (os.environ['JOB_COMPLETION_INDEX'] == '0')); raise SystemExit(7)"
+    made = api.create(job("falls", program, spec=indexed(2)))
+    since = made["metadata"]["resourceVersion"]
+
+    def first(kind: str, holds: Any) -> int:
+        with api.watch(kind, resourceVersion=since) as events:
+            found = (event["object"] for event in events)
+            return next(int(each["metadata"]["resourceVersion"]) for each in found if holds(each))
+
+    says_so = first("Job", lambda each: condition_of(each, "FailureTarget"))
+    deletes = first("Pod", lambda each: "deletionTimestamp" in each["metadata"])
+    assert deletes < says_so
+
+
 def test_failed_pod_is_replaced_within_the_backoff_limit(api: KubernetesClient) -> None:
     api.create(job("again", "raise SystemExit(1)", spec=indexed(1, backoffLimit=1)))
     ended = api.until_condition("Job", "again", "Failed")

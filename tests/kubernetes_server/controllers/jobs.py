@@ -142,6 +142,9 @@ class Sync:
                 text = "Reached expected number of succeeded pods"
                 set_condition(self._conditions, "SuccessCriteriaMet", "True", reason="CompletionsReached", message=text)
                 self._controller.enqueue(key_of(self._job))
+        if target is not None:
+            # Before anybody can see that the job is about to end.
+            self._delete_active()
         self._store()
         # Only after the counts are stored may the pods go.
         for pod in counted:
@@ -277,11 +280,14 @@ class Sync:
 
     # -- the end --
 
-    def _end(self, target: Object) -> None:
-        """Delete what is active; the job has ended once all its pods have."""
+    def _delete_active(self) -> None:
         for pod in self._pods:
             if rules.is_active(pod) and self._delete_pod(pod):
                 self._event("SuccessfulDelete", f"Deleted pod: {pod['metadata']['name']}")
+        self._pods = self._controller._pods(self._job)
+
+    def _end(self, target: Object) -> None:
+        """The job has ended once all its pods have."""
         if any(not rules.is_finished(pod) for pod in self._controller._pods(self._job)):
             return
         failed = target["type"] == "FailureTarget"

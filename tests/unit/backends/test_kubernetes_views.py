@@ -139,6 +139,7 @@ def test_pod_that_may_start_later_waits(reason: str, message: str) -> None:
         ("", "EvictionByEvictionAPI", Reason.EVICTED),
         ("", "DeletionByPodGC", Reason.NODE_LOST),
         ("Evicted", "TerminationByKubelet", Reason.EVICTED),
+        ("Evicted", "", Reason.EVICTED),
         ("NodeShutdown", "", Reason.EVICTED),
         ("DeadlineExceeded", "", Reason.TIMEOUT),
         ("OutOfcpu", "", Reason.ENGINE_UNAVAILABLE),
@@ -158,6 +159,37 @@ def test_pod_over_its_memory_says_the_limit() -> None:
     loss = engine_job(attempt_with(pod, is_failed=True)).loss
     assert loss is not None
     assert (loss.reason, "64Mi" in loss.message) == (Reason.OUT_OF_MEMORY, True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. ",
+        'Container worker exceeded its local ephemeral storage limit "20Mi". ',
+        'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". ',
+    ],
+)
+def test_pod_over_its_storage_is_not_taken_for_one_of_a_full_node(message: str) -> None:
+    ended_pod = view("Failed", restartCount=0, state=ended(137))
+    loss = engine_job(attempt_with(replace(ended_pod, reason="Evicted", message=message), is_failed=True)).loss
+    assert loss is not None
+    assert loss.reason is Reason.DISK_FULL
+    assert "storage_min_mb" in loss.message
+    assert message.strip() in loss.message
+
+
+def test_pods_that_the_job_controller_deletes_after_a_failure_are_nobodys_doing() -> None:
+    """It deletes them first, and says afterwards that the Job fails."""
+    failed = view("Failed", restartCount=0, state=ended(137))
+    running = replace(view("Running", restartCount=0, state={"running": {}}), uid="other", index=1, is_deleting=True)
+    attempt = attempt_with(failed)
+    attempt.pods[1] = running
+    for living in ({"u", "other"}, {"u"}):
+        attempt.living = living
+        job = engine_job(attempt)
+        assert job.loss is not None
+        assert job.loss.reason is Reason.WORKER_LOST
+        assert "exit code 137" in job.loss.message
 
 
 def test_init_container_that_fails_is_the_reason() -> None:

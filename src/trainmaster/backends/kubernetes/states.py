@@ -343,6 +343,8 @@ def _cause(attempt: Attempt, losses: Mapping[int, Loss]) -> Loss | None:
     if job is not None and job.failure.is_true:
         return _first_plain(attempt)
     if any(pod.is_deleting for pod in attempt.pods.values()) and not (job is not None and job.is_over):
+        if _fails(attempt):
+            return _first_plain(attempt)
         return Loss(reason=Reason.ENGINE_CANCELLED, message=_POD_DELETED)
     return None
 
@@ -351,12 +353,18 @@ def _loss_in(attempt: Attempt, pod: PodView) -> Loss | None:
     if (loss := loss_of(pod, attempt.silent)) is not None:
         return loss
     job = attempt.job
-    is_ending = attempt.is_gone or attempt.is_cancelled or job is None
+    is_ending = attempt.is_gone or attempt.is_cancelled or job is None or _fails(attempt)
     if is_ending or (job is not None and (job.is_deleting or job.is_suspended or job.failure.is_true or job.is_over)):
         return None
     if pod.has_run and not pod.has_ended and pod.uid not in attempt.living:
         return Loss(reason=Reason.ENGINE_CANCELLED, message=_of_node(pod, _POD_DELETED))
     return None
+
+
+def _fails(attempt: Attempt) -> bool:
+    """Whether a pod has failed by itself, and its Job therefore fails: the Job controller deletes the other pods before
+    it says so."""
+    return any(pod.has_failed and not pod.is_deleting for pod in attempt.pods.values())
 
 
 def _first_plain(attempt: Attempt) -> Loss:
