@@ -122,7 +122,7 @@ def test_killed_service_fails_and_is_resumed_as_another_attempt(backend: Backend
 
 @long_on("local-http", "container")
 def test_service_that_is_never_ready_fails_and_one_that_nobody_uses_is_parked(server: JobServer) -> None:
-    never = serve(server, ready_at_probe=NEVER, timeout_s=1.0)
+    never = serve(server, ready_at_probe=NEVER, timeout_s=5.0)
     unused = serve(server, inactivity_timeout_s=1.0)
     job = server.until(never, "FAILED")
     assert job["error_type"] == "NOT_READY"
