@@ -380,7 +380,9 @@ class PodWorker:
                 return
             phase = phase_of(pod, self._initial, self._main, terminal=self._ended)
             reason, message = self._verdict if self._ended else ("", "")
-            if reason:
+            if reason == "Evicted" and phase == "Succeeded":
+                reason = message = ""  # only the event, and a condition if there is one, tell of it
+            elif reason:
                 phase = "Failed"
             elif self._stopping.is_set() and not self._ended and phase in ("Succeeded", "Failed"):
                 phase = "Running"  # until all of it has ended

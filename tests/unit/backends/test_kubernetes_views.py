@@ -11,7 +11,7 @@ from trainmaster.backends.cluster.engine import EnginePhase
 from trainmaster.backends.kubernetes.attempts import Attempts
 from trainmaster.backends.kubernetes.manifests import ATTEMPT, ATTEMPT_ID
 from trainmaster.backends.kubernetes.states import Attempt, engine_job, never_starts
-from trainmaster.backends.kubernetes.views import Condition, JobView, PodView, pod_view
+from trainmaster.backends.kubernetes.views import Condition, EventView, JobView, PodView, pod_view
 from trainmaster.protocol.reasons import Reason
 
 NAME = "tm-k3f9-job-x-1"
@@ -176,6 +176,20 @@ def test_pod_over_its_storage_is_not_taken_for_one_of_a_full_node(message: str) 
     assert loss.reason is Reason.DISK_FULL
     assert "storage_min_mb" in loss.message
     assert message.strip() in loss.message
+
+
+def test_evicted_pod_that_exits_0_has_the_reason_of_its_event_though_it_is_gone() -> None:
+    pod = view("Succeeded", restartCount=0, state=ended(0))
+    attempts = Attempts()
+    job = attempt_with(pod).job
+    attempts.job(None, job)
+    attempts.pod(None, pod)
+    attempts.event(EventView(subject=pod.name, reason="Evicted", message="The node was low on memory.", at=1.0))
+    attempts.event(EventView(subject=pod.name, reason="FailedKillPod", message="slow", at=2.0))
+    attempts.pod(pod, None)
+    loss = attempts.jobs(None, lists=1)[NAME].loss
+    assert loss is not None
+    assert (loss.reason, "The node was low on memory." in loss.message) == (Reason.EVICTED, True)
 
 
 def test_pods_that_the_job_controller_deletes_after_a_failure_are_nobodys_doing() -> None:

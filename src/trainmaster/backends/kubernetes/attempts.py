@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainmaster.backends.cluster.engine import EngineJob
-from trainmaster.backends.kubernetes.states import Attempt, engine_job
+from trainmaster.backends.kubernetes.states import EVICTED, Attempt, engine_job
 from trainmaster.backends.kubernetes.views import EventView, JobView, PodView
 
 OF_TRAIN_JOB = "-node-0"
@@ -72,7 +72,8 @@ class Attempts:
                 attempt.pods[view.index] = view
             if new is None:
                 attempt.living.discard(view.uid)
-                attempt.pod_events.pop(view.name, None)
+                if (event := attempt.pod_events.get(view.name)) is not None and event.reason != EVICTED:
+                    del attempt.pod_events[view.name]
                 self._drop_if_over(view.attempt)
             else:
                 attempt.living.add(view.uid)
@@ -87,7 +88,7 @@ class Attempts:
                 return
             for attempt in self._with_pod(event.subject):
                 before = attempt.pod_events.get(event.subject)
-                if before is None or before.at <= event.at:
+                if before is None or (before.at <= event.at and before.reason != EVICTED):
                     attempt.pod_events[event.subject] = event
                     self._dirty.add(attempt.name)
 

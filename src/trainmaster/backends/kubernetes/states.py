@@ -138,11 +138,9 @@ _EXITS: Mapping[str, tuple[Reason, str]] = MappingProxyType({
 })  # fmt: skip
 """The reason with which a container ended -> what that means."""
 
-_JOB_FAILURES: Mapping[str, tuple[Reason, str]] = MappingProxyType({
-    "DeadlineExceeded": (Reason.TIMEOUT, "it reached its time limit on Kubernetes"),
-})  # fmt: skip
-"""The reason of a Job's failure -> what that means. For others, its pods say more."""
-
+_DEADLINE = "DeadlineExceeded"  # also of a Job; of its other failures, its pods say more
+EVICTED = "Evicted"
+"""Also of the event, which alone tells of it where the pod exits 0 and has succeeded."""
 _OVER_ITS_STORAGE = re.compile(r"local (ephemeral )?storage (usage|limit)|EmptyDir volume")
 """What the kubelet says of a pod that it evicts for what that pod has written, and not for want of a resource."""
 _WROTE_TOO_MUCH = (
@@ -165,11 +163,11 @@ def loss_of(pod: PodView, silent: frozenset[str] | None = None) -> Loss | None:
         reason, meaning = _DISRUPTIONS.get(condition.reason, (Reason.EVICTED, "Kubernetes disrupted it"))
         if condition.reason == "DeletionByTaintManager" and _is_lost(pod, silent):
             reason, meaning = Reason.NODE_LOST, _NODE_SILENT
-        detail = pod.message if pod.reason == "Evicted" else condition.message
+        detail = pod.message if pod.reason == EVICTED else condition.message
         return Loss(reason=reason, message=_of_node(pod, _words(meaning, condition.reason, detail)))
+    if pod.reason == EVICTED:
+        return _evicted(pod, pod.message)
     known = _POD_REASONS.get(pod.reason)
-    if pod.reason == "Evicted" and _OVER_ITS_STORAGE.search(pod.message):
-        known = (Reason.DISK_FULL, _WROTE_TOO_MUCH)
     if known is None and pod.reason.startswith("OutOf"):
         known = (Reason.ENGINE_UNAVAILABLE, "its node was full after all")
     if known is not None:
@@ -183,6 +181,11 @@ def loss_of(pod: PodView, silent: frozenset[str] | None = None) -> Loss | None:
         message = worker_start.MESSAGES[pod.exit_code]
         return Loss(reason=worker_start.REASONS[pod.exit_code], message=f"{message} (exit code {pod.exit_code})")
     return None
+
+
+def _evicted(pod: PodView, message: str) -> Loss:
+    known = (Reason.DISK_FULL, _WROTE_TOO_MUCH) if _OVER_ITS_STORAGE.search(message) else _POD_REASONS[EVICTED]
+    return Loss(reason=known[0], message=_of_node(pod, _words(known[1], EVICTED, message)))
 
 
 def _is_lost(pod: PodView, silent: frozenset[str] | None) -> bool:
@@ -325,9 +328,9 @@ def _never(attempt: Attempt) -> Loss | None:
 def _cause(attempt: Attempt, losses: Mapping[int, Loss]) -> Loss | None:
     """Why all of it ends or has ended; None as long as nothing says so."""
     job = attempt.job
-    if job is not None and job.failure.is_true and job.failure.reason in _JOB_FAILURES:
-        reason, meaning = _JOB_FAILURES[job.failure.reason]
-        return Loss(reason=reason, message=_words(meaning, job.failure.reason, job.failure.message))
+    if job is not None and job.failure.is_true and job.failure.reason == _DEADLINE:
+        reason, meaning = _EXITS[_DEADLINE]
+        return Loss(reason=reason, message=_words(meaning, _DEADLINE, job.failure.message))
     if losses:
         return losses[_first([attempt.pods[index] for index in losses]).index]
     if any(pod.restarts for pod in attempt.pods.values()):
@@ -352,6 +355,8 @@ def _cause(attempt: Attempt, losses: Mapping[int, Loss]) -> Loss | None:
 def _loss_in(attempt: Attempt, pod: PodView) -> Loss | None:
     if (loss := loss_of(pod, attempt.silent)) is not None:
         return loss
+    if (event := attempt.pod_events.get(pod.name)) is not None and event.reason == EVICTED:
+        return _evicted(pod, event.message)
     job = attempt.job
     is_ending = attempt.is_gone or attempt.is_cancelled or job is None or _fails(attempt)
     if is_ending or (job is not None and (job.is_deleting or job.is_suspended or job.failure.is_true or job.is_over)):
