@@ -377,13 +377,19 @@ def test_indexed_job_runs_its_pods(api: KubernetesClient) -> None:
     )
     program = """
 import os, socket, time
-while True:
+index, place, met = os.environ["JOB_COMPLETION_INDEX"], None, False
+while not met:  # the first pod's name is gone once it has ended: it waits for the second
     try:
-        address = socket.gethostbyname("ring-0.ring")
-        break
+        place = socket.gethostbyname("ring-0.ring"), 29500
+        if index == "0":
+            with socket.create_server(place) as server:
+                server.accept()
+        else:
+            socket.create_connection(place).close()
+        met = True
     except OSError:
         time.sleep(0.2)
-print(os.environ["JOB_COMPLETION_INDEX"], socket.gethostname(), address)
+print(index, socket.gethostname(), place[0])
 """
     start = api.ask("GET", api.path("Pod"))["metadata"]["resourceVersion"]
     api.create(job("ring", program, spec=indexed(2), pod_spec={"subdomain": "ring"}))
