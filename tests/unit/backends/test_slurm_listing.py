@@ -165,6 +165,22 @@ def test_what_may_pass_is_away(recorded: Path, words: str, error: str) -> None:
         SlurmCommands(SlurmOptions(bin_dir=str(recorded))).run("squeue")
 
 
+@pytest.mark.parametrize(("program", "answers"), [("squeue", True), ("scancel", True), ("sbatch", False)])
+def test_program_asks_again_unless_it_submits_a_job(recorded: Path, program: str, answers: bool) -> None:
+    refusal = "error: Slurm temporarily unable to accept job, sleeping and retrying"
+    script = (
+        f"#!/bin/sh\n[ -e {recorded}/asked ] && exec echo fine; touch {recorded}/asked; echo '{refusal}' >&2; exit 1\n"
+    )
+    (recorded / program).write_text(script)
+    (recorded / program).chmod(0o755)
+    commands = SlurmCommands(SlurmOptions(bin_dir=str(recorded)))
+    if answers:
+        assert commands.run(program) == "fine\n"
+    else:
+        with pytest.raises(EngineAwayError, match="no more jobs"):
+            commands.run(program)
+
+
 def test_other_failures_are_refusals(recorded: Path) -> None:
     (recorded / "sbatch").write_text("#!/bin/sh\nprintf 'sbatch: error: one\\nsbatch: error: one\\ntwo' >&2; exit 1\n")
     with pytest.raises(SlurmRefusedError, match=r"^one; two$"):

@@ -8,16 +8,24 @@ import pwd
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from trainmaster.backends.cluster.engine import EngineAwayError
 from trainmaster.backends.slurm.access import SlurmRefusedError
 from trainmaster.backends.slurm.options import SlurmOptions
-from trainmaster.backends.slurm.refusals import CONFIGURATION_MISSING, CONTROLLER_AWAY, passing_problem
+from trainmaster.backends.slurm.refusals import CONFIGURATION_MISSING, CONTROLLER_AWAY, TOO_MANY, passing_problem
 
 TIMEOUT_S = 60.0
 """Slurm's programs try for half a minute and longer to reach a controller that is away."""
+
+_ASKS = 4
+"""How often a program asks a controller that has too many requests: a look at the cluster takes several, and one of
+them may always be one too many."""
+_PAUSE_S = 0.5
+_SUBMITS = "sbatch"
+"""Asks once: a limit on jobs lasts, and the job is handed over again later."""
 
 _OPTION_VARIABLES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_", "SRUN_")
 """Prefixes of variables that change what Slurm's programs do, as in a server that was started in a Slurm job."""
@@ -40,6 +48,24 @@ class SlurmCommands:
         user: pwd.struct_passwd | None = None,
     ) -> str:
         """What a program prints, run as a user, or as the server's. Raises EngineAwayError and SlurmRefusedError."""
+        asks = 1 if program == _SUBMITS else _ASKS
+        while True:
+            try:
+                return self._run(program, *arguments, script=script, environment=environment, user=user)
+            except _TooManyError:
+                asks -= 1
+                if not asks:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _run(
+        self,
+        program: str,
+        *arguments: str,
+        script: str,
+        environment: Mapping[str, str] | None,
+        user: pwd.struct_passwd | None,
+    ) -> str:
         conf = self._options.conf or os.environ.get("SLURM_CONF", "")
         if conf and not os.path.exists(conf):
             # Slurm's programs would wait for it for a minute.
@@ -100,6 +126,10 @@ class SlurmCommands:
         return kept
 
 
+class _TooManyError(EngineAwayError):
+    """The controller has too many requests, or too many jobs."""
+
+
 def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
     if user is None:
         return {}
@@ -110,7 +140,8 @@ def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
 
 def _error_of(words: str, code: int) -> Exception:
     if meaning := passing_problem(words):
-        return EngineAwayError(f"{meaning}. Slurm: {words}")
+        kind = _TooManyError if meaning == TOO_MANY else EngineAwayError
+        return kind(f"{meaning}. Slurm: {words}")
     if code < 0:
         return EngineAwayError(f"Slurm's program was killed by signal {-code}: {words}")
     return SlurmRefusedError(words)

@@ -8,6 +8,7 @@ CONFIGURATION_MISSING = (
 CONTROLLER_AWAY = (
     "Slurm's controller does not answer: see that slurmctld runs and is reached from here (`scontrol ping`)"
 )
+TOO_MANY = "Slurm accepts no more jobs of this user at the moment"
 PROBLEMS = (
     (
         ("configuration source", "cannot stat file", "unable to process configuration", "clustername needs to be"),
@@ -31,7 +32,7 @@ PROBLEMS = (
             "temporarily unable to accept", "resource temporarily unavailable", "job submit limit",
             "maxsubmitjob", "submitjobsperaccount", "too many jobs", "job/step already completing",
         ),
-        "Slurm accepts no more jobs of this user at the moment",
+        TOO_MANY,
     ),
 )  # fmt: skip
 """What Slurm says -> what that means. All of these may pass."""
