@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import sys
@@ -587,7 +588,7 @@ def test_doctor_says_whether_the_built_in_trainers_can_run(
 ) -> None:
     monkeypatch.delenv("TRAINMASTER_URL")
     monkeypatch.setattr(doctor, "TRAINERS", (package,))
-    monkeypatch.setattr(doctor, "version", lambda _: "1.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.0")
 
     (finding,) = (each for each in doctor.examine() if each.check == "training")
 

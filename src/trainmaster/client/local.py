@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import json
 import os
 import signal
@@ -234,6 +233,8 @@ def _with_log_tail(message: str) -> str:
 
 
 def _answers(url: str) -> bool:
+    import http.client  # takes longer to import than some commands take
+
     address = urlsplit(url)
     host = address.hostname or ""
     connection = http.client.HTTPConnection(host, address.port, timeout=ANSWER_TIMEOUT_S)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +97,8 @@ def _training() -> Iterator[Finding]:
             "`pip install 'trainmaster[train]'`, to fine-tune models; your own code does not need it",
         )
         return
+    from importlib.metadata import version
+
     yield Finding("training", OK, ", ".join(f"{package} {version(package)}" for package in TRAINERS))
 
 
