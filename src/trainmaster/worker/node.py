@@ -45,6 +45,8 @@ from trainmaster.worker.watch import ControlWatch, RankWatch
 TICK_S = 0.1
 STRAY_TERM_S = 2.0
 """Between SIGTERM and SIGKILL for processes that are left when all ranks have ended."""
+_SIGNALLED_S = 0.5
+"""How long a worker waits for a signal that a failed rank of its may have got before it."""
 
 
 class _StoppedError(Exception):
@@ -320,9 +322,7 @@ class NodeRun:
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
-        is_told = end.exit_code == EXIT_STOPPED or (end.failed and signal.SIGTERM in signal.sigpending())
-        if is_told and self._request.engine_needs is not None and self._stopping.cause is None:
-            # It obeyed a signal of the engine, of which the courier tells the worker a moment later.
+        if self._request.engine_needs is not None and self._stopping.cause is None and _obeyed_engine(end):
             stop = Control(seq=0, stop=StopCause.ENGINE, save=True, grace_s=self._launch.grace_s)
             self._on_control(stop, time.monotonic())
         if end.failed and self._verdict is None and self._stopping.cause is None:
@@ -393,3 +393,8 @@ class NodeRun:
 
     def _hint(self) -> None:
         send_hint(self._request.hint_socket, self._request.attempt_id)
+
+
+def _obeyed_engine(end: ProcessEnd) -> bool:
+    """Whether a rank ended as an engine's signal told it to: it reaches all processes of a node, one after another."""
+    return end.exit_code == EXIT_STOPPED or (end.failed and bool(signal.sigtimedwait({signal.SIGTERM}, _SIGNALLED_S)))
