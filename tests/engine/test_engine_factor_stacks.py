@@ -90,11 +90,17 @@ def pulled(model: Transformer, rows: AdapterRows, *, recompute: bool = False) ->
     return found
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
 @pytest.mark.parametrize("recompute", [True] if INTERPRETED else [False, True])
 def test_adapters_together_are_each_by_itself(
-    mixture: list[tuple[Mapping[str, Any] | None, int]], recompute: bool, monkeypatch: pytest.MonkeyPatch
+    mixture: list[tuple[Mapping[str, Any] | None, int]],
+    recompute: bool,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = a_model("qwen3")
+    """With weights end to end, as GPUs have them, and biases."""
+    model = a_model(kind)
+    model.lay_weights_together()
     parts = [
         (None if options is None else an_adapter(model, seed, **options), count)
         for seed, (options, count) in enumerate(mixture)

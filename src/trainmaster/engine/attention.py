@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainmaster.engine.cache import BLOCK, NO_PAGE, AttentionKind, KeyValueCache, PageTable, blocks_for, pages_of
+from trainmaster.engine.dense_attention import dense_attention, is_faster
 from trainmaster.engine.flash_attention import flash_attention, has_flash_attention
 from trainmaster.engine.transfers import on_device
 
@@ -80,6 +81,8 @@ class PackedAttention:
         return torch.cat([_attend_to_sequence(*each, scoring) for each in zip(queries, keys, values, strict=True)])
 
     def _by_kernel(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        if is_faster(query, self.lengths, scoring.window):
+            return dense_attention(query, key, value, self.lengths, scoring.scale)
         if self._ends is None:
             self._ends = ends_of(self.lengths, query.device)
         longest = max(self.lengths)

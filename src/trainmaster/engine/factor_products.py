@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from trainmaster.engine.factor_stacks import FactorStack
-from trainmaster.engine.products import Layer, base_back_product, base_products
+from trainmaster.engine.products import (
+    Layer,
+    add_base_products,
+    base_back_product,
+    base_products,
+    widths_of,
+)
 
 
 class FactorRows:
@@ -27,6 +33,8 @@ class FactorRows:
         device = stack.values.device
         self._groups = None if len(bounds) == 1 and bounds[0] == (0, rows) else Groups.of(bounds, device)
         """None: all rows are of one adapter."""
+        self._covers = sum(end - start for start, end in bounds) == rows
+        """Whether each row has an adapter."""
         self._gradients: Tensor | None = None
         self._targets: set[str] = set()
         """The layers whose gradients were noted."""
@@ -45,19 +53,28 @@ class FactorRows:
         tensors = [each for layer in layers for each in (layer.weight, layer.bias)]
         return _Products.apply(rows, self.anchor, self, layers, *tensors)  # type: ignore[no-any-return,no-untyped-call]
 
-    def computed(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[list[Tensor], Tensor]:
+    def computed(self, rows: Tensor, layers: Sequence[Layer]) -> tuple[Sequence[Tensor], Tensor]:
         """The outputs, and the rows times A of all layers, [n, layers x rank]."""
         lowered = self._lowered(rows, [layer.target for layer in layers])
-        outputs = base_products(rows, layers)
-        for output, own, layer in zip(outputs, torch.split(lowered, self.stack.rank, dim=1), layers, strict=True):
-            self._add_raised(output, own, layer.target)
+        own_lowered = torch.split(lowered, self.stack.rank, dim=1)
+        outputs: Sequence[Tensor]
+        if self._adapters_first(layers):
+            outputs = _room_for_outputs(rows, layers)
+            for output, own, layer in zip(outputs, own_lowered, layers, strict=True):
+                self._raise(own, layer, onto=output)
+            add_base_products(outputs, rows, layers)
+        else:
+            outputs = base_products(rows, layers)
+            for output, own, layer in zip(outputs, own_lowered, layers, strict=True):
+                self._add_raised(output, own, layer.target)
         return outputs, lowered
 
     def pull(
-        self, grads: Sequence[Tensor], rows: Tensor, lowered: Tensor, targets: Sequence[str], grad_rows: Tensor | None
-    ) -> None:
-        """Note the gradients of the layers' factors, and add that of the rows to `grad_rows`."""
+        self, grads: Sequence[Tensor], rows: Tensor, lowered: Tensor, layers: Sequence[Layer], *, wants_rows: bool
+    ) -> Tensor | None:
+        """Note the gradients of the layers' factors; that of the rows, if wanted."""
         stack, rank = self.stack, self.stack.rank
+        targets = [layer.target for layer in layers]
         gradients = self.noted(targets)
         a, grad_a = stack.a(targets), stack.a(targets, gradients)
         assert a is not None
@@ -77,14 +94,27 @@ class FactorRows:
                 add_group_outer(grad, own, self._groups, out=grad_b)
         if self._groups is None:
             _narrow_product(grad_lowered.t(), rows, grad_a[0])
-            if grad_rows is not None:
-                grad_rows.addmm_(grad_lowered, a[0])
         else:
-            from trainmaster.engine.kernels.groups import add_group_outer, group_product
+            from trainmaster.engine.kernels.groups import add_group_outer
 
             add_group_outer(grad_lowered, rows, self._groups, out=grad_a)
-            if grad_rows is not None:
-                group_product(grad_lowered, a, self._groups, out=grad_rows, add=True, transposed=True)
+        if not wants_rows:
+            return None
+        if not self._adapters_first(layers):
+            grad_rows = base_back_product(grads, layers)
+            self._lower_back(grad_lowered, a, onto=grad_rows, add=True)
+            return grad_rows
+        grad_rows = torch.empty_like(rows)
+        self._lower_back(grad_lowered, a, onto=grad_rows, add=False)
+        return base_back_product(grads, layers, onto=grad_rows)
+
+    def _adapters_first(self, layers: Sequence[Layer]) -> bool:
+        """Whether the adapters' part is written, and the large product, which has the time for it, adds to that.
+
+        Otherwise outputs that are there are read and written again. Products of quantized weights cannot add, and rows
+        of no adapter would have to be cleared.
+        """
+        return self._covers and all(layer.quantized is None for layer in layers)
 
     def hand_out_at_end(self) -> None:
         """Have autograd call `hand_out_gradients` when it ends."""
@@ -115,6 +145,21 @@ class FactorRows:
 
         return group_product(rows, a, self._groups, out=rows.new_empty(len(rows), a.shape[1]))
 
+    def _raise(self, lowered: Tensor, layer: Layer, onto: Tensor) -> None:
+        """Write the adapters' part, and the bias; each row has an adapter."""
+        b = self.stack.b(layer.target)
+        bias = layer.bias
+        if self._groups is not None:
+            from trainmaster.engine.kernels.groups import group_product
+
+            if bias is not None:
+                onto.copy_(bias.expand_as(onto))
+            group_product(lowered, b, self._groups, out=onto, add=bias is not None)
+        elif bias is not None:
+            torch.addmm(bias, lowered, b[0].t(), out=onto)
+        else:
+            torch.mm(lowered, b[0].t(), out=onto)
+
     def _add_raised(self, outputs: Tensor, lowered: Tensor, target: str) -> None:
         b = self.stack.b(target)
         if self._groups is None:
@@ -123,6 +168,25 @@ class FactorRows:
         from trainmaster.engine.kernels.groups import group_product
 
         group_product(lowered, b, self._groups, out=outputs, add=True)
+
+    def _lower_back(self, grad_lowered: Tensor, a: Tensor, *, onto: Tensor, add: bool) -> None:
+        """Write the gradient of the rows by the adapters' part, or add it."""
+        if self._groups is not None:
+            from trainmaster.engine.kernels.groups import group_product
+
+            group_product(grad_lowered, a, self._groups, out=onto, add=add, transposed=True)
+        elif add:
+            onto.addmm_(grad_lowered, a[0])
+        else:
+            torch.mm(grad_lowered, a[0], out=onto)
+
+
+def _room_for_outputs(rows: Tensor, layers: Sequence[Layer]) -> Sequence[Tensor]:
+    """Gate and up side by side, so that one product makes both; values would keep the memory of queries and keys."""
+    widths = widths_of(layers)
+    if len(widths) != 2 or len(set(widths)) > 1:
+        return [rows.new_empty(len(rows), width) for width in widths]
+    return torch.split_with_sizes(rows.new_empty(len(rows), sum(widths)), widths, dim=1)
 
 
 def _narrow_product(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -152,12 +216,12 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         rows, lowered = ctx.saved_tensors
         wants_rows, wants_factors, _, _, *wanted = ctx.needs_input_grad
-        grad_rows = base_back_product(grads, ctx.layers) if wants_rows else None
         of_tensors: list[Tensor | None] = []
         for place, grad in enumerate(grads):
             of_tensors.append(grad.t() @ rows if wanted[2 * place] else None)
             of_tensors.append(grad.sum(0) if wanted[2 * place + 1] else None)
         ctx.of.hand_out_at_end()
-        if wants_factors or grad_rows is not None:
-            ctx.of.pull(grads, rows, lowered, [layer.target for layer in ctx.layers], grad_rows)
+        grad_rows = None
+        if wants_factors or wants_rows:
+            grad_rows = ctx.of.pull(grads, rows, lowered, ctx.layers, wants_rows=wants_rows)
         return grad_rows, None, None, None, *of_tensors

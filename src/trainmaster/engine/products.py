@@ -66,7 +66,7 @@ def products(rows: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
     """The outputs of layers that see the same rows; by one product, if their weights lie together."""
     if _together([layer.weight for layer in layers]) is None:
         return tuple(base_products(rows, layers))
-    return torch.split_with_sizes(joint_product(rows, layers), [len(layer.weight) for layer in layers], dim=1)
+    return torch.split_with_sizes(joint_product(rows, layers), widths_of(layers), dim=1)
 
 
 def joint_product(rows: Tensor, layers: Sequence[Layer]) -> Tensor:
@@ -86,24 +86,39 @@ def base_products(rows: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
             outputs += [product(rows, layer.weight, layer.bias) for layer in run]
         else:
             joint = quantized.product(rows, _biases(run))
-            outputs += torch.split_with_sizes(joint, [len(layer.weight) for layer in run], dim=1)
+            outputs += torch.split_with_sizes(joint, widths_of(run), dim=1)
     return outputs
 
 
-def base_back_product(grads: Sequence[Tensor], layers: Sequence[Layer]) -> Tensor:
-    """The gradient of the rows that layers see, by those of each layer's outputs."""
-    total: Tensor | None = None
-    left = iter(grads)
+def add_base_products(outputs: Sequence[Tensor], rows: Tensor, layers: Sequence[Layer]) -> None:
+    """Add the products of rows and weights to the outputs of layers, none of which is quantized."""
+    joint, weight = _side_by_side(outputs), _together([layer.weight for layer in layers])
+    if joint is not None and weight is not None:
+        joint.addmm_(rows, weight.t())
+        return
+    for output, layer in zip(outputs, layers, strict=True):
+        output.addmm_(rows, layer.weight.t())
+
+
+def base_back_product(grads: Sequence[Tensor], layers: Sequence[Layer], onto: Tensor | None = None) -> Tensor:
+    """The gradient of the rows that layers see, by those of each layer's outputs; added to `onto`, if there is one."""
+    total, left = onto, iter(grads)
     for quantized, run in _runs(layers):
         own = [next(left) for _ in run]
         if quantized is not None:
             part = quantized.back_product(own)
             total = part if total is None else total.add_(part)
-            continue
-        for grad, layer in zip(own, run, strict=True):
-            total = back_product(grad, layer.weight) if total is None else total.addmm_(grad, layer.weight)
+    plain = [(grad, layer.weight) for grad, layer in zip(grads, layers, strict=True) if layer.quantized is None]
+    if plain:
+        joint, weight = _side_by_side([grad for grad, _ in plain]), _together([weight for _, weight in plain])
+        for grad, own_weight in plain if joint is None or weight is None else [(joint, weight)]:
+            total = back_product(grad, own_weight) if total is None else total.addmm_(grad, own_weight)
     assert total is not None
     return total
+
+
+def widths_of(layers: Sequence[Layer]) -> list[int]:
+    return [len(layer.weight) for layer in layers]
 
 
 def quantized_together(layers: Sequence[Layer]) -> Quantized | None:
@@ -156,6 +171,20 @@ def _together(tensors: Sequence[Tensor]) -> Tensor | None:
         end += each.numel()
     rows = sum(len(each) for each in tensors)
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
+    """All of them as one tensor, if each begins where the columns of the one before end."""
+    first, end = tensors[0], tensors[0].storage_offset()
+    for each in tensors:
+        alike = each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or each.stride() != first.stride() or each.storage_offset() != end:
+            return None
+        end += each.shape[1]
+    width = end - first.storage_offset()
+    if first.stride(1) != 1 or first.stride(0) < width:
+        return None
+    return first.as_strided((len(first), width), first.stride())
 
 
 def back_product(rows: Tensor, weight: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ class _Gated(torch.autograd.Function):
 
 
 def gate_gradients(grad: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Side by side in one tensor, so that one product can take both."""
     grad, gate, up = _laid(grad), _laid(gate), _laid(up)
     count, width = gate.shape
-    grad_gate = torch.empty((count, width), dtype=gate.dtype, device=gate.device)
-    grad_up = torch.empty_like(grad_gate)
+    grad_gate, grad_up = torch.empty((count, 2 * width), dtype=gate.dtype, device=gate.device).split(width, dim=1)
     if count:
         _gate_backward[(count, triton.cdiv(width, _BLOCK))](
             grad,
@@ -128,5 +128,5 @@ def _gate_backward(
         share = _sigmoid(given)
         turn = 1.0
     slope = share + given * share * (1.0 - share) * turn
-    tl.store(grad_gate + row * width + columns, (own * other * slope).to(grad_gate.dtype.element_ty), mask=inside)
-    tl.store(grad_up + row * width + columns, (own * given * share).to(grad_up.dtype.element_ty), mask=inside)
+    tl.store(grad_gate + row * 2 * width + columns, (own * other * slope).to(grad_gate.dtype.element_ty), mask=inside)
+    tl.store(grad_up + row * 2 * width + columns, (own * given * share).to(grad_up.dtype.element_ty), mask=inside)
