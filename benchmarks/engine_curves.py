@@ -22,6 +22,7 @@ from trainmaster.engine.engine import Engine
 from trainmaster.engine.types import AdamOptions, LoraOptions, Normalization, Pass, Trained
 
 _RATE = 5e-4
+OPTIONS = AdamOptions(learning_rate=_RATE, eps=1e-8, normalization=Normalization.NUM_LOSS_TOKENS)
 _WORDS = 256
 """Tokens that occur in the texts."""
 _SUCCESSORS = 4
@@ -34,8 +35,7 @@ def curve_engine(setting: Setting, *, fp8: bool = False) -> Outcome:
 
         def step(rows: np.ndarray) -> float:
             [result] = engine.run([Pass(model_id="model", data=tuple(map(datum, rows)), loss="cross_entropy")])
-            options = AdamOptions(learning_rate=_RATE, eps=1e-8, normalization=Normalization.NUM_LOSS_TOKENS)
-            engine.optim_step("model", options)
+            engine.optim_step("model", OPTIONS)
             return good(result).metrics["loss:sum"]
 
         return _curve(setting, step)
@@ -74,7 +74,7 @@ def curve_peft(setting: Setting, *, seed: int | None = None) -> Outcome:
 def _curve(setting: Setting, step: Callable[[np.ndarray], float]) -> Outcome:
     began = setting.begin()
     tokens = setting.curve_sequences * setting.curve_length
-    curve = [step(rows) / tokens for rows in _texts(setting)]
+    curve = [step(rows) / tokens for rows in texts(setting)]
     last = float(np.mean(curve[-len(curve) // 10 :]))
     return Outcome(
         tokens=tokens * len(curve),
@@ -86,7 +86,7 @@ def _curve(setting: Setting, step: Callable[[np.ndarray], float]) -> Outcome:
     )
 
 
-def _texts(setting: Setting) -> Iterator[np.ndarray]:
+def texts(setting: Setting) -> Iterator[np.ndarray]:
     """A batch for each step: int64 [sequences, tokens and one more]."""
     chance = np.random.default_rng(0)
     words = chance.choice(setting.vocabulary, _WORDS, replace=False)
