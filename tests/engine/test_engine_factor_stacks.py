@@ -109,8 +109,10 @@ def test_adapters_together_are_each_by_itself(
     monkeypatch.setattr(kernels, "serve", lambda _: False)
     theirs = pulled(model, AdapterRows(parts))
     assert len(ours) > 8
+    # Without norms of queries and keys, their gradients are what is left of sums a thousand times as large.
+    limit = 2e-5 if kind == "qwen3" else 5e-3
     for mine, exact in zip(ours, theirs, strict=True):
-        assert apart(mine, exact) < 2e-5
+        assert apart(mine, exact) < limit
 
 
 class NotingAttention(torch.autograd.Function):
