@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,10 +198,47 @@ def test_node_that_is_gone_does_not_count_for_long(world: World) -> None:
         accepting.submit(scope, request, created_by="tester").result()
 
 
-def commands(world: World, capacity: Capacity) -> Commands:
+def gang(count: int, *, waits: bool = False, **resources: Any) -> Any:
+    document = {**COMMAND, "resource_config": {"gpu_count": count, "node_count": count, **resources}}
+    return parse_submit({**document, "scheduling_config": {"allow_waiting_for_nodes": waits}})
+
+
+def test_gang_whose_nodes_each_need_another_node_is_refused_if_there_are_too_few(world: World) -> None:
+    """The GPUs and cores would do for it, and drained and offline nodes may come back."""
+    report(world, "n1", pool="local")
+    report(world, "n2", pool="local", state=NodeState.DRAINED)
+    report(world, "n3", pool="local", state=NodeState.OFFLINE)
+    report(world, "n4", pool="local", gpus=0)
+    world.key("account")
+    scope = Scope(account_id="account")
+    sharing, apart = commands(world, Capacity()), commands(world, Capacity(), job_nodes_apart=True)
+    apart.submit(scope, gang(3), created_by="tester").result()
+    with pytest.raises(RefusedError) as refused:
+        apart.submit(scope, gang(4), created_by="tester").result()
+    assert refused.value.problems[0].field == "resource_config.node_count"
+    assert refused.value.message.endswith(
+        "local could never hold 1 × GPU on each of 4 nodes: each of them runs on a node of its own, and local has "
+        "3 nodes that could hold one. Ask for at most 3 nodes; or, if such nodes will be added, set "
+        "scheduling_config.allow_waiting_for_nodes to true, and the job waits for them"
+    )
+    apart.submit(scope, gang(4, gpu_count=0), created_by="tester").result()
+    apart.submit(scope, gang(4, waits=True), created_by="tester").result()
+    sharing.submit(scope, gang(4), created_by="tester").result()
+    scaling = commands(world, Capacity(autoscaling=True), job_nodes_apart=True)
+    scaling.submit(scope, gang(4), created_by="tester").result()
+
+
+def test_gang_is_taken_while_no_node_of_its_cluster_is_known(world: World) -> None:
+    world.key("account")
+    accepting = commands(world, Capacity(), job_nodes_apart=True)
+    accepting.submit(Scope(account_id="account"), gang(5), created_by="tester").result()
+
+
+def commands(world: World, capacity: Capacity, **capabilities: Any) -> Commands:
+    backends = {"local": replace(capabilities_of("local"), **capabilities)}
     return Commands(
         world.database,
-        admission=Admission(backends={"local": capabilities_of("local")}, default_backend="local", capacity=capacity),
+        admission=Admission(backends=backends, default_backend="local", capacity=capacity),
         vault=VAULT,
         hint=lambda subject: None,
     )

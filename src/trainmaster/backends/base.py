@@ -77,6 +77,8 @@ class Capabilities:
     """Fields of a workload that only backends of its kind take."""
     own_image: str = ""
     """The value of that setting on this server; empty: workloads that name no image are refused."""
+    job_nodes_apart: bool = False
+    """Its engine runs every node of a job on another node of the cluster; otherwise several may share one."""
     cannot_choose_by: frozenset[str] = frozenset()
     """Fields of `resource_config` by which its engine cannot choose nodes."""
 

@@ -163,6 +163,18 @@ def test_what_no_node_could_hold_is_refused_at_once(server: SlurmServer) -> None
     assert "the largest has 4" in answer.text
 
 
+def test_a_gang_that_needs_more_nodes_than_the_partition_has_is_refused_at_once(server: SlurmServer) -> None:
+    wait_for(lambda: server.data("GET", "/v1/nodes")["nodes"], "the nodes")
+    for resources, told in (
+        ({"gpu_count": 0, "node_count": 3}, "hpc has 2 nodes that could hold one. Ask for at most 2 nodes"),
+        ({"gpu_count": 2, "node_count": 2, "gpu_type": "a100"}, "hpc has 1 node that could hold one"),
+    ):
+        asked = {"name": "n", "workload": {"kind": "command", "argv": ["true"]}, "resource_config": resources}
+        answer = server.ask("POST", "/v1/jobs", asked)
+        assert answer.status_code == 400
+        assert told in answer.text
+
+
 def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> None:
     asked = {"name": "n; rm -rf /", "workload": {"kind": "command", "argv": ["true"]}}
     rendered = server.data("POST", "/v1/jobs/validate?render=true", asked)["rendered"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.backends.cluster.kinds import WrongOptionsError, parse_options
+from trainmaster.backends.cluster.kinds import WrongOptionsError, cluster_capabilities, parse_options
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,20 @@ def test_wrong_option_is_named_and_explained(given: dict[str, Any], told: str) -
 def test_unknown_kind_names_those_that_there_are() -> None:
     with pytest.raises(WrongOptionsError, match="there is no kind 'k8s' of cluster; there are: slurm, ray, kubernetes"):
         parse_options("k8s", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "apart"),
+    [
+        ("slurm", {}, True),
+        ("ray", {"address": "http://a"}, True),
+        ("ray", {"address": "http://a", "placement": "SPREAD"}, False),
+        ("ray", {"address": "http://a", "placement": "PACK"}, False),
+        ("ray", {"address": "http://a", "placement": "STRICT_PACK"}, False),
+        ("kubernetes", {}, False),
+    ],
+)
+def test_kinds_say_whether_every_node_of_a_job_needs_another_node_of_the_cluster(
+    kind: str, given: dict[str, Any], apart: bool
+) -> None:
+    assert cluster_capabilities(kind, parse_options(kind, given)).job_nodes_apart is apart

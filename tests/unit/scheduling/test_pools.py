@@ -88,3 +88,11 @@ def test_quotas_and_preemption_hold_in_pools() -> None:
 def test_a_view_of_a_pool_alone_keeps_what_is_known_of_it() -> None:
     pool = view_of([member("n1"), member("n2")]).nodes["hpc"]
     assert starts(ClusterView().with_nodes([pool]).with_jobs([job("j", 4)])) == ["j"]
+
+
+def test_every_node_of_a_pool_that_could_hold_a_node_of_a_gang_is_counted_once() -> None:
+    pool = Pool(view_of([member("n1"), member("n2"), member("n3", 1), member("n4", state=NodeState.DRAINED)]))
+    four, two = (pool.demand("hpc", job("gang", gpus, count=3).needs) for gpus in (4, 2))
+    assert (four.possible, pool.hosts(four)) == (False, 2)
+    assert (two.possible, pool.hosts(two)) == (True, 2)  # four would fit, two on each
+    assert pool.hosts(pool.demand("hpc", job("gang", 1).needs)) == 3

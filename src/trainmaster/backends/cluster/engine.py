@@ -127,6 +127,11 @@ class ClusterOptions(BaseModel):
         """Whether jobs of an account that has a uid are submitted as that user."""
         return False
 
+    @property
+    def job_nodes_apart(self) -> bool:
+        """Whether every node of a job runs on another node of the cluster."""
+        return False
+
 
 class ClusterEngine(Protocol):
     """A client of one engine. Every method may take long, is called from any thread, and raises EngineAwayError if the

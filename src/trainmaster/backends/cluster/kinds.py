@@ -72,6 +72,7 @@ def cluster_capabilities(kind: str, options: ClusterOptions) -> Capabilities:
         files=options.files,
         submits_as_users=options.submits_as_users,
         own_image=options.own_image,
+        job_nodes_apart=options.job_nodes_apart,
     )
 
 

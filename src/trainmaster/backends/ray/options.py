@@ -63,3 +63,7 @@ class RayOptions(ClusterOptions):
         description="The Python on the head node that has Ray: a path, or a name on the PATH of the Ray processes. "
         "Empty: the one that Ray's processes there run on.",
     )
+
+    @property
+    def job_nodes_apart(self) -> bool:
+        return self.placement is Spread.STRICT_SPREAD

@@ -153,6 +153,10 @@ class SlurmOptions(ClusterOptions):
     def own_image(self) -> str:
         return self.image
 
+    @property
+    def job_nodes_apart(self) -> bool:
+        return True
+
     @field_validator("container")
     @classmethod
     def _check_container(cls, given: str) -> str:

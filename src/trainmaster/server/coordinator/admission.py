@@ -174,10 +174,10 @@ class Admission:
         """The change that makes a job, with the checkpoint that the job resumes from. A retry with its parent's
         resources (`resized` false) is taken even if the nodes that held the parent are gone."""
         job = change.job
-        if resized:
-            self._capacity.require(connection, job)
-        self._capacity.require_time(connection, job)
         capable = self._capable(job)
+        if resized:
+            self._capacity.require(connection, job, apart=capable.job_nodes_apart)
+        self._capacity.require_time(connection, job)
         _, unreachable = self.reach(connection, job.backend)
         if unreachable:
             raise RefusedError(unreachable)

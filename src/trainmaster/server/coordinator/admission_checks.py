@@ -48,26 +48,21 @@ class Capacity:
         self._clock = clock
         self._remember([])
 
-    def require(self, connection: Connection, job: Job) -> None:
+    def require(self, connection: Connection, job: Job, *, apart: bool = False) -> None:
         """See that some nodes could hold a job if nothing else ran; drained and offline nodes count, free disk space
-        does not, as it changes. While a backend has no known nodes, nothing is refused."""
+        does not, as it changes. While a backend has no known nodes, as before a cluster first answers, nothing is
+        refused. `apart`: every node of the job needs another node of the cluster."""
         if self._autoscaling or job.waits_for_nodes:
             return
         needs = replace(job.needs, storage_mb=0) if job.needs.storage_mb else job.needs
-        if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs):
+        if self._clock() - self._looked_at < FRESH_S and self._could_hold(job.host_backend, needs, apart=apart):
             return
         # Nodes may have come or gone since the last look.
         self._remember(nodes.all(connection, _EVERYTHING))
         here = [node for node in self._nodes if node.backend == job.host_backend]
-        if not here or self._could_hold(job.host_backend, needs):
+        if not here or self._could_hold(job.host_backend, needs, apart=apart):
             return
-        why, _ = why_never(needs, here, job.host_backend)
-        wanted = needs_in_words(needs, self._pool.demand(job.host_backend, needs).gpus)
-        message = (
-            f"no node could ever hold {wanted}: {why}. Ask for less; or, if such nodes will be added, set "
-            f"{WAITING_FIELD} to true, and the job waits for them"
-        )
-        raise RefusedError.because([Problem(field="resource_config", message=message)])
+        raise RefusedError.because([self._problem(job.host_backend, needs, here)])
 
     def require_time(self, connection: Connection, job: Job) -> None:
         """See that the engine of a job's backend lets jobs run for as long as it may."""
@@ -95,8 +90,31 @@ class Capacity:
         self._looked_at = self._clock()
         self._pool = restored_pool(found)
 
-    def _could_hold(self, backend: str, needs: Needs) -> bool:
-        return self._pool.demand(backend, needs).possible
+    def _could_hold(self, backend: str, needs: Needs, *, apart: bool) -> bool:
+        demand = self._pool.demand(backend, needs)
+        return demand.possible and (not apart or self._pool.hosts(demand) >= needs.node_count)
+
+    def _problem(self, backend: str, needs: Needs, here: Sequence[Node]) -> Problem:
+        """Why the nodes of a backend could never hold a job, and what to do."""
+        demand = self._pool.demand(backend, needs)
+        wanted = needs_in_words(needs, demand.gpus)
+        if demand.possible:
+            most = _nodes(self._pool.hosts(demand))
+            field, less = "resource_config.node_count", f"at most {most}"
+            why = f"each of them runs on a node of its own, and {backend} has {most} that could hold one"
+            message = f"{backend} could never hold {wanted}: {why}"
+        else:
+            field, less = "resource_config", "less"
+            why, _ = why_never(needs, here, backend)
+            message = f"no node could ever hold {wanted}: {why}"
+        remedy = (
+            f"Ask for {less}; or, if such nodes will be added, set {WAITING_FIELD} to true, and the job waits for them"
+        )
+        return Problem(field=field, message=f"{message}. {remedy}")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def why_unreachable(connection: Connection, backend: str, server_url: str) -> str:

@@ -99,6 +99,12 @@ class NodeKind:
         matching = len(self.matching(needs)) if gpus else 0
         return members(needs, gpus, matching, self.cpu_cores, self.ram_mb, self.storage_mb, self.slots)
 
+    def hosts(self, needs: Needs, gpus: int) -> int:
+        """How many nodes of a pool could hold a node of a gang, if nothing else ran there; a node counts as one."""
+        if self.parts:
+            return sum(count for kind, count in self.parts if kind.members(needs, gpus))
+        return min(1, self.members(needs, gpus))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:

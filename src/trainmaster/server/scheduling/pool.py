@@ -99,6 +99,10 @@ class Pool:
             preferences=self._preferences(needs) if possible else {},
         )
 
+    def hosts(self, demand: Demand) -> int:
+        """How many nodes could hold a node of the gang, if nothing else ran there; those of pools count one by one."""
+        return sum(kind.hosts(demand.needs, demand.gpus) * len(self.nodes_of(kind)) for kind, _ in demand.kinds)
+
     def left(self, node_id: str) -> Free:
         return self._left[node_id]
 
