@@ -129,7 +129,7 @@ def running(settings: Settings, declared: Declared, *, file: Path | None, url: s
                 settings=settings,
                 database=database,
                 commands=commands,
-                explainer=Explainer(database),
+                explainer=Explainer(database, role.outages if role else dict),
                 vault=vault,
                 clusters=clusters,
                 worker_package=functools.partial(packed_worker, settings.data_dir.absolute() / "workers"),

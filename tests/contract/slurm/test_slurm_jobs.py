@@ -175,6 +175,22 @@ def test_a_gang_that_needs_more_nodes_than_the_partition_has_is_refused_at_once(
         assert told in answer.text
 
 
+def test_a_job_for_a_cluster_that_has_never_answered_says_so_and_runs_when_it_does(server: SlurmServer) -> None:
+    server.cluster.kill_controller()
+    try:
+        server.data("PUT", "/v1/backends/later", {"kind": "slurm", "options": {**server.slurm.options()}})
+        job_id = server.submit("true", backend="later", resource_config={"gpu_count": 0, "node_count": 2})
+        message = wait_for(
+            lambda: (why := server.job(job_id)["pending"]) and "has not answered" in why["message"] and why["message"],
+            "the explanation",
+        )
+        assert "Slurm's controller does not answer" in message
+        assert message.endswith("and the job waits until it does")
+    finally:
+        server.cluster.start_controller()
+    assert server.until(job_id)["status"] == "COMPLETED"
+
+
 def test_a_dry_run_shows_the_script_without_the_token(server: SlurmServer) -> None:
     asked = {"name": "n; rm -rf /", "workload": {"kind": "command", "argv": ["true"]}}
     rendered = server.data("POST", "/v1/jobs/validate?render=true", asked)["rendered"]

@@ -13,6 +13,7 @@ from trainmaster.server.coordinator import explain
 from trainmaster.server.coordinator.explain import Explainer
 from trainmaster.server.core.errors import NotFoundError
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.reports import EngineOutage
 from trainmaster.server.core.resources import JobQueue, Needs, Share
 from trainmaster.server.core.states import JobStatus, PendingCode
 from trainmaster.server.store import nodes, queues
@@ -62,6 +63,20 @@ def test_every_change_is_in_the_next_answer(database: Database) -> None:
     set_quota(database, "default", None)
     database.write_now(lambda connection: nodes.drain(connection, EVERYTHING, "n", NOW))
     assert why(explainer, job) is PendingCode.UNAVAILABLE
+
+
+def test_outage_of_a_cluster_is_told_while_it_lasts(database: Database) -> None:
+    outages: dict[str, EngineOutage] = {}
+    explainer = Explainer(database, lambda: outages)
+    job = submit(database, new_job("asks", backend="hpc", needs=TWO_GPUS))
+    assert why(explainer, job) is PendingCode.IMPOSSIBLE
+    outages["hpc"] = EngineOutage(since=NOW - 60, problem="no route")
+    assert why(explainer, job) is PendingCode.UNAVAILABLE
+    (entry,), _ = explainer.look_into(ACME, "default", now=NOW, page_size=10, page_token=None)
+    assert entry.reason is not None
+    assert "hpc has not answered for 60 s (no route)" in entry.reason
+    outages.clear()
+    assert why(explainer, job) is PendingCode.IMPOSSIBLE
 
 
 def test_cluster_is_read_once_while_nothing_changes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

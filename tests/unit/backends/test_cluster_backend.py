@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from real_server import wait_for
 from scripted_engine import ScriptedEngine
 from trainmaster.backends import CLUSTER_KINDS
 from trainmaster.backends.base import Change, LaunchError, Loss, NotYetError, claim_free_nodes
@@ -567,5 +568,26 @@ def test_a_follower_wakes_those_who_wait_and_survives_an_engine_that_goes_and_co
         cluster.engine.error = None
         cluster.engine.becomes(NAME, phase=EnginePhase.ENDED)
         await_change(again)
+    finally:
+        cluster.backend.close()
+
+
+def test_a_follower_knows_since_when_the_engine_does_not_answer(cluster: Cluster) -> None:
+    cluster.backend = ClusterBackend(cluster.engine, ClusterOptions(poll_s=0.1), CAPABLE, cluster.context)
+    follower = cluster.backend.follower
+    cluster.engine.away("no route")
+    before = time.time()
+    cluster.backend.open()
+    try:
+        first = wait_for(lambda: follower.outage, "the outage")
+        assert before <= first.since <= time.time()
+        assert first.problem == "no route"
+        cluster.engine.away("it hangs")
+        follower.look_now()
+        later = wait_for(lambda: (now := follower.outage) and now != first and now, "the other problem")
+        assert (later.since, later.problem) == (first.since, "it hangs")
+        cluster.engine.error = None
+        follower.look_now()
+        wait_for(lambda: follower.outage is None, "the answer")
     finally:
         cluster.backend.close()

@@ -7,7 +7,12 @@ from typing import Any
 
 from small_cluster import NOW, node, started, starts, victims, view_of, waiting
 
+from trainmaster.server.core.job import Job
+from trainmaster.server.core.reports import EngineOutage
 from trainmaster.server.core.resources import JobQueue, Node, NodeState
+from trainmaster.server.core.states import PendingCode
+from trainmaster.server.scheduling.explain import Explanation, explain
+from trainmaster.server.scheduling.obstacles import Situation
 from trainmaster.server.scheduling.pool import Pool
 from trainmaster.server.scheduling.preemption import drain
 from trainmaster.server.scheduling.schedule import schedule
@@ -96,3 +101,47 @@ def test_every_node_of_a_pool_that_could_hold_a_node_of_a_gang_is_counted_once()
     assert (four.possible, pool.hosts(four)) == (False, 2)
     assert (two.possible, pool.hosts(two)) == (True, 2)  # four would fit, two on each
     assert pool.hosts(pool.demand("hpc", job("gang", 1).needs)) == 3
+
+
+def told(view: ClusterView, waits: Job, outage: EngineOutage | None = None) -> Explanation:
+    outages = {} if outage is None else {"hpc": outage}
+    explanation = explain(Situation(view.with_jobs([waits]), NOW, outages), waits)
+    assert explanation is not None
+    return explanation
+
+
+def test_nodes_of_a_pool_that_take_no_work_are_named() -> None:
+    away = [member("n1", state=NodeState.DRAINED, drain_reason="new disks"), member("n2", state=NodeState.OFFLINE)]
+    why = told(view_of([*away, member("n3", 1)]), job("j", 4))
+    assert why.code is PendingCode.UNAVAILABLE
+    assert "hpc:n1 (DRAINED: new disks), hpc:n2 (OFFLINE)" in why.message
+    assert why.would_start_if == "hpc:n1, hpc:n2 were enabled"
+
+
+def test_gpus_of_a_pool_that_are_not_schedulable_are_named() -> None:
+    whole = member("n1", 2)
+    broken = replace(whole, gpus=(whole.gpus[0], replace(whole.gpus[1], healthy=False, problem="Xid 79")))
+    assert "GPU 1 of hpc:n1 (Xid 79)" in told(view_of([broken]), job("j", 2)).message
+
+
+OUTAGE = EngineOutage(since=NOW - 300.0, problem="its controller is down")
+SILENT = "hpc has not answered for 5 min (its controller is down), and the job waits until it does"
+
+
+def test_job_for_a_cluster_that_has_not_answered_yet_waits_until_it_does() -> None:
+    why = told(view_of([node("here")]), job("j"), OUTAGE)
+    assert why.code is PendingCode.UNAVAILABLE
+    assert why.message == f"needs a slot on one node; {SILENT}"
+    assert why.would_start_if == "hpc answered"
+
+
+def test_job_for_a_cluster_whose_nodes_were_not_reported_for_long_waits_until_it_answers() -> None:
+    why = told(view_of([member("n1", state=NodeState.OFFLINE)]), job("j", 4), OUTAGE)
+    assert why.message.endswith(f"nodes that could run it take no work: hpc:n1 (OFFLINE); {SILENT}")
+    assert why.would_start_if == "hpc answered"
+
+
+def test_what_the_known_nodes_of_a_cluster_could_never_run_is_told_while_it_does_not_answer() -> None:
+    why = told(view_of([member("n1")]), job("j", 8), OUTAGE)
+    assert why.code is PendingCode.IMPOSSIBLE
+    assert "the largest has 4" in why.message

@@ -15,6 +15,7 @@ from trainmaster.backends.cluster.context import ClusterContext
 from trainmaster.backends.cluster.engine import ClusterEngine, EngineAwayError, EngineJob, EnginePhase
 from trainmaster.backends.cluster.unheard import Unheard
 from trainmaster.protocol.request import AttemptRequest
+from trainmaster.server.core.reports import EngineOutage
 from trainmaster.server.core.resources import Node
 
 _log = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class EngineFollower:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._is_away = False
+        self.outage: EngineOutage | None = None
+        """While the engine does not answer."""
         self._leads_from: float | None = None
         """Since when this server leads."""
         self._thread = threading.Thread(target=self._follow, name=f"follow {context.name}", daemon=True)
@@ -220,23 +222,24 @@ class EngineFollower:
         while not self._stopping.is_set():
             try:
                 self.poll()
-                if self._is_away:
+                if self.outage is not None:
                     _log.info("%s answers again", self._context.name)
-                self._is_away = False
+                self.outage = None
             except EngineAwayError as error:
-                if not self._is_away:
+                if self.outage is None:
                     _log.warning("%s does not answer: %s", self._context.name, error)
-                self._is_away = True
+                since = time.time() if self.outage is None else self.outage.since
+                self.outage = EngineOutage(since=since, problem=str(error))
             except Exception:
                 _log.exception("the jobs on %s cannot be followed", self._context.name)
             self._pause()
 
     def _pause(self) -> None:
-        if self._attempts and not self._is_away:
+        if self._attempts and self.outage is None:
             if not self._wake.is_set():
                 self._engine.wait(self._poll_s)
         else:
-            self._wake.wait(IDLE_EVERY_S if not self._is_away else max(self._poll_s, 2.0))
+            self._wake.wait(IDLE_EVERY_S if self.outage is None else max(self._poll_s, 2.0))
         self._wake.clear()
 
     def _take_nodes(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster.backends import BackendContext, ContainerDefaults, make_backends
@@ -29,7 +30,7 @@ from trainmaster.server.coordinator.webhooks import Deliveries
 from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.foreign_jobs import ForeignJobs
 from trainmaster.server.core.job import Job
-from trainmaster.server.core.reports import EngineFacts
+from trainmaster.server.core.reports import EngineFacts, EngineOutage
 from trainmaster.server.settings.encryption import key_file
 from trainmaster.server.settings.settings import ContainerRuntime, Role, Settings, TransportKind
 from trainmaster.server.storage import Roots, run_directory
@@ -132,6 +133,11 @@ class CoordinatorRole:
         """What others run on the engine of a backend; None: it shows nothing of that."""
         found = self._declared(backend)
         return found.foreign if isinstance(found, ClusterBackend) else None
+
+    def outages(self) -> Mapping[str, EngineOutage]:
+        """The clusters whose engine does not answer, by name."""
+        found = ((name, backend) for name, backend in self._backends.items() if isinstance(backend, ClusterBackend))
+        return {name: outage for name, backend in found if (outage := backend.follower.outage) is not None}
 
     def render(self, job: Job, launch: Launch) -> str:
         """What a job's backend would send to its engine now, without secrets; RefusedError if it could not be sent."""

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from sqlalchemy import Connection
 
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.reports import EngineOutage
 from trainmaster.server.core.states import WAITING, PendingCode
 from trainmaster.server.scheduling import explain as scheduling
 from trainmaster.server.scheduling.explain import Explanation
@@ -61,8 +63,12 @@ class Explainer:
     """Explains why jobs wait, with what it read of the cluster since the database was last written to. Any thread may
     use it, except one that holds a connection, as it may need one itself."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, outages: Callable[[], Mapping[str, EngineOutage]] = lambda: MappingProxyType({})
+    ) -> None:
+        """`outages` tells which clusters do not answer, by name, as far as this server knows."""
         self._database = database
+        self._outages = outages
         self._lock = threading.Lock()
         self._kept: _Cluster | None = None
 
@@ -80,7 +86,8 @@ class Explainer:
                 position = queues.position(connection, scope, job)
                 ahead = queues.ahead(connection, _EVERYTHING, job, FAR)
         view = _with(cluster.view, (*ahead, job))
-        why = scheduling.explain(Situation(view, now), job, visible=scope.admits, patience=_patience())
+        situation = Situation(view, now, self._outages())
+        why = scheduling.explain(situation, job, visible=scope.admits, patience=_patience())
         estimates = {} if why is None or why.code in _NO_ESTIMATE else _estimates(view, {job.job_id: position}, now)
         return Waiting(queue_position=position, explanation=why, estimated_wait_s=estimates.get(job.job_id))
 
@@ -97,7 +104,7 @@ class Explainer:
         view = _with(cluster.view, (*ahead, *page.jobs))
         positions = {job.job_id: position for position, job in enumerate(page.jobs, page.first_position)}
         estimates = _estimates(view, positions, now)
-        situation = Situation(view, now)
+        situation = Situation(view, now, self._outages())
         entries = []
         for job in page.jobs:
             why = None

@@ -59,6 +59,16 @@ class AttemptObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutage:
+    """That the engine of a cluster does not answer."""
+
+    since: float
+    """When that was noticed first."""
+    problem: str
+    """What it, or the way to it, says instead, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What runs a backend's jobs, where that is not this server itself."""
 

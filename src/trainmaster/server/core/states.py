@@ -69,7 +69,7 @@ class PendingCode(StrEnum):
     STARTING = "STARTING"  # the next pass of the scheduler places it
     QUOTA = "QUOTA"  # its queue holds all the GPUs that it may
     IMPOSSIBLE = "IMPOSSIBLE"  # no node could ever run it
-    UNAVAILABLE = "UNAVAILABLE"  # only nodes that accept no jobs, or GPUs that are not schedulable, could run it
+    UNAVAILABLE = "UNAVAILABLE"  # only nodes that accept no jobs or do not answer, or unusable GPUs, could run it
     ROOM = "ROOM"  # others hold what it needs
     PREEMPTING = "PREEMPTING"  # others are being stopped for it
     BEHIND = "BEHIND"  # it would fit, and others come first

@@ -112,11 +112,24 @@ class _Case:
             remedy = f"it were in another queue, or queue {job.queue} had a quota of {gpus} GPUs"
             return self._told(PendingCode.QUOTA, message, remedy)
         if not way.demand.possible:
-            away = nodes_away(job.needs, way.nodes, job.host_backend)
-            code = PendingCode.UNAVAILABLE if away else PendingCode.IMPOSSIBLE
-            message, remedy = away or why_never(job.needs, way.nodes, job.host_backend)
-            return self._told(code, f"needs {self._needs}; {message}", remedy)
+            return self._nowhere()
         return self._held_up(thorough)
+
+    def _nowhere(self) -> Explanation:
+        """No node that accepts jobs could hold it."""
+        backend, nodes = self._job.host_backend, self._way.nodes
+        away = nodes_away(self._job.needs, nodes, backend)
+        outage = self._situation.outages.get(backend)
+        if outage is not None and (away or not nodes):
+            silent_for = about(max(0.0, self._now - outage.since))
+            parts = [f"needs {self._needs}", *(away or ())[:1]]
+            parts.append(
+                f"{backend} has not answered for {silent_for} ({outage.problem}), and the job waits until it does"
+            )
+            return self._told(PendingCode.UNAVAILABLE, "; ".join(parts), f"{backend} answered")
+        code = PendingCode.UNAVAILABLE if away else PendingCode.IMPOSSIBLE
+        message, remedy = away or why_never(self._job.needs, nodes, backend)
+        return self._told(code, f"needs {self._needs}; {message}", remedy)
 
     def _held_up(self, thorough: bool) -> Explanation:
         """It could run; others hold what it needs, or come first."""

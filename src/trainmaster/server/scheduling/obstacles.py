@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from heapq import nsmallest
 from operator import itemgetter
+from types import MappingProxyType
 
 from trainmaster.server.core.job import Job
+from trainmaster.server.core.reports import EngineOutage
 from trainmaster.server.core.resources import Node, Share
 from trainmaster.server.core.states import JobStatus
 from trainmaster.server.scheduling.placement import free_amounts, given_amounts, members, plus
@@ -58,9 +60,13 @@ Patience = Callable[[], bool]
 class Situation:
     """The cluster at a moment; asked about several jobs."""
 
-    def __init__(self, view: ClusterView, now: float) -> None:
+    def __init__(
+        self, view: ClusterView, now: float, outages: Mapping[str, EngineOutage] = MappingProxyType({})
+    ) -> None:
         self.view = view
         self.now = now
+        self.outages = outages
+        """Clusters whose engine does not answer, as far as this server knows."""
 
     @cached_property
     def pool(self) -> Pool:

@@ -103,8 +103,9 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
     """Which nodes that accept no jobs, or unschedulable GPUs, a job waits for; None when those would not help."""
     if (shares := _find(backend, needs, restored_pool(nodes))) is None:
         return None
-    by_id = {node.node_id: node for node in nodes}
-    chosen = [by_id[node_id] for node_id in dict.fromkeys(share.node_id for share in shares)]
+    used = {share.node_id for share in shares}
+    able = _able(needs, nodes, backend) if any(node.pool in used for node in nodes) else set()
+    chosen = [node for node in nodes if node.node_id in used or (node.pool in used and node.node_id in able)]
     if away := [node for node in chosen if node.state is not NodeState.READY]:
         told = _some([f"{node.node_id} ({': '.join(filter(None, (node.state, node.drain_reason)))})" for node in away])
         names = _some([node.node_id for node in away])
@@ -115,7 +116,7 @@ def nodes_away(needs: Needs, nodes: Sequence[Node], backend: str) -> tuple[str, 
         f"GPU {gpu.index} of {node.node_id} ({gpu.problem or 'unhealthy'})"
         for node in chosen
         for gpu in node.gpus
-        if not gpu.healthy and (node.node_id, gpu.index) in wanted
+        if not gpu.healthy and (node.pool in used or (node.node_id, gpu.index) in wanted)
     ]
     return f"GPUs that it needs are not schedulable: {_some(broken)}", "they were healthy again"
 
@@ -127,6 +128,12 @@ def restored_pool(nodes: Sequence[Node]) -> Pool:
         for node in nodes
     )
     return Pool(ClusterView().with_nodes(restored))
+
+
+def _able(needs: Needs, nodes: Sequence[Node], backend: str) -> set[str]:
+    """The nodes that could ever hold a node of a gang, whatever pools they are in."""
+    pool = restored_pool([replace(node, pool="") for node in nodes])
+    return {node_id for kind, _ in pool.demand(backend, needs).kinds for node_id in pool.nodes_of(kind)}
 
 
 def _largest(needs: Needs, nodes: Sequence[Node], gpus: int) -> tuple[str, str] | None:
