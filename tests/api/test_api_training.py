@@ -61,7 +61,7 @@ def test_training_that_the_tables_refuse_is_400_and_names_the_field(
     assert says in error["message"]
 
 
-@pytest.mark.parametrize("training_type", ["QLORA", "DPO", "RLHF"])
+@pytest.mark.parametrize("training_type", ["QLORA", "RLHF"])
 def test_training_type_of_a_later_version_is_400(api: Api, training_type: str) -> None:
     error = api.call("POST", "/v1/jobs", 400, json=tuned(training_type=training_type))
     assert "not available in this version" in error["message"]

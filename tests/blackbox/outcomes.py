@@ -244,8 +244,8 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             kubernetes="those of the cluster",
             ours="deepspeed-distributed, jax-distributed, mlx-distributed, mpi, python, torch-distributed, "
             "torch-distributed-with-cache, torchtune-llama3.2-1b, torchtune-llama3.2-3b, torchtune-qwen2.5-1.5b, "
-            "trainmaster-continued-pretrain, trainmaster-full-finetune, trainmaster-lora, trainmaster-sft, "
-            "xgboost-distributed",
+            "trainmaster-continued-pretrain, trainmaster-dpo, trainmaster-full-finetune, trainmaster-lora, "
+            "trainmaster-sft, xgboost-distributed",
             why="the same runtimes on every backend",
         ),
         _same("runtime_shape", "`get_runtime`", "torch-distributed, torch, CustomTrainer, 1 node"),

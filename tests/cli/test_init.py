@@ -99,7 +99,7 @@ def test_type_may_be_written_as_people_like(tm: Callable[..., Result], given: st
     assert "training_type: FULL_FINETUNE\n" in tm("init", "-", "--type", given).stdout
 
 
-@pytest.mark.parametrize("given", ["qlora", "dpo", "rlhf"])
+@pytest.mark.parametrize("given", ["qlora", "rlhf"])
 def test_type_of_a_later_version_is_refused(tm: Callable[..., Result], given: str) -> None:
     result = tm("init", "--type", given)
     assert result.exit_code == 2

@@ -82,7 +82,7 @@ def uploads(server: Server) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training_type": "DPO"}, "training_type DPO is not available in this version"),
+        ({"training_type": "RLHF"}, "training_type RLHF is not available in this version"),
         ({"hyperparameters": {"learning_rat": 1}}, "did you mean 'learning_rate'?"),
         ({"base_model": {"model_id": "artifacts:job-none/output/model"}}, "there is no job job-none"),
         ({"resume_from_checkpoint": "none"}, "there is no committed checkpoint 'none'"),

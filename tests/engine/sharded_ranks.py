@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from trainmaster.training.data.dataset import IGNORED
 from trainmaster.training.loop.batches import Batch, Rows
 from trainmaster.training.loop.engine_model import EngineModel, engine_config
+from trainmaster.training.loop.objectives import NextTokens
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.sharding import Sharding
 from trainmaster.training.loop.weights import TrainedWeights
@@ -43,6 +44,7 @@ def model_of(directory: Path, peers: Peers, *, adapter: bool, sharded: bool) -> 
         engine_config(model.config, str(directory)),
         options if adapter else None,
         TrainedWeights(peers, single=False),
+        NextTokens(),
         device=peers.device,
         dtype=torch.float32,
         recompute=float(adapter),
@@ -54,7 +56,7 @@ def stepped(model: EngineModel, batches: list[Batch]) -> tuple[dict[str, torch.T
     """How a step over some batches, of all ranks, changes the weights; and the norm of the gradients."""
     before = weights_of(model)
     for number, batch in enumerate(batches, start=1):
-        model.weights.backward(model.losses(batch, DIVISOR).loss, last=number == len(batches))
+        model.weights.backward(model.losses(batch, DIVISOR)[0], last=number == len(batches))
     trained = [each for each in model.container.parameters() if each.requires_grad]
     norm = model.step(torch.optim.SGD(trained, lr=0.5), max_norm=float("inf"))
     return {name: after - before[name] for name, after in weights_of(model).items()}, float(norm)

@@ -21,6 +21,7 @@ from trainmaster.training.data.dataset import IGNORED
 from trainmaster.training.loop import engine_model as engine_model_module
 from trainmaster.training.loop.batches import Batch, Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
+from trainmaster.training.loop.objectives import NextTokens
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.loop.weights import TrainedWeights
 
@@ -42,7 +43,7 @@ def engine_model(directory: Path, lora: LoraConfig | None = None, *, recompute: 
     config = engine_config(model.config, str(directory))
     weights = TrainedWeights(Peers(index=0, count=1, device=torch.device("cpu")), single=True)
     model = EngineModel(
-        model, config, lora, weights, device=torch.device("cpu"), dtype=torch.float64, recompute=recompute
+        model, config, lora, weights, NextTokens(), device=torch.device("cpu"), dtype=torch.float64, recompute=recompute
     )
     torch.manual_seed(1)
     for name, parameter in model.container.named_parameters():
@@ -64,7 +65,7 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_trains_alike(model: EngineModel, batch: Batch) -> None:
-    ours = model.losses(batch, torch.tensor(17.0)).loss
+    ours = model.losses(batch, torch.tensor(17.0))[0]
     ours.backward()
     gradients = gradients_of(model.container)
     theirs = computed_by_transformers(model.container, batch, 17.0)
@@ -112,7 +113,7 @@ def test_as_few_layers_are_recomputed_as_memory_asks_for(
         layer.register_forward_pre_hook(lambda *_, number=number: computed.append(number))
     for recomputed in range(len(layers) + 1):
         monkeypatch.setattr(engine_model_module, "free_bytes", lambda _, n=recomputed: memory.needed(LENGTHS, n))
-        model.losses(batch, torch.tensor(17.0)).loss.backward()
+        model.losses(batch, torch.tensor(17.0))[0].backward()
         assert Counter(computed) == {number: 1 + (number < recomputed) for number in range(len(layers))}
         computed.clear()
 

@@ -132,3 +132,56 @@ def _logits(model: Any, tokens: Any) -> Any:
 
     with torch.no_grad():
         return model.eval()(tokens).logits
+
+
+def train_preferences_by_trl(tiny: str, options: str, target: str) -> None:
+    """What TRL's DPO trainer logs of the tiny pairs; tokens stay as they are."""
+    from datasets import load_from_disk
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from trl import DPOConfig, DPOTrainer
+
+    class Tokenized(DPOTrainer):
+        def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+            return dataset
+
+    def answers(row: dict[str, Any]) -> dict[str, Any]:
+        split = row["seq_lengths"][0]
+        chosen, rejected = row["input_ids"][:split], row["input_ids"][split:]
+        return {"prompt_ids": chosen[:1], "chosen_ids": chosen[1:], "rejected_ids": rejected[1:]}
+
+    given = json.loads(Path(options).read_text())
+    rows = load_from_disk(str(Path(tiny) / "train-pairs"))
+    names = ("learning_rate", "max_steps", "max_grad_norm", "loss_type", "beta", "label_smoothing")
+    arguments = DPOConfig(
+        output_dir=target,
+        per_device_train_batch_size=4,
+        seed=7,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        lr_scheduler_type=given["lr_scheduler_type"],
+        warmup_steps=0,
+        max_length=None,
+        remove_unused_columns=False,
+        **{name: given[name] for name in names},
+    )
+    model = AutoModelForCausalLM.from_pretrained(str(Path(tiny) / "model"))
+    lora = None
+    if given["adapter"] == "lora":
+        lora = LoraConfig(r=given["lora_r"], lora_alpha=int(given["lora_alpha"]), target_modules="all-linear")
+    set_seed(7)
+    trainer = Tokenized(
+        model,
+        args=arguments,
+        train_dataset=rows.map(answers, remove_columns=rows.column_names),
+        processing_class=AutoTokenizer.from_pretrained(str(Path(tiny) / "model")),
+        peft_config=lora,
+    )
+    trainer.train()
+    Path(target).mkdir(exist_ok=True)
+    (Path(target) / "logs.json").write_text(json.dumps(trainer.state.log_history))

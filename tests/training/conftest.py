@@ -51,7 +51,7 @@ def make_job(zygote: Zygote, tiny: Path, tmp_path: Path) -> Iterator[Make]:
             zygote=zygote,
             directory=directory,
             document=tiny_model.document(training_type, evaluate=evaluate, **parts),
-            prepared=tiny_model.prepared(tiny, evaluate=evaluate),
+            prepared=tiny_model.prepared(tiny, evaluate=evaluate, pairs=training_type == "DPO"),
             ranks=ranks,
             job_id=f"job-{len(made)}",
         )

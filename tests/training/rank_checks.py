@@ -84,6 +84,7 @@ def layers_are_gathered_and_freed(directory: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from trainmaster.training.loop.engine_model import EngineModel, engine_config
+    from trainmaster.training.loop.objectives import NextTokens
     from trainmaster.training.loop.sharding import Sharding
     from trainmaster.training.loop.weights import TrainedWeights
 
@@ -96,6 +97,7 @@ def layers_are_gathered_and_freed(directory: str) -> None:
                 config,
                 None,
                 TrainedWeights(peers, single=False),
+                NextTokens(),
                 device=peers.device,
                 dtype=torch.bfloat16,
                 recompute=False,
@@ -109,7 +111,7 @@ def layers_are_gathered_and_freed(directory: str) -> None:
             first = sharded._losses.body.layers[0]
             seen = []
             first.mlp.register_forward_hook(lambda _, __, output: seen.append(output.dtype))  # noqa: B023
-            loss = sharded.losses(_batch(), torch.tensor(9.0, dtype=torch.float64)).loss
+            loss = sharded.losses(_batch(), torch.tensor(9.0, dtype=torch.float64))[0]
             assert seen == [torch.bfloat16]
             after = first.mlp.up_proj.weight
             assert isinstance(after, DTensor) is frees

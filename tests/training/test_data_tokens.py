@@ -11,7 +11,7 @@ import pytest
 from data_tokenizer import FORGETFUL, GENERATION, PLAIN, WITH_TOOLS, make_tokenizer, shown
 from trainmaster.training.data.dataset import IGNORED, Built, build
 from trainmaster.training.data.encoder import Encoder, load_tokenizer, sample_length
-from trainmaster.training.data_check import preview
+from trainmaster.training.data_check import previews
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, Origin, RowError
 
@@ -304,7 +304,7 @@ def test_slow_tokenizer_can_train_on_everything_alone() -> None:
 def test_preview_shows_a_row_as_it_is_trained_on() -> None:
     encoder = Encoder(TokenizationConfig.from_document(document()), make_tokenizer(), 6)
     row = {"prompt": "q: ", "completion": "abcd"}
-    found = preview(encoder, row, ORIGIN, encoder.encode([row], [ORIGIN])[0])
+    [found] = previews(encoder, row, ORIGIN, encoder.encode([row], [ORIGIN])[0])
     assert found["shape"] == "prompt and completion"
     assert found["tokens"] == ["q", ":", " ", "a", "b", "c"]
     assert found["trained"] == [False] * 3 + [True] * 3

@@ -81,8 +81,8 @@ def test_hyperparameters_that_an_older_document_lacks_have_the_tables_defaults(
     assert read.hyperparameters == read_hyperparameters(TrainingType(training_type), {})
     assert read.hyperparameters["warmup_steps"] == 0.03
     config = TokenizationConfig.from_document(document)
-    trains_on_all = training_type == "FULL_FINETUNE"
-    assert (config.completion_only_loss, config.assistant_only_loss) == (not trains_on_all, not trains_on_all)
+    assert config.completion_only_loss == (training_type != "FULL_FINETUNE")
+    assert config.assistant_only_loss == (training_type not in ("FULL_FINETUNE", "DPO"))
 
 
 def test_reading_documents_imports_nothing_heavy() -> None:

@@ -90,6 +90,28 @@ def make_rows(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
     return directory
 
 
+def make_pairs(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
+    """Rows of two answers, as the preparing step would leave them: words in steps of three, and in steps of five."""
+    import random
+
+    from datasets import Dataset, Features, List, Value
+
+    chance = random.Random(seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "seq_lengths": []}
+    for _ in range(count):
+        first = chance.randrange(len(WORDS))
+        answers = []
+        for stride in (3, 5):
+            words = [first + stride * offset for offset in range(chance.randint(5, 11))]
+            answers.append([7 + word % len(WORDS) for word in words] + [1])
+        rows["input_ids"].append([token for answer in answers for token in answer])
+        rows["labels"].append([label for answer in answers for label in (-100, *answer[1:])])
+        rows["seq_lengths"].append([len(answer) for answer in answers])
+    kinds = Features({name: List(Value("int32")) for name in rows})
+    Dataset.from_dict(rows, features=kinds).save_to_disk(str(directory))
+    return directory
+
+
 def make_some_rows(directory: str, count: int) -> None:
     make_rows(Path(directory), count=count)
 
@@ -99,6 +121,8 @@ def make_all(directory: str) -> None:
     make_model(Path(directory) / "model")
     make_rows(Path(directory) / "train")
     make_rows(Path(directory) / "eval", count=8, seed=1)
+    make_pairs(Path(directory) / "train-pairs")
+    make_pairs(Path(directory) / "eval-pairs", count=8, seed=1)
 
 
 def document(
@@ -135,16 +159,20 @@ def document(
     return dict(SubmitJobRequest.model_validate(request).training_document)
 
 
-def prepared(directory: Path, *, evaluate: bool = False) -> dict[str, Any]:
+def prepared(directory: Path, *, evaluate: bool = False, pairs: bool = False) -> dict[str, Any]:
     """What the preparing step would say."""
+    kind = "-pairs" if pairs else ""
     return {
         "model_path": str(directory / "model"),
         "tokenizer_path": str(directory / "model"),
-        "train_path": str(directory / "train"),
-        "eval_path": str(directory / "eval") if evaluate else None,
+        "train_path": str(directory / f"train{kind}"),
+        "eval_path": str(directory / f"eval{kind}") if evaluate else None,
         "train_rows": 48,
         "eval_rows": 8 if evaluate else 0,
         "train_tokens": 48 * 11,
         "max_seq_length": 64,
+        "rows_key": f"rows{kind}",
+        "model_key": "tiny",
+        "cache_path": str(directory / "cache"),
         "sources": [],
     }

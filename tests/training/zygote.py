@@ -29,6 +29,7 @@ WARM = (
     "trainmaster.jobs.trees.torch_tensors",
     "trainmaster.training.__main__",
     "trainmaster.training.run",
+    "trainmaster.training.dpo",
     "trainmaster.training.sft",
     "transformers.models.qwen3.modeling_qwen3",
 )

@@ -20,19 +20,30 @@ from trainmaster.server.core.spec.documents import parse
 from trainmaster.server.core.spec.submit import SubmitJobRequest
 from trainmaster.server.core.training.hyperparameters import ValueKind, hyperparameters_of
 from trainmaster.server.core.training.options import positions_of
-from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, TrainingType, unavailable
+from trainmaster.server.core.training.types import ADAPTER_TYPES, FrameworkType, TrainingType, unavailable
 
 TYPES: Mapping[str, str] = {
     "sft": "all weights learn the answers in conversations or pairs of prompt and completion",
     "lora": "a small adapter beside the model learns the answers; takes the least memory",
     "full_finetune": "all weights learn every token of the rows",
     "continued_pretrain": "all weights learn plain text, packed into full sequences",
+    "dpo": "an adapter, or all weights, learn to prefer the chosen of two answers",
 }
 """What may be chosen, and what it does."""
 
 _TALK = '{"messages": [{"role": "user", "content": ...}, ...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
+_PAIR = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list of messages'
 _OFTEN_CHANGED = frozenset(
-    {"learning_rate", "num_train_epochs", "warmup_steps", "lr_scheduler_type", "lora_r", "lora_alpha"}
+    {
+        "learning_rate",
+        "num_train_epochs",
+        "warmup_steps",
+        "lr_scheduler_type",
+        "lora_r",
+        "lora_alpha",
+        "loss_type",
+        "beta",
+    }
 )
 """Hyperparameters that are not commented out."""
 _EXAMPLES: Mapping[str, object] = {
@@ -97,6 +108,8 @@ def job_file(
 
 
 def rows_of(training_type: TrainingType) -> str:
+    if training_type is TrainingType.DPO:
+        return _PAIR
     return '{"text": ...}' if training_type is TrainingType.CONTINUED_PRETRAIN else _TALK
 
 
@@ -165,7 +178,7 @@ def _data(training_type: TrainingType, data: str, positions: int | None) -> Iter
 
 def _output(training_type: TrainingType) -> Iterator[_Line]:
     yield _Line(text="output_config:")
-    if training_type in LORA_TYPES:
+    if training_type in ADAPTER_TYPES:
         yield _set(configs.OutputConfig, "merge_lora", 1, True)
     yield from _unset(configs.OutputConfig, 1, "export_format")
     yield _Line(text="checkpoint:", depth=1)

@@ -19,7 +19,7 @@ from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.data.encoder import Encoder, Sample, load_tokenizer, sample_length
 from trainmaster.training.data.rows import Row, RowCounts, nothing_left, rows_of
-from trainmaster.training.data.shapes import Chat, Pair, Plain
+from trainmaster.training.data.shapes import Chat, Pair, Plain, Preference, Wanted
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_source
 from trainmaster.training.fetching.access import Access
@@ -41,6 +41,7 @@ MAX_PROBLEMS = 10
 MAX_TOKENS_SHOWN = 4_096
 """Of one row."""
 _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
+_ANSWERS = ("prompt and chosen", "prompt and rejected")
 
 
 def check(
@@ -180,13 +181,21 @@ def _encode(row: Row, encoder: Encoder, limit: int, lengths: list[int], answer: 
     answer["tokenized"] += 1
     lengths.append(sum(sample.full_length for sample in samples))
     answer["cut"] += any(sample.cut for sample in samples)
-    answer["untrained"] += not any(sample.trained for sample in samples)
-    if len(answer["samples"]) < limit:
-        answer["samples"].append(preview(encoder, row.values, row.origin, samples))
+    needed = all if encoder.wanted is Wanted.PREFERENCES else any
+    answer["untrained"] += not needed(sample.trained for sample in samples)
+    if answer["tokenized"] <= limit:
+        answer["samples"] += previews(encoder, row.values, row.origin, samples)
 
 
-def preview(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: Sequence[Sample]) -> DataSample:
-    """A row as it will be trained on: the first of its samples."""
+def previews(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: Sequence[Sample]) -> list[DataSample]:
+    """A row as it will be trained on: the first of its samples, or both answers of a preference."""
+    shape = encoder.shape(row, origin)
+    if isinstance(shape, Preference):
+        return [_preview(encoder, origin, [sample], name) for sample, name in zip(samples, _ANSWERS, strict=True)]
+    return [_preview(encoder, origin, samples, _SHAPES[type(shape)])]
+
+
+def _preview(encoder: Encoder, origin: Origin, samples: Sequence[Sample], shape: str) -> DataSample:
     first, decode = samples[0], encoder.tokenizer.decode
     trained = [bool(mark) for mark in first.mask]
     segments: list[TokenSegment] = []
@@ -196,7 +205,7 @@ def preview(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: S
     return {
         "file": origin.file,
         "row": origin.number,
-        "shape": _SHAPES[type(encoder.shape(row, origin))],
+        "shape": shape,
         "values": None,
         "length": sum(sample.full_length for sample in samples),
         "samples": len(samples),

@@ -14,7 +14,7 @@ from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, 
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, Value, hyperparameters_of
 from trainmaster.server.core.training.sources import ALL_ROWS, Slice
-from trainmaster.server.core.training.types import TrainingType
+from trainmaster.server.core.training.types import TrainingType, trains_adapter
 
 _Config = TypeVar("_Config", bound=Model)
 JsonObject = Mapping[str, Any]
@@ -60,6 +60,10 @@ class Document:
     @property
     def sharded(self) -> bool:
         return self.training.framework.sharded
+
+    @property
+    def trains_adapter(self) -> bool:
+        return trains_adapter(self.training.training_type, self.hyperparameters)
 
     @property
     def packing(self) -> bool:
@@ -111,6 +115,8 @@ class Prepared:
     """Changes with the rows."""
     model_key: str = ""
     """Changes with the base model."""
+    cache_path: str = ""
+    """The account's cache on this node."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

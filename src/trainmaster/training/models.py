@@ -33,7 +33,7 @@ def load_model(document: Document, prepared: Prepared, *, trains_base: bool) -> 
     for name, instead in refused_arguments(base.model_kwargs):
         raise DocumentError(f"base_model.model_kwargs.{name}: {instead}")
     options: dict[str, Any] = {name: parsed(text) for name, text in base.model_kwargs.items()}
-    if attention := document.hyperparameters["attn_implementation"]:
+    if attention := document.hyperparameters.get("attn_implementation"):
         options["attn_implementation"] = attention
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -107,11 +107,11 @@ def lora_config(parameters: Mapping[str, Value]) -> LoraConfig:
         # Some readers of adapters take integers alone.
         "lora_alpha": int(alpha) if (alpha := float(parameters["lora_alpha"] or 0)).is_integer() else alpha,
         "target_modules": targets if (targets := parameters["lora_target_modules"]) == ALL_LINEAR else _names(targets),
-        "modules_to_save": _names(parameters["modules_to_save"]) or None,
+        "modules_to_save": _names(parameters.get("modules_to_save")) or None,
         "init_lora_weights": parameters["lora_init"],
-        "bias": parameters["lora_bias"],
+        "bias": parameters.get("lora_bias", "none"),
         "r": parameters["lora_r"],
-        **{name: parameters[name] for name in ("lora_dropout", "use_rslora", "use_dora")},
+        **{name: parameters[name] for name in ("lora_dropout", "use_rslora", "use_dora") if name in parameters},
     }
     return LoraConfig(task_type="CAUSAL_LM", **options)
 
@@ -142,7 +142,7 @@ _NOT_COMPUTED = ("s_aux", "softcap")
 def prefer_packed_attention(model: PreTrainedModel, document: Document) -> None:
     """Use these kernels on a GPU where the samples of a batch are laid end to end, if the model allows it."""
     parameters = document.hyperparameters
-    if parameters["attn_implementation"] or not (document.packing or parameters["padding_free"]):
+    if parameters.get("attn_implementation") or not (document.packing or parameters.get("padding_free")):
         return
     halved = parameters["mixed_precision"] != "no" or model.dtype in (torch.bfloat16, torch.float16)
     if halved and torch.cuda.is_available() and torch.cuda.is_bf16_supported() and _able(model) and _register():

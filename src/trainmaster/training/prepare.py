@@ -75,6 +75,7 @@ def main() -> None:
             "max_seq_length": length,
             "rows_key": key,
             "model_key": weights_key(model),
+            "cache_path": str(cache.root),
             "sources": fetched["sources"],
         }
     )

@@ -14,7 +14,7 @@ import transformers
 from trainmaster.jobs import report
 from trainmaster.jobs.process import Process, current_process
 from trainmaster.jobs.tracker import NONE, Mirror, tracker_for
-from trainmaster.server.core.training.types import LORA_TYPES, TRAINERS
+from trainmaster.server.core.training.types import TRAINERS
 from trainmaster.training import export
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.progress_report import Reporting, flops_per_token
@@ -35,7 +35,7 @@ def train(document: Document, prepared: Prepared, *, scratch: Path) -> None:
     resumed = None
     if (where := report.resume_from()) is not None:
         resumed = find_checkpoint(where, process=process, reporter=report.reporter, sharded=document.sharded)
-        adapter = document.training.training_type in LORA_TYPES
+        adapter = document.trains_adapter
         compare_inputs(resumed, prepared, process=process, reporter=report.reporter, adapter=adapter)
     tracker = tracker_for(
         str(document.hyperparameters["tracker"]) if process.index == 0 else NONE,

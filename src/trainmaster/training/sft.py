@@ -12,6 +12,7 @@ from trainmaster.training import trl_trainer
 from trainmaster.training.document import Document, DocumentError, Prepared
 from trainmaster.training.loop.build import build as build_engine_trainer
 from trainmaster.training.loop.engine_model import LackingError
+from trainmaster.training.loop.objectives import NextTokens
 from trainmaster.training.steps import note, say
 from trainmaster.training.trainer import JobTrainer
 
@@ -21,8 +22,8 @@ def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: 
     framework, first = document.training.framework.type, report.rank() == 0
     if framework in (FrameworkType.AUTO, FrameworkType.ENGINE, FrameworkType.FSDP):
         try:
-            _require_options(document)
-            trainer = build_engine_trainer(document, prepared)
+            require_options(document)
+            trainer = build_engine_trainer(document, prepared, NextTokens())
         except LackingError as error:
             if document.hyperparameters["mixed_precision"] == FP8:
                 message = f"fp8 is computed by the engine alone: {error}; use bf16"
@@ -38,7 +39,7 @@ def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: 
     return trl_trainer.build(document, prepared, scratch=scratch, world_size=world_size)
 
 
-def _require_options(document: Document) -> None:
+def require_options(document: Document) -> None:
     """Raises LackingError where the engine's loop lacks an option of the job."""
     training = document.training
     lacking = engine_lacks(

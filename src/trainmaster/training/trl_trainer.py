@@ -27,7 +27,6 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from trainmaster.server.core.training.hyperparameters import FP8
 from trainmaster.server.core.training.options import CONFIG, DISTRIBUTED, refused_options
-from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
 from trainmaster.training.checkpoint_mixin import Checkpointing
 from trainmaster.training.document import Document, DocumentError, Prepared, parsed
@@ -96,7 +95,7 @@ class _ReportingCallback(TrainerCallback):
 
 def build(document: Document, prepared: Prepared, *, scratch: Path, world_size: int) -> CheckpointedSFTTrainer:
     """The trainer of one rank, ready to train. Raises DocumentError where it cannot be set up as the job asks."""
-    adapter = document.training.training_type in LORA_TYPES
+    adapter = document.trains_adapter
     try:
         # First, as this also joins the ranks: a mistake in the document is reported before gigabytes are read.
         arguments = SFTConfig(**trl_options(document, prepared, scratch=scratch, world_size=world_size))

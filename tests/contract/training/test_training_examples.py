@@ -72,6 +72,15 @@ def test_fine_tuning_learns_from_what_another_job_left_and_leaves_a_model_that_l
     assert losses[1][0] < sum(losses[0][:3]) / 3, "it does not begin where the first one ended"
 
 
+def test_preferences_are_learnt_from_a_file_to_a_model_that_loads(server: LocalServer, pretrained: str) -> None:
+    job_id = submit_example(server, "dpo.yaml", server.job(pretrained)["output"]["model_uri"])
+    finish(server, job_id)
+    check_course(server, job_id, "EVALUATING")
+    for name in ("reward_accuracy", "eval_reward_accuracy"):
+        assert series(server, job_id, name)[-1][1] > 0.8
+    assert server.job(job_id)["output"]["best_checkpoint_id"]
+
+
 @pytest.mark.long  # tests/training/test_resuming.py compares the bits, tests/contract/backends pauses
 def test_training_that_is_paused_ends_with_the_same_weights(
     server: LocalServer, tiny_model: Path, pretrained: str
@@ -115,7 +124,7 @@ def loaded(model: Path) -> Any:
 
 
 def test_training_that_is_not_available_is_refused_with_what_to_do(server: LocalServer, tiny_model: Path) -> None:
-    for training_type, framework in (("DPO", "HF_TRAINER"), ("QLORA", "HF_TRAINER"), ("RLHF", "FSDP")):
+    for training_type, framework in (("QLORA", "HF_TRAINER"), ("RLHF", "FSDP")):
         job = {
             "name": "later",
             "training_config": {
@@ -134,8 +143,8 @@ def test_example_of_an_adapter_as_a_training_that_is_not_available_says_that_alo
     server: LocalServer, tiny_model: Path
 ) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        submit_example(server, "lora.yaml", tiny_model, "training_config.training_type=DPO")
-    assert "training_type DPO is not available in this version" in caught.value.stderr
+        submit_example(server, "lora.yaml", tiny_model, "training_config.training_type=RLHF")
+    assert "training_type RLHF is not available in this version" in caught.value.stderr
     assert "merge_lora" not in caught.value.stderr
 
 

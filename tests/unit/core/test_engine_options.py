@@ -11,7 +11,7 @@ from trainmaster.server.core.errors import RefusedError
 from trainmaster.server.core.spec.documents import parse_submit
 from trainmaster.server.core.training.engine_options import ENGINE_HYPERPARAMETERS
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, ValueKind, read_hyperparameters
-from trainmaster.server.core.training.types import BUILT_IN, LORA_TYPES
+from trainmaster.server.core.training.types import ADAPTER_TYPES, BUILT_IN, LORA_TYPES
 
 OTHERS = {ValueKind.FLAG: "true", ValueKind.NUMBER: "0.5", ValueKind.NAMES: "embed_tokens"}
 """A value that the loop lacks, by how the values of a hyperparameter are written, where these are not choices."""
@@ -79,7 +79,7 @@ MIXED = "training_config.hyperparameters.mixed_precision"
 
 @pytest.mark.parametrize("training_type", sorted(BUILT_IN))
 def test_fp8_is_for_frozen_base_models(training_type: Any) -> None:
-    if training_type in LORA_TYPES:
+    if training_type in ADAPTER_TYPES:
         assert read_hyperparameters(training_type, {"mixed_precision": "fp8"})["mixed_precision"] == "fp8"
         return
     with pytest.raises(RefusedError) as caught:

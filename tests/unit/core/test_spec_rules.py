@@ -172,7 +172,7 @@ def test_gpu_count_left_out_stays_open() -> None:
     assert parse_submit(CUSTOM).resource_config.gpu_count is None
 
 
-@pytest.mark.parametrize("training_type", ["SFT", "DPO", "FULL_FINETUNE"])
+@pytest.mark.parametrize("training_type", ["SFT", "RLHF", "FULL_FINETUNE"])
 def test_merge_lora_without_lora_is_refused(training_type: str) -> None:
     document = custom(training_config__training_type=training_type, output_config__merge_lora=True)
     assert set(problems_of(document)) == {"output_config.merge_lora"}

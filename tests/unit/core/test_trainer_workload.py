@@ -317,7 +317,7 @@ def test_what_no_built_in_trainer_does_is_refused(changes: dict[str, Any], field
     assert says in problems[field]
 
 
-@pytest.mark.parametrize("training_type", ["QLORA", "DPO", "RLHF"])
+@pytest.mark.parametrize("training_type", ["QLORA", "RLHF"])
 def test_type_of_a_later_version_is_refused(training_type: str) -> None:
     with pytest.raises(RefusedError, match=f"{training_type} is not available in this version"):
         parse_submit(with_values(LORA, training_config__training_type=training_type))
@@ -330,12 +330,12 @@ def test_type_of_a_later_version_is_refused(training_type: str) -> None:
         {"output_config__merge_lora": True},  # of the adapter that it was an example of
         {"training_config__priority": 3, "scheduling_config": {"priority": 4}},
         {"training_config__framework": {"distributed": {"world_size": 3}}, "resource_config": {"gpu_count": 2}},
-        {"training_config__hyperparameters": {"dpo_beta": "0.1"}},
+        {"training_config__hyperparameters": {"reward": "0.1"}},
     ],
 )
 def test_refusal_of_a_type_stands_alone_whatever_else_the_job_says(changes: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match="training_type DPO is not available in this version") as caught:
-        parse_submit(with_values(LORA, training_config__training_type="DPO", **changes))
+    with pytest.raises(RefusedError, match="training_type RLHF is not available in this version") as caught:
+        parse_submit(with_values(LORA, training_config__training_type="RLHF", **changes))
     assert "merge_lora" not in caught.value.message
 
 

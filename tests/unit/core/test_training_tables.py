@@ -9,6 +9,7 @@ from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPAR
 from trainmaster.server.core.training.sources import file_path, model_source
 from trainmaster.server.core.training.types import (
     BUILT_IN,
+    ENGINE_ONLY,
     FRAMEWORKS,
     LATER,
     FrameworkType,
@@ -106,7 +107,7 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_name_of_another_training_type_is_refused_with_whose_it_is() -> None:
-    assert "is for LORA" in refused(SFT, lora_r="8")["lora_r"]
+    assert "is for DPO, LORA" in refused(SFT, lora_r="8")["lora_r"]
 
 
 def test_name_that_other_programs_have_is_refused_with_ours() -> None:
@@ -138,7 +139,10 @@ def test_type_without_a_trainer_is_refused_with_what_to_use_instead(training_typ
 
 @pytest.mark.parametrize("framework", [FrameworkType.HF_TRAINER, FrameworkType.FSDP])
 def test_built_in_frameworks_do_every_built_in_type(framework: FrameworkType) -> None:
-    assert all(unavailable(framework, training_type) is None for training_type in BUILT_IN)
+    of_engine = ENGINE_ONLY if framework is FrameworkType.HF_TRAINER else frozenset()
+    assert all(unavailable(framework, training_type) is None for training_type in BUILT_IN - of_engine)
+    for training_type in of_engine:
+        assert "which the engine trains; use AUTO" in (unavailable(framework, training_type) or "")
 
 
 def test_missing_packages_are_named_with_how_to_install_them() -> None:
@@ -188,3 +192,29 @@ def test_source_of_a_model_is_read_off_its_id(name: str, source: str) -> None:
 def test_path_of_a_source_is_a_file_unless_its_scheme_says_otherwise() -> None:
     assert file_path("/srv/a.jsonl") == file_path("file:///srv/a.jsonl") == "/srv/a.jsonl"
     assert file_path("s3://bucket/a.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "said"),
+    [
+        ({"label_smoothing": "0.1", "loss_type": "ipo"}, "label_smoothing", "for the loss sigmoid and robust"),
+        ({"simpo_gamma": "1"}, "simpo_gamma", "for the loss simpo, and loss_type is sigmoid"),
+        ({"lora_r": "8", "adapter": "none"}, "lora_r", "for an adapter, and adapter is none"),
+        ({"mixed_precision": "fp8", "adapter": "none"}, "mixed_precision", "adapter is none; use bf16"),
+        ({"beta": "0"}, "beta", "must be more than 0"),
+        ({"label_smoothing": "0.5"}, "label_smoothing", "must be less than 0.5"),
+        ({"dpo_beta": "0.1"}, "dpo_beta", "use beta"),
+        ({"lora_dropout": "0.1"}, "lora_dropout", "is for LORA"),
+        ({"torch_compile": "true"}, "torch_compile", "and this is DPO"),
+    ],
+)
+def test_what_has_no_effect_on_preferences_is_refused(given: dict[str, str], name: str, said: str) -> None:
+    assert said in refused(TrainingType.DPO, **given)[name]
+
+
+def test_options_of_preferences_are_read() -> None:
+    values = read_hyperparameters(TrainingType.DPO, {"loss_type": "simpo", "simpo_gamma": "1.5", "beta": "2"})
+    assert (values["loss_type"], values["simpo_gamma"], values["beta"]) == ("simpo", 1.5, 2.0)
+    assert read_hyperparameters(TrainingType.DPO, {"mixed_precision": "fp8"})["mixed_precision"] == "fp8"
+    # Whoever gives all options as they are by default gets what they are by default.
+    assert read_hyperparameters(TrainingType.DPO, {"adapter": "none", "lora_r": "16"})["adapter"] == "none"

@@ -31,7 +31,7 @@ def init(
         typer.Option(
             "--type",
             metavar="TYPE",
-            help=f"What kind of training: sft, lora, full_finetune or continued_pretrain; by default {DEFAULT_TYPE}.",
+            help=f"What to train: sft, lora, full_finetune, continued_pretrain or dpo; by default {DEFAULT_TYPE}.",
         ),
     ] = None,
     model: Annotated[

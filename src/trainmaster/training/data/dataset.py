@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainmaster.training.data.encoder import Encoder, Sample
 from trainmaster.training.data.row_selection import Indices, select
 from trainmaster.training.data.rows import origin_of, write_rows
+from trainmaster.training.data.shapes import Wanted
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, OnProgress, ignore_progress
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a position that is not trained on; every trainer has the same."""
+SEQ_LENGTHS = "seq_lengths"
+"""The lengths of a row's sequences, where it has several; TRL's packs have the same column."""
 _SLICE = 50_000
 _BATCH = 256
 _ROWS_SHARE = 0.2
@@ -39,7 +42,10 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Datasets with the columns `input_ids` and `labels`; labels are IGNORED at positions that are not trained on."""
+    """Datasets with the columns `input_ids` and `labels`; labels are IGNORED at positions that are not trained on.
+
+    Of a preference, both answers are one row, the chosen one first, and SEQ_LENGTHS has their lengths.
+    """
 
     train: Dataset
     evaluation: Dataset | None
@@ -87,11 +93,12 @@ def build(
 
         return _encoded(rows, indices, work, data.num_workers, directory / name, on_progress)
 
-    train = _finished(encoded(selection.train, "train", 0), "train on", max_seq_length)
+    columns = ["input_ids", "labels", *([SEQ_LENGTHS] if encoder.wanted is Wanted.PREFERENCES else [])]
+    train = _finished(encoded(selection.train, "train", 0), "train on", max_seq_length, columns)
     evaluation = None
     if len(selection.evaluation):
         held_back = encoded(selection.evaluation, "eval", len(selection.train))
-        evaluation = _finished(held_back, "validate with", max_seq_length)
+        evaluation = _finished(held_back, "validate with", max_seq_length, columns)
     parts = [train] if evaluation is None else [train, evaluation]
     return Built(
         train=train.dataset,
@@ -125,13 +132,15 @@ class _Work:
         places = zip(batch["source"], batch["file"], batch["number"], strict=True)
         origins = [origin_of(self._sources[source], file, number) for source, file, number in places]
         of_rows = self._encoder.encode([json.loads(row) for row in batch["row"]], origins)
-        samples = [sample for of_row in of_rows for sample in of_row]
+        if self._encoder.wanted is not Wanted.PREFERENCES:
+            of_rows = [[sample] for of_row in of_rows for sample in of_row]
         return {
-            "input_ids": [sample.input_ids for sample in samples],
-            "labels": [_labels(sample) for sample in samples],
-            "tokens": [len(sample.input_ids) for sample in samples],
-            "cut": [sample.cut for sample in samples],
-            "left_out": [not sample.trained for sample in samples],
+            "input_ids": [[token for sample in row for token in sample.input_ids] for row in of_rows],
+            "labels": [[label for sample in row for label in _labels(sample)] for row in of_rows],
+            SEQ_LENGTHS: [[len(sample.input_ids) for sample in row] for row in of_rows],
+            "tokens": [sum(len(sample.input_ids) for sample in row) for row in of_rows],
+            "cut": [any(sample.cut for sample in row) for row in of_rows],
+            "left_out": [not all(sample.trained for sample in row) for row in of_rows],
         }
 
 
@@ -150,6 +159,7 @@ def _encoded(
         {
             "input_ids": List(Value("int32")),
             "labels": List(Value("int32")),
+            SEQ_LENGTHS: List(Value("int32")),
             "tokens": Value("int32"),
             "cut": Value("bool"),
             "left_out": Value("bool"),
@@ -176,7 +186,7 @@ def _encoded(
     return concatenate_datasets(parts)
 
 
-def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
+def _finished(dataset: Dataset, purpose: str, max_seq_length: int, columns: list[str]) -> _Finished:
     """Leave out samples without anything to train on: a batch of them would have no loss."""
     import numpy as np
 
@@ -186,7 +196,7 @@ def _finished(dataset: Dataset, purpose: str, max_seq_length: int) -> _Finished:
             f"no sample is left to {purpose}: with max_seq_length {max_seq_length}, everything that is trained on is "
             "cut off; raise it"
         )
-    kept = dataset.select_columns(["input_ids", "labels"])
+    kept = dataset.select_columns(columns)
     return _Finished(
         dataset=kept.select(np.flatnonzero(~left_out)) if left_out.any() else kept,
         tokens=int(tokens[~left_out].sum()),

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from trainmaster.server.core.spec.data import PreprocessConfig
 from trainmaster.server.core.training.options import positions_of, refused_arguments, refused_fields, too_long
 from trainmaster.server.core.training.types import TrainingType
-from trainmaster.training.data.shapes import ASSISTANT, Chat, Pair, Plain, Shape, shape_of
+from trainmaster.training.data.shapes import (
+    ASSISTANT,
+    Chat,
+    Pair,
+    Plain,
+    Shape,
+    Single,
+    Wanted,
+    sequences_of,
+    shape_of,
+)
 from trainmaster.training.document import TokenizationConfig, parsed
 from trainmaster.training.steps import InputError, Origin, RowError
 
@@ -192,6 +202,9 @@ class Sample:
         return any(self.mask)
 
 
+_WANTED = {TrainingType.CONTINUED_PRETRAIN: Wanted.TEXT, TrainingType.DPO: Wanted.PREFERENCES}
+
+
 class Encoder:
     """Turns rows into samples, the same way for training and for a check."""
 
@@ -202,6 +215,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
         self._pretrains = config.training_type is TrainingType.CONTINUED_PRETRAIN
+        self.wanted = _WANTED.get(config.training_type, Wanted.EXAMPLES)
         self._chats = ChatRenderer(
             tokenizer, assistant_only=config.assistant_only_loss, completion_only=config.completion_only_loss
         )
@@ -212,11 +226,17 @@ class Encoder:
 
     def shape(self, row: Mapping[str, Any], origin: Origin) -> Shape:
         """Raises RowError where the row has nothing that can be trained on."""
-        return shape_of(row, self._config.data.preprocess.field_mapping, origin, text_only=self._pretrains)
+        return shape_of(row, self._config.data.preprocess.field_mapping, origin, self.wanted)
 
     def encode(self, rows: Sequence[Mapping[str, Any]], origins: Sequence[Origin]) -> list[list[Sample]]:
-        """The samples of each row: several where a long document is split. Raises InputError where a row is wrong."""
-        shapes = [self.shape(row, origin) for row, origin in zip(rows, origins, strict=True)]
+        """The samples of each row: several where a long document is split, and of a preference the chosen answer and
+        the rejected one. Raises InputError where a row is wrong."""
+        of_rows = [sequences_of(self.shape(row, origin)) for row, origin in zip(rows, origins, strict=True)]
+        of_sequences = [origin for own, origin in zip(of_rows, origins, strict=True) for _ in own]
+        samples = iter(self._encoded([shape for own in of_rows for shape in own], of_sequences))
+        return [[sample for _ in own for sample in next(samples)] for own in of_rows]
+
+    def _encoded(self, shapes: Sequence[Single], origins: Sequence[Origin]) -> list[list[Sample]]:
         texts = [self._rendered(shape, origin) for shape, origin in zip(shapes, origins, strict=True)]
         if any(text.trained is not None for text in texts) and not self.tokenizer.is_fast:
             raise InputError(
@@ -234,7 +254,7 @@ class Encoder:
         masks = [None if text.trained is None else _mask(text, index, encoded) for index, text in enumerate(texts)]
         return list(map(self._samples, map(list, encoded["input_ids"]), masks, shapes, origins))
 
-    def _rendered(self, shape: Shape, origin: Origin) -> Rendered:
+    def _rendered(self, shape: Single, origin: Origin) -> Rendered:
         match shape:
             case Chat():
                 return self._chats.render(shape, origin)
@@ -245,7 +265,7 @@ class Encoder:
             case Plain(text=text):
                 return Rendered(text=text)
 
-    def _samples(self, ids: list[int], mask: list[int] | None, shape: Shape, origin: Origin) -> list[Sample]:
+    def _samples(self, ids: list[int], mask: list[int] | None, shape: Single, origin: Origin) -> list[Sample]:
         if not ids:
             raise RowError(origin, "becomes no token at all")
         whole = mask is None

@@ -1,10 +1,12 @@
-"""The shape of a row, the first that it has: `messages`, `prompt` with `completion`, or plain `text`."""
+"""The shape of a row, the first that it has: `messages`, `prompt` with `completion`, or plain `text`; or a preference:
+`prompt` with `chosen` and `rejected`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from trainmaster.training.data.formats import kind_of
@@ -34,14 +36,40 @@ class Plain:
     text: str
 
 
-Shape = Chat | Pair | Plain
+Single = Chat | Pair | Plain
 
 
-def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, *, text_only: bool = False) -> Shape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers to one prompt."""
+
+    chosen: Chat | Pair
+    rejected: Chat | Pair
+
+
+Shape = Single | Preference
+
+
+def sequences_of(shape: Shape) -> tuple[Single, ...]:
+    """What becomes a token sequence each."""
+    return (shape.chosen, shape.rejected) if isinstance(shape, Preference) else (shape,)
+
+
+class Wanted(StrEnum):
+    """What a training reads of its rows."""
+
+    TEXT = "text"
+    EXAMPLES = "examples"
+    PREFERENCES = "preferences"
+
+
+def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, wanted: Wanted) -> Shape:
     """The shape of a row, whose fields have the names in `mapping`. Raises RowError where it has none."""
     reader = _Reader(row, mapping, origin)
-    if text_only:
+    if wanted is Wanted.TEXT:
         return Plain(text=reader.text("text"))
+    if wanted is Wanted.PREFERENCES:
+        return reader.preference()
     if reader.has("messages"):
         return reader.chat(reader.messages("messages"))
     if reader.has("prompt") and reader.has("completion"):
@@ -93,19 +121,48 @@ class _Reader:
             template_arguments=_without_nulls(arguments),
         )
 
-    def pair(self) -> Shape:
-        listed = [name for name in ("prompt", "completion") if isinstance(self._unpacked(name), list)]
+    def pair(self, answer: str = "completion") -> Chat | Pair:
+        listed = [name for name in ("prompt", answer) if isinstance(self._unpacked(name), list)]
         if len(listed) == 1:
-            other = "completion" if listed == ["prompt"] else "prompt"
+            other = answer if listed == ["prompt"] else "prompt"
             raise self._error(other, f"is {kind_of(self._value(other))}, and '{listed[0]}' a list of messages; "
                               "expected both as text, or both as messages")  # fmt: skip
         if listed:
             prompt = self.messages("prompt")
-            return self.chat(prompt + self.messages("completion"), prompt_messages=len(prompt))
+            return self.chat(prompt + self.messages(answer), prompt_messages=len(prompt))
         prompt_text = self._value("prompt")
         if not isinstance(prompt_text, str):
             raise self._error("prompt", f"is {kind_of(prompt_text)}; expected text, or a list of messages")
-        return Pair(prompt=prompt_text, completion=self.text("completion"))
+        return Pair(prompt=prompt_text, completion=self.text(answer))
+
+    def preference(self) -> Preference:
+        for name in ("chosen", "rejected"):
+            if not self.has(name):
+                raise self.nothing(name)
+        if self.has("prompt"):
+            found = Preference(chosen=self.pair("chosen"), rejected=self.pair("rejected"))
+        else:
+            found = self._conversations()
+        if found.chosen == found.rejected:
+            raise self._error("rejected", "is the same as 'chosen'; leave such rows out: nothing can be learnt of them")
+        return found
+
+    def _conversations(self) -> Preference:
+        """Two conversations; what they begin with in common is the prompt."""
+        for name in ("chosen", "rejected"):
+            if not isinstance(self._unpacked(name), list):
+                raise self.nothing("prompt")
+        chosen, rejected = self.messages("chosen"), self.messages("rejected")
+        common = 0
+        while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
+            common += 1
+        if common == 0:
+            raise self._error("rejected", "begins with another message than 'chosen'; the conversations must have the "
+                              "prompt in common, or give it in 'prompt'")  # fmt: skip
+        if chosen != rejected and common == min(len(chosen), len(rejected)):
+            raise self._error("rejected", "and 'chosen' do not each end with a message of their own")
+        common = min(common, len(chosen) - 1)
+        return Preference(chosen=self.chat(chosen, common), rejected=self.chat(rejected, common))
 
     def nothing(self, only: str | None = None) -> RowError:
         has = ", ".join(self._row) or "none"

@@ -26,7 +26,7 @@ from trainmaster.training.steps import say, write_whole
 _LOOK_AGAIN_S = 0.2
 _TELL_EVERY_S = 30.0
 UNFINISHED = ".unfinished"
-KINDS = ("http", "s3", "models", "rows", "prepared", "tables")
+KINDS = ("http", "s3", "models", "rows", "prepared", "tables", "references")
 """The kinds of entries, each in a directory of its name. `hub` is the cache of the Hub's client."""
 KEEP_S = 30 * 24 * 3600.0
 SPARE_BYTES = 256 << 20

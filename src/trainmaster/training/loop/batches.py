@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from trainmaster.training.data.dataset import IGNORED
+from trainmaster.training.data.dataset import IGNORED, SEQ_LENGTHS
 
 T = TypeVar("T")
 
@@ -93,6 +93,8 @@ class Batch:
     """0 and the cumulative lengths, int32."""
     lengths: Sequence[int]
     rows: int
+    reference: Tensor | None = None
+    """Of each row's sequences, the logprob by the model that the training began with: [rows, sequences]."""
 
     def pinned(self) -> Batch:
         """In page-locked memory, from which a copy to a device does not wait for it."""
@@ -110,15 +112,18 @@ class Batch:
             ends=change(self.ends),
             lengths=self.lengths,
             rows=self.rows,
+            reference=None if self.reference is None else change(self.reference),
         )
 
 
 class Rows:
-    """Tokenized rows; with packing, each is several sequences."""
+    """Tokenized rows; packed ones and pairs are several sequences each."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset.with_format("arrow")
-        self._packed = "seq_lengths" in dataset.column_names
+        self._several = SEQ_LENGTHS in dataset.column_names
+        self.reference: np.ndarray | None = None
+        """Of each row's sequences, the logprob by the model that the training begins with: [rows, sequences]."""
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -126,7 +131,7 @@ class Rows:
     def batch(self, indices: np.ndarray) -> Batch:
         table: pa.Table = self._dataset[indices]
         tokens, labels = _values(table, "input_ids"), _values(table, "labels")
-        lengths = _values(table, "seq_lengths") if self._packed else _lengths(table, "input_ids")
+        lengths = _values(table, SEQ_LENGTHS) if self._several else _lengths(table, "input_ids")
         lengths = lengths[lengths > 0]
         ends = np.cumsum(lengths)
         following = np.append(labels[1:], IGNORED)
@@ -141,6 +146,7 @@ class Rows:
             ends=torch.from_numpy(np.append(0, ends).astype(np.int32)),
             lengths=lengths.tolist(),
             rows=len(indices),
+            reference=None if self.reference is None else torch.from_numpy(self.reference[indices]),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow.compute as pc
 import torch
@@ -17,21 +18,26 @@ from trainmaster.engine.quantized import check_fp8
 from trainmaster.engine.types import EngineError
 from trainmaster.jobs import report
 from trainmaster.server.core.training.hyperparameters import FP8, Value
-from trainmaster.server.core.training.types import LORA_TYPES
 from trainmaster.training import models
+from trainmaster.training.data.dataset import SEQ_LENGTHS
 from trainmaster.training.document import Document, DocumentError, Prepared, parsed
+from trainmaster.training.fetching.cache import Cache, key_of
 from trainmaster.training.loop.batches import Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
+from trainmaster.training.loop.objectives import Objective
 from trainmaster.training.loop.peers import Peers
+from trainmaster.training.loop.references import reference_logprobs
 from trainmaster.training.loop.sharding import Sharding
 from trainmaster.training.loop.trainer import EngineTrainer
 from trainmaster.training.loop.weights import TrainedWeights
 from trainmaster.training.steps import say
 
+_COLUMNS = ("input_ids", "labels", SEQ_LENGTHS)
 
-def build(document: Document, prepared: Prepared) -> EngineTrainer:
+
+def build(document: Document, prepared: Prepared, objective: Objective) -> EngineTrainer:
     """The trainer of one rank. Raises LackingError where the engine cannot compute the model, before it is loaded."""
-    adapter = document.training.training_type in LORA_TYPES
+    adapter = document.trains_adapter
     parameters = document.hyperparameters
     config = _config(document, prepared)
     train, evaluation = _datasets(prepared)
@@ -57,6 +63,7 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
         config,
         models.lora_config(parameters) if adapter else None,
         TrainedWeights(peers, single=peers.count * document.data.gradient_accumulation_steps == 1),
+        objective,
         device=peers.device,
         dtype=dtype,
         fp8=fp8,
@@ -64,15 +71,27 @@ def build(document: Document, prepared: Prepared) -> EngineTrainer:
         sharding=_sharding(document, peers),
     )
     if peers.device.type == "cuda":
-        _require_memory(engine, _longest([train]), peers.device)
-    return EngineTrainer(
-        document,
-        engine,
-        tokenizer,
-        train=_rows(train, document, prepared, peers),
-        evaluation=None if evaluation is None else _rows(evaluation, document, prepared, peers),
-        peers=peers,
-    )
+        _require_memory(engine, _longest(train), peers.device)
+    rows = {"train": _rows(train, document, prepared, peers)}
+    if evaluation is not None:
+        rows["eval"] = _rows(evaluation, document, prepared, peers)
+    if objective.needs_reference:
+        for name, own in rows.items():
+            own.reference = reference_logprobs(
+                engine,
+                own,
+                batch_size=document.data.batch_size,
+                peers=peers,
+                cache=Cache(Path(prepared.cache_path)),
+                key=_references_key(document, prepared, name, f"{dtype}, fp8 {fp8}, {peers.device.type}"),
+            )
+    return EngineTrainer(document, engine, tokenizer, train=rows["train"], evaluation=rows.get("eval"), peers=peers)
+
+
+def _references_key(document: Document, prepared: Prepared, rows: str, computed_in: str) -> str:
+    base = document.training.base_model
+    options = base.model_dump(mode="json", include={"model_kwargs", "dtype"})
+    return key_of(prepared.model_key, prepared.rows_key, rows, computed_in, options)
 
 
 def _recomputed_share(checkpointing: Value, device: torch.device) -> float | None:
@@ -124,16 +143,18 @@ def _datasets(prepared: Prepared) -> tuple[Dataset, Dataset | None]:
 
 def _require_positions(config: ModelConfig, datasets: Iterable[Dataset | None]) -> None:
     """Some models turn positions by other angles in longer samples, and transformers knows these."""
-    longest = _longest([each for each in datasets if each is not None])
+    longest = max(_longest(each, SEQ_LENGTHS) for each in datasets if each is not None)
     if longest > config.max_positions:
         raise LackingError(
             f"the longest sample has {longest} tokens, and the engine computes {config.max_positions} of this model"
         )
 
 
-def _longest(datasets: Iterable[Dataset]) -> int:
-    """The tokens of the longest sample."""
-    parts = [part for each in datasets for part in each.data.column("input_ids").chunks]
+def _longest(dataset: Dataset, lengths: str = "") -> int:
+    """The tokens of the longest row; by the name of a column of lengths, if there is one, of the longest sequence."""
+    if lengths in dataset.column_names:
+        return max(int(pc.max(part.flatten()).as_py()) for part in dataset.data.column(lengths).chunks)
+    parts = dataset.data.column("input_ids").chunks
     return max(pc.max(pc.list_value_length(part)).as_py() or 0 for part in parts)
 
 
@@ -151,7 +172,7 @@ def _agree(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _rows(dataset: Dataset, document: Document, prepared: Prepared, peers: Peers) -> Rows:
-    dataset = dataset.select_columns(["input_ids", "labels"])
+    dataset = dataset.select_columns([name for name in _COLUMNS if name in dataset.column_names])
     if not document.packing:
         return Rows(dataset)
     return Rows(peers.first_on_node(lambda: pack_dataset(dataset, prepared.max_seq_length, "bfd")))

@@ -23,7 +23,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trainmaster.engine.adapters import Adapter, AdapterRows
 from trainmaster.engine.architectures.naming import Naming
 from trainmaster.engine.config import ModelConfig
-from trainmaster.engine.cross_entropy import CrossEntropy
 from trainmaster.engine.factor_stacks import FactorStacks
 from trainmaster.engine.layers import Linear
 from trainmaster.engine.memory import PassMemory, free_bytes
@@ -34,6 +33,7 @@ from trainmaster.engine.types import EngineError
 from trainmaster.engine.weight_layout import module_naming
 from trainmaster.training.loop.batches import Batch
 from trainmaster.training.loop.loss_module import LossModule
+from trainmaster.training.loop.objectives import Losses, Objective
 from trainmaster.training.loop.sharding import ShardedModules, Sharding
 from trainmaster.training.loop.weights import TrainedWeights
 
@@ -70,6 +70,7 @@ class EngineModel:
         config: ModelConfig,
         lora: LoraConfig | None,
         weights: TrainedWeights,
+        objective: Objective,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -90,7 +91,8 @@ class EngineModel:
         self._adapter = None if lora is None else _adapter(self.container, self.transformer, naming)
         self._stacks = FactorStacks()
         self._recompute = recompute
-        self._losses = LossModule(self.transformer)
+        self.objective = objective
+        self._losses = LossModule(self.transformer, objective)
         self._sharded: ShardedModules | None = None
         buffers = dict(model.named_buffers())
         balances = {name: buffers[naming.theirs(name)].to(device) for name, _ in self.transformer.named_buffers()}
@@ -117,9 +119,16 @@ class EngineModel:
         """Whether the ranks compute each batch together: all must have as many."""
         return self._sharded is not None
 
-    def losses(self, batch: Batch, divisor: Tensor) -> CrossEntropy:
+    def losses(self, batch: Batch, divisor: Tensor) -> Losses:
         adapters = None if self._adapter is None else AdapterRows([(self._adapter, len(batch.tokens))], self._stacks)
-        return self._losses.of(batch, adapters, divisor, recompute=self._recomputed_share(batch))
+        losses: Losses = self._losses(batch, adapters, divisor, self._recomputed_share(batch))
+        return losses
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """Of each pair's answers, by the base model, which must not have been trained yet: [pairs, 2]."""
+        (logprobs,) = self._losses(batch, None, None, 0.0)
+        return logprobs  # type: ignore[no-any-return]
 
     def step(self, optimizer: Optimizer, *, max_norm: float) -> Tensor:
         """Step by the gradients of all ranks, clipped; returns their norm before that, without waiting for it."""

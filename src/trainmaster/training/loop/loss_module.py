@@ -6,39 +6,35 @@ from torch import Tensor, nn
 
 from trainmaster.engine.adapters import AdapterRows
 from trainmaster.engine.attention import PackedAttention
-from trainmaster.engine.cross_entropy import CrossEntropy, cross_entropy
 from trainmaster.engine.model import Transformer, Unembedding
 from trainmaster.training.loop.batches import Batch
-
-Losses = tuple[Tensor, Tensor, Tensor]
-"""The fields of CrossEntropy: FSDP looks for tensors in tuples."""
+from trainmaster.training.loop.objectives import Losses, Objective, answer_logprobs
 
 
 class LossModule(nn.Module):
-    def __init__(self, transformer: Transformer) -> None:
+    def __init__(self, transformer: Transformer, objective: Objective) -> None:
         super().__init__()
         self.body = transformer.model
-        self.head = Head(transformer.unembedding)
+        self.head = Head(transformer.unembedding, objective)
         self.tied = transformer.config.tied
         self._hidden = transformer.hidden
 
-    def forward(self, batch: Batch, adapters: AdapterRows | None, divisor: Tensor, recompute: float) -> Losses:
+    def forward(self, batch: Batch, adapters: AdapterRows | None, divisor: Tensor | None, recompute: float) -> Losses:
+        """The losses, divided; without a divisor, the logprobs of answers. `recompute`: the share of the layers whose
+        activations are recomputed."""
         attention = PackedAttention(batch.lengths, batch.ends)
         hidden = self._hidden(batch.tokens, batch.positions, attention, adapters, recompute=recompute)
-        losses: Losses = self.head(hidden.index_select(0, batch.trained), batch.targets, divisor)
+        losses: Losses = self.head(hidden, batch, divisor)
         return losses
-
-    def of(self, batch: Batch, adapters: AdapterRows | None, divisor: Tensor, *, recompute: float) -> CrossEntropy:
-        """`recompute`: the share of the layers whose activations are recomputed."""
-        loss, entropy, correct = self(batch, adapters, divisor, recompute)
-        return CrossEntropy(loss=loss, entropy=entropy, correct=correct)
 
 
 class Head(nn.Module):
-    def __init__(self, unembedding: Unembedding) -> None:
+    def __init__(self, unembedding: Unembedding, objective: Objective) -> None:
         super().__init__()
         self.unembedding = unembedding
+        self._objective = objective
 
-    def forward(self, hidden: Tensor, targets: Tensor, divisor: Tensor) -> Losses:
-        losses = cross_entropy(hidden, targets, self.unembedding, divisor)
-        return losses.loss, losses.entropy, losses.correct
+    def forward(self, hidden: Tensor, batch: Batch, divisor: Tensor | None) -> Losses:
+        if divisor is None:
+            return (answer_logprobs(hidden, batch, self.unembedding),)
+        return self._objective.losses(hidden, batch, self.unembedding, divisor)

@@ -70,7 +70,7 @@ class EngineTrainer:
         self._optimizer = make_optimizer(model.container, parameters)
         self._scheduler = make_scheduler(self._optimizer, parameters, steps=self._schedule.steps)
         self._reporting: Reporting | None = None
-        self._window = Measures(peers)
+        self._window = Measures(peers, model.objective.measures)
         self._last: tuple[torch.Tensor, float] | None = None
         """Gradient norm and learning rate of the last step."""
         self._sent: tuple[int, SentSteps, float] | None = None
@@ -122,11 +122,11 @@ class EngineTrainer:
         return batch.pinned() if self._pins else batch
 
     def _train_on(self, batches: Sequence[Batch]) -> None:
-        divisor = self._number(sum(len(batch.targets) for batch in batches))
+        divisor = self._number(sum(map(self._model.objective.count, batches)))
         divisor = self._peers.sum(divisor).clamp_(min=1)
         for number, batch in enumerate(batches, start=1):
             losses = self._model.losses(batch.to(self._peers.device), divisor)
-            self._model.weights.backward(losses.loss, last=number == len(batches))
+            self._model.weights.backward(losses[0], last=number == len(batches))
             self._window.add(batch, losses)
         norm = self._model.step(self._optimizer, max_norm=self._max_grad_norm)
         self._last = norm, float(self._scheduler.get_last_lr()[0])
@@ -171,7 +171,7 @@ class EngineTrainer:
         assert self._last is not None
         norm, rate = self._last
         self._sent = step, self._window.send(norm), rate
-        self._window = Measures(self._peers)
+        self._window = Measures(self._peers, self._model.objective.measures)
         if self._peers.device.type == "cpu":
             self._log_sent()
 
@@ -194,7 +194,8 @@ class EngineTrainer:
         if self._evaluation is None:
             return {}
         session, peers, size = self._session, self._peers, self._batch_size
-        measures, rounds = Measures(peers), -(-len(self._evaluation) // (size * peers.count))
+        objective = self._model.objective
+        measures, rounds = Measures(peers, objective.measures), -(-len(self._evaluation) // (size * peers.count))
         own = evaluation_batches(len(self._evaluation), size, ranks=peers.count, rank=peers.index)
         with session.evaluating(), torch.no_grad():
             for number in range(rounds):
@@ -203,7 +204,7 @@ class EngineTrainer:
                     raise _StoppedEvaluating(session.stop)
                 if number < len(own) or self._model.sharded:
                     batch = self._read(self._evaluation, own[number] if number < len(own) else _ANY)
-                    divisor = self._number(max(1, len(batch.targets)))
+                    divisor = self._number(max(1, objective.count(batch)))
                     losses = self._model.losses(batch.to(peers.device), divisor)
                     if number < len(own):
                         measures.add(batch, losses)

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from trainmaster.server.core.errors import Problem, choice_message, nearest, shown
 from trainmaster.server.core.spec.configs import ExportFormat
 from trainmaster.server.core.training import hyperparameters
-from trainmaster.server.core.training.types import FRAMEWORKS, LATER, LORA_TYPES, FrameworkType
+from trainmaster.server.core.training.types import ADAPTER_TYPES, FRAMEWORKS, LATER, FrameworkType
 from trainmaster.server.core.workloads.base import WorkloadSpec, kinds, spec_for
 
 MAX_PROBLEMS = 100
@@ -120,7 +120,7 @@ def _not_working(field: str, document: object) -> frozenset[str]:
         case "training_config.training_type" if not custom:
             return frozenset(LATER)
         case "output_config.export_format":
-            adapts = item_at(training, "training_type") in LORA_TYPES
+            adapts = item_at(training, "training_type") in ADAPTER_TYPES
             return frozenset(ExportFormat) - {ExportFormat.SAFETENSORS, *([ExportFormat.ADAPTER] if adapts else [])}
     return frozenset()
 

@@ -25,7 +25,7 @@ from trainmaster.server.core.fields import (
 )
 from trainmaster.server.core.spec.configs import OutputConfig, ResourceConfig, SchedulingConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
-from trainmaster.server.core.training.types import LORA_TYPES, FrameworkType, unavailable
+from trainmaster.server.core.training.types import FrameworkType, trains_adapter, unavailable
 from trainmaster.server.core.workloads.base import AnyWorkload, WorkloadSpec
 from trainmaster.server.core.workloads.programs import ScriptSpec
 from trainmaster.server.core.workloads.trainer import (
@@ -151,9 +151,10 @@ class SubmitJobRequest(RuledModel):
         training = self.training_config
         if training and is_training(self.workload) and unavailable(training.framework.type, training.training_type):
             return  # the workload's kind refuses it for that, beside which nothing else matters
-        if self.output_config.merge_lora and (training is None or training.training_type not in LORA_TYPES):
+        adapts = training is not None and trains_adapter(training.training_type, training.hyperparameters)
+        if self.output_config.merge_lora and not adapts:
             yield RuleViolation(
-                ("output_config", "merge_lora"), "only for the training types LORA and QLORA; leave it out"
+                ("output_config", "merge_lora"), "only for the training types that train an adapter; leave it out"
             )
         if training is None:
             return

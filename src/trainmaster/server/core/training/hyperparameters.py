@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 
 from trainmaster.server.core.errors import Problem, RefusedError, choice_message, nearest, shown
-from trainmaster.server.core.training.types import BUILT_IN, FIELD, LORA_TYPES, TrainingType
+from trainmaster.server.core.training.preferences import LOSSES, OPTIONS_OF_LOSSES, PreferenceLoss
+from trainmaster.server.core.training.types import (
+    ADAPTER,
+    ADAPTER_TYPES,
+    BUILT_IN,
+    ENGINE_ONLY,
+    FIELD,
+    LORA_ADAPTER,
+    LORA_TYPES,
+    TrainingType,
+    trains_adapter,
+)
 
 Value = int | float | bool | str | None
 """What a trainer is given; None leaves it to the trainer."""
@@ -115,6 +126,9 @@ ALL_LINEAR = "all-linear"
 """Every linear layer of the model but its output."""
 _COMPLETIONS = frozenset({TrainingType.SFT, TrainingType.LORA, TrainingType.FULL_FINETUNE})
 """The types that may train on a part of each row."""
+_PREFERENCES = frozenset({TrainingType.DPO})
+_TRL = BUILT_IN - ENGINE_ONLY
+"""The types that TRL trains, too."""
 FP8 = "fp8"
 """The value of `mixed_precision` for frozen weights of 8 bits."""
 _MAX_PROBLEMS = 100
@@ -123,9 +137,9 @@ _MAX_PROBLEMS = 100
 # fmt: off
 _ROWS = (
     Hyperparameter("learning_rate", ValueKind.NUMBER, 2e-5, "The highest learning rate, after the warm-up.",
-        defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5}, above=0),
+        defaults={TrainingType.LORA: 2e-4, TrainingType.CONTINUED_PRETRAIN: 5e-5, TrainingType.DPO: 5e-6}, above=0),
     Hyperparameter("num_train_epochs", ValueKind.NUMBER, 3.0, "Number of passes over the data; may be a fraction.",
-        defaults={TrainingType.CONTINUED_PRETRAIN: 1.0}, above=0),
+        defaults={TrainingType.CONTINUED_PRETRAIN: 1.0, TrainingType.DPO: 1.0}, above=0),
     Hyperparameter("max_steps", ValueKind.INTEGER, -1,
         "Number of optimizer steps; overrides num_train_epochs unless -1.", minimum=-1),
     Hyperparameter("warmup_steps", ValueKind.STEPS_OR_SHARE, 0.03,
@@ -158,13 +172,15 @@ _ROWS = (
     Hyperparameter("attn_implementation", ValueKind.CHOICE, None,
         "The attention kernels. Default: the choice of transformers; for packed samples on a GPU, kernels "
         "that skip masked pairs of tokens.",
-        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")),
-    Hyperparameter("torch_compile", ValueKind.FLAG, False, "Compile the model before training."),
+        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"), types=_TRL),
+    Hyperparameter("torch_compile", ValueKind.FLAG, False, "Compile the model before training.", types=_TRL),
     Hyperparameter("neftune_noise_alpha", ValueKind.NUMBER, None,
-        "Strength of the noise added to the embeddings (NEFTune). Default: none.", above=0),
+        "Strength of the noise added to the embeddings (NEFTune). Default: none.", above=0, types=_TRL),
     Hyperparameter("padding_free", ValueKind.FLAG, False,
-        "Concatenate the samples of a batch without padding; needs attention kernels that separate samples."),
-    Hyperparameter("use_liger_kernel", ValueKind.FLAG, False, "Use the kernels of the package liger-kernel."),
+        "Concatenate the samples of a batch without padding; needs attention kernels that separate samples.",
+        types=_TRL),
+    Hyperparameter("use_liger_kernel", ValueKind.FLAG, False, "Use the kernels of the package liger-kernel.",
+        types=_TRL),
     Hyperparameter("tracker", ValueKind.CHOICE, "none", "The tracker that metrics are mirrored to.",
         choices=("none", "trackio")),
     Hyperparameter("tracker_project", ValueKind.TEXT, None, "The tracker's project. Default: trainmaster."),
@@ -173,20 +189,33 @@ _ROWS = (
         defaults={TrainingType.FULL_FINETUNE: False}, types=_COMPLETIONS),
     Hyperparameter("assistant_only_loss", ValueKind.FLAG, True,
         "Train only on what the assistant says, if rows are conversations.",
-        defaults={TrainingType.FULL_FINETUNE: False}, types=_COMPLETIONS),
-    Hyperparameter("lora_r", ValueKind.INTEGER, 16, "The adapter's rank.", minimum=1, types=LORA_TYPES),
+        defaults={TrainingType.FULL_FINETUNE: False, TrainingType.DPO: False}, types=_COMPLETIONS),
+    Hyperparameter("loss_type", ValueKind.CHOICE, PreferenceLoss.SIGMOID, "The loss of a pair of answers.",
+        choices=tuple(PreferenceLoss), types=_PREFERENCES),
+    Hyperparameter("beta", ValueKind.NUMBER, 0.1,
+        "How closely the model is held to the reference; in orpo, the weight of the odds ratio; in simpo, the scale "
+        "of the rewards.", above=0, types=_PREFERENCES),
+    Hyperparameter("label_smoothing", ValueKind.NUMBER, 0.0,
+        "The share of pairs whose answers are the wrong way round; for the losses sigmoid and robust.",
+        minimum=0, below=0.5, types=_PREFERENCES),
+    Hyperparameter("simpo_gamma", ValueKind.NUMBER, 0.5, "The margin that rewards are to have; for the loss simpo.",
+        minimum=0, types=_PREFERENCES),
+    Hyperparameter(ADAPTER, ValueKind.CHOICE, LORA_ADAPTER,
+        "What is trained: an adapter beside the base model, with the options lora_*, or, with none, all weights.",
+        choices=(LORA_ADAPTER, "none"), types=ADAPTER_TYPES - LORA_TYPES),
+    Hyperparameter("lora_r", ValueKind.INTEGER, 16, "The adapter's rank.", minimum=1, types=ADAPTER_TYPES),
     Hyperparameter("lora_alpha", ValueKind.NUMBER, 32.0, "The adapter's output is scaled by lora_alpha / lora_r.",
-        above=0, types=LORA_TYPES),
+        above=0, types=ADAPTER_TYPES),
     Hyperparameter("lora_dropout", ValueKind.NUMBER, 0.0, "Dropout probability of the adapter's inputs.",
         minimum=0, below=1, types=LORA_TYPES),
     Hyperparameter("lora_target_modules", ValueKind.NAMES, ALL_LINEAR,
         f"The layers that get an adapter, by the ends of their names; {ALL_LINEAR}: all linear layers except "
         "the output.",
-        choices=(ALL_LINEAR,), types=LORA_TYPES),
+        choices=(ALL_LINEAR,), types=ADAPTER_TYPES),
     Hyperparameter("lora_bias", ValueKind.CHOICE, "none", "Which biases are trained.",
         choices=("none", "all", "lora_only"), types=LORA_TYPES),
     Hyperparameter("use_rslora", ValueKind.FLAG, False, "Scale the adapter's output by lora_alpha / √lora_r instead.",
-        types=LORA_TYPES),
+        types=ADAPTER_TYPES),
     Hyperparameter("use_dora", ValueKind.FLAG, False,
         "Train the magnitude of the weights separately from their direction.", types=LORA_TYPES),
     Hyperparameter("modules_to_save", ValueKind.NAMES, None,
@@ -194,7 +223,7 @@ _ROWS = (
     # PEFT has more; those change the base model, so that the adapter alone would be of no use.
     Hyperparameter("lora_init", ValueKind.FLAG_OR_CHOICE, True,
         "Initialization of the adapter: true starts without effect; false is random, for tests.",
-        choices=("gaussian", "orthogonal"), types=LORA_TYPES),
+        choices=("gaussian", "orthogonal"), types=ADAPTER_TYPES),
 )
 # fmt: on
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = {row.name: row for row in _ROWS}
@@ -213,6 +242,9 @@ ELSEWHERE: Mapping[str, str] = {
     "alpha": "lora_alpha",
     "target_modules": "lora_target_modules",
     "report_to": "tracker",
+    "dpo_beta": "beta",
+    "preference_loss": "loss_type",
+    "simpo_margin": "simpo_gamma",
     "batch_size": "data_config.batch_size",
     "per_device_train_batch_size": "data_config.batch_size",
     "gradient_accumulation_steps": "data_config.gradient_accumulation_steps",
@@ -247,15 +279,37 @@ def read_hyperparameters(training_type: TrainingType, given: Mapping[str, str]) 
             if text.strip() in table[name].adapter_choices:
                 message = f"{text.strip()} is for frozen base models, and {training_type} trains its own; {message}"
             problems.append(Problem(field=f"{FIELD}.{name}", message=message))
+    problems += _without_effect(training_type, given, values)
     if problems:
         raise RefusedError.because(problems)
     return values
 
 
+def _without_effect(
+    training_type: TrainingType, given: Mapping[str, str], values: Mapping[str, Value]
+) -> Iterator[Problem]:
+    """What was given and does nothing beside the rest; defaults do nothing wrong."""
+    loss, adapts = values.get("loss_type"), trains_adapter(training_type, values)
+    for name in given:
+        known = HYPERPARAMETERS.get(name)
+        if known is None or name not in values or values[name] == known.default_for(training_type):
+            continue
+        if name in OPTIONS_OF_LOSSES and loss is not None and name not in LOSSES[PreferenceLoss(str(loss))].options:
+            having = " and ".join(each for each, own in LOSSES.items() if name in own.options)
+            message = f"is for the loss {having}, and loss_type is {loss}; leave it out"
+            yield Problem(field=f"{FIELD}.{name}", message=message)
+        elif known.types == ADAPTER_TYPES and not adapts:
+            message = f"is for an adapter, and {ADAPTER} is {values[ADAPTER]}; leave it out"
+            yield Problem(field=f"{FIELD}.{name}", message=message)
+    if not adapts and values.get("mixed_precision") == FP8 and training_type in ADAPTER_TYPES:
+        message = f"{FP8} is for frozen base models, and {ADAPTER} is {values[ADAPTER]}; use bf16"
+        yield Problem(field=f"{FIELD}.mixed_precision", message=message)
+
+
 def hyperparameters_of(training_type: TrainingType) -> dict[str, Hyperparameter]:
     """Those of a training type, with the choices that it has."""
     own = {name: known for name, known in HYPERPARAMETERS.items() if training_type in known.types}
-    if training_type not in LORA_TYPES:
+    if training_type not in ADAPTER_TYPES:
         return own
     return {name: replace(known, choices=known.choices + known.adapter_choices) for name, known in own.items()}
 

@@ -20,7 +20,19 @@ class TrainingType(StrEnum):
 
 
 LORA_TYPES = frozenset({TrainingType.LORA, TrainingType.QLORA})
-"""The types that train an adapter beside the base model."""
+"""The types that always train an adapter beside the base model."""
+ADAPTER_TYPES = LORA_TYPES | {TrainingType.DPO}
+"""Those, and the types whose hyperparameter `adapter` says whether they do."""
+ADAPTER = "adapter"
+LORA_ADAPTER = "lora"
+"""The hyperparameter, and its value for an adapter."""
+
+
+def trains_adapter(training_type: TrainingType, hyperparameters: Mapping[str, object]) -> bool:
+    """Whether a training with these hyperparameters, all of them or as given, trains an adapter."""
+    if training_type not in ADAPTER_TYPES:
+        return False
+    return training_type in LORA_TYPES or hyperparameters.get(ADAPTER, LORA_ADAPTER) == LORA_ADAPTER
 
 
 class FrameworkType(StrEnum):
@@ -41,8 +53,14 @@ TRAIN_EXTRA = "pip install 'trainmaster[train]'"
 TRAIN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
 """What the built-in trainers import."""
 
-MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
-"""Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
+_MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
+_OF_PREFERENCES = ("loss", "reward_margin", "reward_accuracy", "reward_chosen", "reward_rejected")
+
+
+def measured(training_type: TrainingType) -> tuple[str, ...]:
+    """Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
+    return _OF_PREFERENCES if training_type is TrainingType.DPO else _MEASURED
+
 
 _SFT = "trainmaster.training.sft"
 TRAINERS: Mapping[TrainingType, str] = {
@@ -50,12 +68,14 @@ TRAINERS: Mapping[TrainingType, str] = {
     TrainingType.LORA: _SFT,
     TrainingType.FULL_FINETUNE: _SFT,
     TrainingType.CONTINUED_PRETRAIN: _SFT,
+    TrainingType.DPO: "trainmaster.training.dpo",
 }
 """The module of each training type's built-in trainer, which ranks import: its `build` makes the trainer."""
 BUILT_IN = frozenset(TRAINERS)
+ENGINE_ONLY = frozenset({TrainingType.DPO})
+"""The types that the engine alone trains."""
 LATER: Mapping[TrainingType, str] = {
     TrainingType.QLORA: "use LORA",
-    TrainingType.DPO: "use SFT on the preferred answers, or drive a trainer service (examples/loops/dpo_loop.py)",
     TrainingType.RLHF: "drive a trainer service with your own loop (examples/loops/grpo_loop.py)",
 }
 """The training types without a built-in trainer, and what comes nearest."""
@@ -97,7 +117,7 @@ FRAMEWORKS: Mapping[FrameworkType, Framework] = {
         meaning="the engine of trainer services; each rank has a copy of the model or, with strategy fsdp, a shard",
     ),
     FrameworkType.HF_TRAINER: Framework(
-        types=BUILT_IN,
+        types=BUILT_IN - ENGINE_ONLY,
         strategies=_ANY_STRATEGY,
         packages=TRAIN_PACKAGES,
         meaning="TRL on transformers; each rank has a copy of the model or, with strategy fsdp, a shard",
@@ -122,10 +142,12 @@ def unavailable(framework: FrameworkType, training_type: TrainingType, *, ranks:
     if training_type in known.types:
         return None
     custom = f"framework type {FrameworkType.CUSTOM} with a script of your own"
+    if known.types and training_type in ENGINE_ONLY:
+        return f"{framework} has no {training_type}, which the engine trains; use {FrameworkType.AUTO}, or {custom}"
     if known.types:
         return (
             f"training_type {training_type} is not available in this version with a built-in framework; "
-            f"{LATER[training_type]}, or use {custom}. Available: {', '.join(sorted(BUILT_IN))}"
+            f"{LATER[training_type]}, or use {custom}. Available: {', '.join(sorted(known.types))}"
         )
     why = f"framework {framework} is not available in this version, installed or not"
     if training_type not in BUILT_IN:

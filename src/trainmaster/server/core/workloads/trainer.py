@@ -31,11 +31,12 @@ from trainmaster.server.core.training.sources import (
     scheme_of,
 )
 from trainmaster.server.core.training.types import (
+    ENGINE_ONLY,
     FRAMEWORKS,
-    LORA_TYPES,
-    MEASURED,
     FrameworkType,
     TrainingType,
+    measured,
+    trains_adapter,
     unavailable,
 )
 from trainmaster.server.core.workloads.base import JobConfigs, WorkloadSpec, directories_above
@@ -153,7 +154,8 @@ def _not_available(job: JobConfigs, training: TrainingConfig, data: DataConfig) 
     """What has its place among the fields, and nobody does it yet."""
     output, framework = job.output_config, training.framework
     if output.export_format not in _EXPORTS:
-        working = _EXPORTS if training.training_type in LORA_TYPES and not output.merge_lora else _EXPORTS[:1]
+        adapts = trains_adapter(training.training_type, training.hyperparameters)
+        working = _EXPORTS if adapts and not output.merge_lora else _EXPORTS[:1]
         message = f"{output.export_format} is not available in this version; use {' or '.join(working)}"
         yield Problem(field="output_config.export_format", message=message)
     if output.push_to_hub:
@@ -184,19 +186,22 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     """What contradicts itself."""
     output = job.output_config
     if output.export_format == "adapter":
-        if training.training_type not in LORA_TYPES:
-            message = f"adapter is for LORA, and this is {training.training_type}; use safetensors"
+        if not trains_adapter(training.training_type, training.hyperparameters):
+            message = "adapter is for LORA, and for DPO with an adapter; use safetensors"
             yield Problem(field="output_config.export_format", message=message)
         elif output.merge_lora:
             message = "an adapter that is merged into the model is none any more; set one of the two"
             yield Problem(field="output_config.merge_lora", message=message)
     if training.framework.sharded:
         yield from _not_shardable(job, training)
-    if training.framework.type is FrameworkType.ENGINE:
+    alone = training.training_type in ENGINE_ONLY and training.framework.type is not FrameworkType.CUSTOM
+    if training.framework.type is FrameworkType.ENGINE or alone:
+        remedy = "leave it out" if alone else f"leave it out, or use framework type {FrameworkType.HF_TRAINER}"
         for field, message in islice(_engine_lacks(job, training, data), _MAX_PROBLEMS):
             where = field if field.startswith("data_config.") else f"training_config.{field}"
-            remedy = f"leave it out, or use framework type {FrameworkType.HF_TRAINER}"
             yield Problem(field=where, message=f"{message}; {remedy}")
+    if training.training_type is TrainingType.DPO:
+        yield from _without_pairs(data)
     if _hyperparameters(job)["mixed_precision"] == FP8 and not training.framework.sharded:
         yield from _without_fp8(job, training, data)
     for field, options in (
@@ -219,6 +224,13 @@ def _not_possible(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
     if ".." in (output.output_model_name or "").split("/"):
         yield Problem(field="output_config.output_model_name", message="must not contain '..'")
     yield from _without_validation(job, data)
+
+
+def _without_pairs(data: DataConfig) -> Iterator[Problem]:
+    """What contradicts rows of two answers each."""
+    if data.preprocess.packing:
+        message = "samples of DPO are pairs, which are laid end to end as they are; leave it out"
+        yield Problem(field="data_config.preprocess.packing", message=message)
 
 
 def _not_shardable(job: JobConfigs, training: TrainingConfig) -> Iterator[Problem]:
@@ -273,9 +285,10 @@ def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
     strategy = _hyperparameters(job)["eval_strategy"]
     metric = job.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
-    if metric and metric.removeprefix("eval_") not in MEASURED:
+    names = measured(configs_of(job)[0].training_type)
+    if metric and metric.removeprefix("eval_") not in names:
         evaluates = data.validation_split and strategy != "no"
-        known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in MEASURED]
+        known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in names]
         message = choice_message("metric", metric, known)
         yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
         metric = ""
