@@ -27,6 +27,7 @@ from benchmarks import (
     service_doors,
     service_front,
     service_steps,
+    service_tokens,
     submissions,
     throughput,
     training,
@@ -51,6 +52,7 @@ BENCHMARKS: Mapping[str, Callable[[Path, Progress], Sequence[Figure]]] = Mapping
         "service_doors": service_doors.measure,
         "service_front": service_front.measure,
         "service_steps": service_steps.measure,
+        "service_tokens": service_tokens.measure,
         "training": training.measure,
         "engine_tokens": engine_tokens.measure,
     }

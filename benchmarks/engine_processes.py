@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ CASE_TIMEOUT_S = 240.0
 GRACE_S = 60.0
 """A case that has begun may go on for so long after the run's time is up."""
 _LOOK_EVERY_S = 0.1
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""As trainer services have it: threads that spin while they wait crawl on a CPU that has other work."""
 NO_TIME = "there was no time left for it"
 
 
@@ -57,6 +60,7 @@ def _of_one_process(
                 stdout=output,
                 stderr=output,
                 cwd=Path(__file__).parents[1],
+                env={**_PASSIVE, **os.environ},
             )
         try:
             for number, (key, _, _) in enumerate(cases):

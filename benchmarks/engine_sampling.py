@@ -165,6 +165,7 @@ def grpo_engine(setting: Setting) -> Outcome:
             tokens=tokens,
             seconds=seconds,
             peak_bytes=peak(setting),
+            sampled_s=sampled_s,
             note=f"{sampled_s:.1f} s of sampling, {seconds - sampled_s:.1f} s of training",
         )
 

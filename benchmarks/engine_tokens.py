@@ -21,13 +21,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine_goals import CASES, ROWS, SHOWING, Case, cases_of_rows, figure_of, table_of
 from benchmarks.engine_processes import run_cases
 from benchmarks.kernels import Profile, Spent, told
 from benchmarks.models import LARGE, SMALL, Shape
 from benchmarks.report import Figure, Peer, Progress, WrongResultError, machine, number, table
+
+if TYPE_CHECKING:
+    from benchmarks.engine_work import Setting
 
 SECONDS = 15.0
 TABLE_SECONDS = 4.0
@@ -114,7 +117,7 @@ def run(
     """
     until = time.monotonic() + plan.budget_s
     benches: list[Bench] = []
-    for shape in _shapes():
+    for shape in chosen_shapes():
         bench = Bench(shape, directory, progress, plan, until)
         bench.take_over(known or {})
         benches.append(bench)
@@ -123,29 +126,36 @@ def run(
     return benches
 
 
-def _shapes() -> list[Shape]:
+def chosen_shapes() -> list[Shape]:
+    """Those that BENCH_SHAPES names; by default the one for this machine."""
     import torch
 
     names = os.environ.get("BENCH_SHAPES", LARGE.name if torch.cuda.is_available() else _TINY.name).split(",")
     return [shape for shape in _SHAPES if shape.name in names]
 
 
+def setting_of(shape: Shape, model: Path, *, seconds: float) -> dict[str, Any]:
+    """What all cases of a model have in common: the fields of `engine_work.Setting`, with the sizes of its shape."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "model": str(model.absolute()),
+        "device": "cuda" if cuda else "cpu",
+        "dtype": "bfloat16" if cuda else "float32",
+        "seconds": seconds,
+        "vocabulary": shape.vocabulary,
+        **(_TINY_SIZES if shape is _TINY else _SIZES),
+    }
+
+
 class Bench:
     """One model, and all that is measured with it."""
 
     def __init__(self, shape: Shape, directory: Path, progress: Progress, plan: Plan, until: float) -> None:
-        import torch
-
-        tiny, cuda = shape is _TINY, torch.cuda.is_available()
         self._shape, self._directory, self._progress, self._plan, self._until = shape, directory, progress, plan, until
-        self._setting: dict[str, Any] = {
-            "model": str((directory / f"engine-{shape.name}").absolute()),
-            "device": "cuda" if cuda else "cpu",
-            "dtype": "bfloat16" if cuda else "float32",
-            "seconds": min(plan.seconds, _SHORT) if tiny else plan.seconds,
-            "vocabulary": shape.vocabulary,
-            **(_TINY_SIZES if tiny else _SIZES),
-        }
+        seconds = min(plan.seconds, _SHORT) if shape is _TINY else plan.seconds
+        self._setting = setting_of(shape, directory / f"engine-{shape.name}", seconds=seconds)
         self._done: dict[str, dict[str, Any] | str] = {}
         """By the case's key: what came of it, or why nothing did."""
         self._profiles: dict[str, Profile] = {}
@@ -153,6 +163,12 @@ class Bench:
     @property
     def shape(self) -> str:
         return self._shape.name
+
+    @property
+    def setting(self) -> Setting:
+        from benchmarks.engine_work import Setting
+
+        return Setting(**self._setting)
 
     @property
     def conditions(self) -> dict[str, Any]:

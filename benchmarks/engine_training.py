@@ -48,17 +48,18 @@ def train_engine(
     unembedding: bool = False,
     fp8: bool = False,
     full: bool = False,
+    rank: int = RANK,
 ) -> Outcome:
     """Steps of the engine; with several adapters, each has its share of the sequences."""
     with engine_of(setting, fp8=fp8) as engine:
-        step = _steps(setting, engine, data=data, adapters=adapters, unembedding=unembedding, full=full)
+        step = _steps(setting, engine, data=data, adapters=adapters, unembedding=unembedding, full=full, rank=rank)
         return measured(setting, step)
 
 
 def profile_training(setting: Setting, *, trace: str | None = None) -> Outcome:
     """One step of the engine over sequences of mixed lengths."""
     with engine_of(setting) as engine:
-        step = _steps(setting, engine, data="mixed", adapters=1, unembedding=False, full=False)
+        step = _steps(setting, engine, data="mixed")
         for number in range(BATCHES):
             step(number)
         began = setting.begin()
@@ -69,11 +70,18 @@ def profile_training(setting: Setting, *, trace: str | None = None) -> Outcome:
 
 
 def _steps(
-    setting: Setting, engine: Engine, *, data: str, adapters: int, unembedding: bool, full: bool
+    setting: Setting,
+    engine: Engine,
+    *,
+    data: str,
+    adapters: int = 1,
+    unembedding: bool = False,
+    full: bool = False,
+    rank: int = RANK,
 ) -> Callable[[int], Step]:
     names = [f"model-{number}" for number in range(adapters)]
     for seed, name in enumerate(names):
-        lora = None if full else LoraOptions(rank=RANK, seed=seed, train_unembed=unembedding)
+        lora = None if full else LoraOptions(rank=rank, seed=seed, train_unembed=unembedding)
         engine.create_model(name, Trained.ALL if full else Trained.ADAPTER, lora)
     batches = setting.batches(data)
 

@@ -118,6 +118,8 @@ class Outcome:
     """Of the device, while it was measured."""
     loss: float | None = None
     """Of a token, before anything was learnt: cases with the same data must agree on it."""
+    sampled_s: float | None = None
+    """Of the seconds, those of sampling, where training follows."""
     note: str = ""
     profile: Profile | None = None
     curve: list[float] | None = None

@@ -23,6 +23,7 @@ from trainmaster.protocol.sockets import reachable
 T = TypeVar("T")
 
 COMMAND = Path(sys.executable).with_name("trainmaster")
+"""It may be missing where `trainmaster` is importable and not installed."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _READY_TIMEOUT_S = 60.0
 _KEPT_OPEN_S = 10.0
@@ -59,10 +60,11 @@ class Server:
     def start(self) -> float:
         """Start it; how long it took until it said that it is ready."""
         began = time.perf_counter()
+        command = [COMMAND] if COMMAND.exists() else [sys.executable, "-m", "trainmaster"]
         arguments = ["serve", "--host", self.host, "--port", "0", "--data-dir", str(self.data_dir), *self._options]
         with open(self.data_dir.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
-                [COMMAND, *arguments],
+                [*command, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**environment(), **self._environment},

@@ -60,7 +60,9 @@ HEARTBEAT_TARGET_MS = 50.0
 PAIRS = 20
 PASS_S = 0.1
 PIPELINE_TARGET = 1.1
-TINKER = Path(__file__).parents[1] / ".venvs" / "tinker" / "bin" / "python"
+_OWN_TINKER = Path(__file__).parents[1] / ".venvs" / "tinker" / "bin" / "python"
+TINKER = _OWN_TINKER if _OWN_TINKER.exists() else Path(sys.executable)
+"""The Python that has the public client: on machines without `.venvs`, it may be this one."""
 _TINKER_LOOP = f"""
 import sys, time, tinker
 from tinker import types

@@ -1,106 +1,31 @@
-"""Tokens per second of the built-in trainers, through a job and by the same TRL script started by hand.
+"""Tokens per second of the built-in trainers, through a job, by the same TRL script started by hand, and by the engine
+alone.
 
 With a GPU the models have the shapes of Qwen3 0.6B and 8B, with random weights, and sequences of 2,048 tokens; without
 one, a shape that a laptop trains. BENCH_SHAPES and BENCH_TYPES choose among them, and BENCH_FRAMEWORK names the loop
 of the jobs: ENGINE or HF_TRAINER; unset, as a job that names none.
-
-Both are timed between two logs, when they run as they will go on. What is lost before, once, is told apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from benchmarks.models import LARGE, SMALL, Shape, make_model
-from benchmarks.report import Figure, Peer, Progress, WrongResultError
-from benchmarks.server import Client, running_server, wait_for
+from benchmarks.report import Figure, Peer, Progress
+from benchmarks.server import Client, running_server
+from benchmarks.training_runs import JobRun, Plan, Times, engine_rate, run_by_hand, run_job, what_the_script_lacks
 
 T = TypeVar("T")
 
 RATIO = 0.97
-"""Of the speed of the script that is started by hand."""
-_TIMEOUT_S = 600.0
-_LOOK_EVERY_S = 1.0
-"""At both, alike: whoever looks takes time from what is measured."""
+"""Of the speed of the script that is started by hand, and of the engine."""
 _TYPES = ("LORA", "FULL_FINETUNE")
-_BY_HAND = Path(__file__).with_name("by_hand.py")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """One measured training."""
-
-    shape: Shape
-    training_type: str
-    length: int
-    first: int
-    last: int
-    every: int
-    """Timed from the log at step `first` to that at step `last`, with a log at each `every` steps."""
-    packing: bool = True
-    compile: bool = False
-    attention: str | None = None
-    """Of the job; the script takes what transformers chooses."""
-
-    @staticmethod
-    def of(shape: Shape, training_type: str, length: int) -> Plan:
-        later = max(0, shape.settled.get(training_type, 0) - shape.steps["first"])
-        first, last = shape.steps["first"] + later, shape.steps["last"] + later
-        every = shape.steps["every"]
-        return Plan(shape=shape, training_type=training_type, length=length, first=first, last=last, every=every)
-
-    @property
-    def batch(self) -> int:
-        return self.shape.batch[self.training_type]
-
-    @property
-    def step_tokens(self) -> int:
-        """When every sequence is full."""
-        return self.batch * self.length
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """When each log of a training came, by step."""
-
-    plan: Plan
-    at: Mapping[int, float]
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the steps that are timed."""
-        return self.plan.step_tokens / self._step_s
-
-    @property
-    def lost_s(self) -> float:
-        """What the steps from the first log to those that are timed took longer than these."""
-        plan = self.plan
-        return self.at[plan.first] - self.at[plan.every] - (plan.first - plan.every) * self._step_s
-
-    @property
-    def _step_s(self) -> float:
-        return (self.at[self.plan.last] - self.at[self.plan.first]) / (self.plan.last - self.plan.first)
-
-    def __str__(self) -> str:
-        logs = sorted(self.at.items())
-        rates = [
-            self.plan.step_tokens * (step - earlier) / (at - before)
-            for (earlier, before), (step, at) in itertools.pairwise(logs)
-        ]
-        return f"{self.rate:,.0f} tokens/s (from log to log: {' '.join(f'{rate:,.0f}' for rate in rates)})"
-
-
 _LAPTOP = Shape(
     name="tiny",
     layers=4,
@@ -130,6 +55,8 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
     _write_texts(full, [length * 4] * (1024 if cuda else 512))
     _write_texts(ragged, _lengths(4096 if cuda else 1024, longest=length))
     figures: list[Figure] = []
+    lora: Figure | None = None
+    absent = what_the_script_lacks()
     with running_server(directory, "--data-root", str(directory)) as server:
         client = Client(server)
         for shape in shapes:
@@ -138,17 +65,25 @@ def measure(directory: Path, progress: Progress) -> Sequence[Figure]:
             for training_type in types:
                 plan = Plan.of(shape, training_type, length)
                 progress(f"{shape.name} {training_type}: by hand")
-                by_hand = _run_by_hand(directory, model, full, plan)
-                progress(f"{by_hand}; through a job")
-                ours, metrics = _run_job(client, model, full, plan)
-                progress(f"{ours}, {ours.rate / by_hand.rate:.3f} x by hand; {_rounded(metrics)}")
-                figures.append(_compared(plan, ours, by_hand, metrics))
-        if shapes and "LORA" in types:
-            plain, plan = figures[types.index("LORA")], Plan.of(shapes[0], "LORA", length)
-            model = directory / shapes[0].name
-            if cuda:
-                figures.append(_with_the_scripts_attention(client, model, full, plan, progress, plain))
-            figures += list(_additions(client, model, full, ragged, plan, progress, plain=plain.measured))
+                by_hand = None if absent else run_by_hand(directory, model, full, plan)
+                progress(f"{by_hand or absent}; through a job")
+                run = run_job(client, model, full, plan)
+                figure = compared(plan, run, by_hand, absent)
+                figures.append(figure)
+                progress(f"{run.times}, {figure.ratio}; {_rounded(run.metrics)}")
+                if training_type == "LORA":
+                    lora = lora or figure
+                    if run.by_engine:
+                        progress("by the engine alone")
+                        figures.append(against_engine(figure, engine_rate(directory, model, plan)))
+                        progress(figures[-1].ratio)
+        if lora is not None:
+            plan, model = Plan.of(shapes[0], "LORA", length), directory / shapes[0].name
+            if cuda and lora.peer is not None:
+                figures.append(_with_the_scripts_attention(client, model, full, plan, progress, lora))
+            figures += list(
+                _additions(client, model, full, ragged, plan, progress, plain=lora.measured, compiled=not absent)
+            )
         client.close()
     return figures
 
@@ -159,24 +94,38 @@ def _chosen(variable: str, known: Mapping[str, T]) -> list[T]:
     return [each for name, each in known.items() if name in names]
 
 
-def _rounded(metrics: dict[str, float]) -> str:
+def _rounded(metrics: Mapping[str, float]) -> str:
     names = ("loss", "tokens_per_s", "mfu", "gpu_memory_mb", "gpu_utilization_pct")
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
 
 
-def _compared(plan: Plan, ours: Times, by_hand: Times, metrics: dict[str, float]) -> Figure:
-    share = f", {metrics['mfu']:.1%} of the matrix peak" if "mfu" in metrics else ""
-    lost = ""
+def compared(plan: Plan, run: JobRun, by_hand: Times | None, absent: str) -> Figure:
+    """A job against the script by hand, or with why there is none."""
+    ours = run.times
+    note = f"{plan.batch} x {plan.length} tokens a step"
+    if "mfu" in run.metrics:
+        note += f", {run.metrics['mfu']:.1%} of the matrix peak"
     if plan.first > plan.every:
-        lost = f"; lost before step {plan.first}: {ours.lost_s:.1f} s, by hand {by_hand.lost_s:.1f} s"
-    return Figure(
+        note += f"; lost before step {plan.first}: {ours.lost_s:.1f} s"
+        note += f", by hand {by_hand.lost_s:.1f} s" if by_hand else ""
+    figure = Figure(
         name=f"{plan.training_type} of a {plan.shape.name} model, tokens/s through a job",
         measured=ours.rate,
         unit="tokens/s",
-        target=RATIO * by_hand.rate,
-        at_least=True,
-        peer=Peer(name="the TRL script by hand", value=by_hand.rate, ours=ours.rate),
-        note=f"{plan.batch} x {plan.length} tokens a step{share}{lost}",
+        note=note if by_hand else f"{note}; nothing by hand: {absent}",
+    )
+    return _set_against(figure, "the TRL script by hand", by_hand.rate) if by_hand else figure
+
+
+def against_engine(figure: Figure, engine: float) -> Figure:
+    """The same job against the engine's tokens per second."""
+    name = f"{figure.name}, against the engine"
+    return _set_against(dataclasses.replace(figure, name=name, note=""), "the engine alone", engine)
+
+
+def _set_against(figure: Figure, peer: str, rate: float) -> Figure:
+    return dataclasses.replace(
+        figure, target=RATIO * rate, at_least=True, peer=Peer(name=peer, value=rate, ours=figure.measured)
     )
 
 
@@ -187,27 +136,29 @@ def _with_the_scripts_attention(
     assert figure.peer is not None
     by_hand = figure.peer.value
     progress("with the script's attention")
-    times, _ = _run_job(client, model, data, dataclasses.replace(plan, attention="sdpa"))
-    ours = times.rate
-    progress(f"{times}, {ours / by_hand:.3f} x by hand")
-    return dataclasses.replace(
-        figure,
-        name=f"{plan.training_type} of a {plan.shape.name} model, attn_implementation: sdpa",
-        measured=ours,
-        peer=Peer(name=figure.peer.name, value=by_hand, ours=ours),
-        note="",
-    )
+    times = run_job(client, model, data, dataclasses.replace(plan, attention="sdpa")).times
+    progress(f"{times}, {times.rate / by_hand:.3f} x by hand")
+    name = f"{plan.training_type} of a {plan.shape.name} model, attn_implementation: sdpa"
+    return _set_against(dataclasses.replace(figure, name=name, measured=times.rate, note=""), figure.peer.name, by_hand)
 
 
 def _additions(
-    client: Client, model: Path, full: Path, ragged: Path, plan: Plan, progress: Progress, *, plain: float
+    client: Client,
+    model: Path,
+    full: Path,
+    ragged: Path,
+    plan: Plan,
+    progress: Progress,
+    *,
+    plain: float,
+    compiled: bool,
 ) -> Iterator[Figure]:
-    """What packing and compiling add."""
+    """What packing and, where TRL can be used, compiling add."""
     rates = {}
     for packing in (False, True):
         progress(f"rows of mixed lengths, {'packed' if packing else 'padded'}")
-        _, metrics = _run_job(client, model, ragged, dataclasses.replace(plan, packing=packing))
-        rates[packing] = metrics["tokens_per_s"]
+        run = run_job(client, model, ragged, dataclasses.replace(plan, packing=packing))
+        rates[packing] = run.metrics["tokens_per_s"]
         progress(f"{rates[packing]:,.0f} tokens/s")
     yield Figure(
         name=f"LORA of a {plan.shape.name} model, rows of mixed lengths, packed",
@@ -216,111 +167,17 @@ def _additions(
         peer=Peer(name="padded", value=rates[False], ours=rates[True]),
         note="tokens of rows alone count",
     )
+    if not compiled:
+        return
     progress("compiled")
-    times, _ = _run_job(client, model, full, dataclasses.replace(plan, compile=True))
-    compiled = times.rate
-    progress(f"{times}, {compiled / plain:.2f} x not compiled")
+    times = run_job(client, model, full, dataclasses.replace(plan, compile=True)).times
+    progress(f"{times}, {times.rate / plain:.2f} x not compiled")
     yield Figure(
         name=f"LORA of a {plan.shape.name} model, compiled",
-        measured=compiled,
+        measured=times.rate,
         unit="tokens/s",
-        peer=Peer(name="not compiled", value=plain, ours=compiled),
+        peer=Peer(name="not compiled", value=plain, ours=times.rate),
     )
-
-
-def _run_by_hand(directory: Path, model: Path, data: Path, plan: Plan) -> Times:
-    times = directory / f"by-hand-{random.randrange(1 << 30)}.jsonl"
-    document = {
-        "model": str(model),
-        "data": str(data),
-        "training_type": plan.training_type,
-        "batch_size": plan.batch,
-        "length": plan.length,
-        "packing": plan.packing,
-        "compile": plan.compile,
-        "steps": plan.last + 1_000,
-        "logging_steps": plan.every,
-        "gradient_checkpointing": plan.training_type in plan.shape.checkpointing,
-    }
-    log = times.with_suffix(".log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(_BY_HAND), json.dumps(document), str(times)], stdout=output, stderr=output
-        )
-
-    def timed() -> dict[int, float] | None:
-        if process.poll() is not None:
-            raise WrongResultError(f"the script by hand failed: {log.read_text()[-2000:]}")
-        lines = times.read_text().splitlines() if times.exists() else []
-        seen = {entry["step"]: entry["t"] for entry in map(json.loads, lines)}
-        return seen if plan.last in seen else None
-
-    try:
-        seen = wait_for(timed, f"step {plan.last} by hand", _TIMEOUT_S, every_s=_LOOK_EVERY_S)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    return Times(plan=plan, at=seen)
-
-
-def _run_job(client: Client, model: Path, data: Path, plan: Plan) -> tuple[Times, dict[str, float]]:
-    """With the job's latest metrics."""
-    lora = {"lora_r": "16", "lora_alpha": "32", "lora_dropout": "0", "lora_target_modules": "all-linear"}
-    job_id = client.submit(
-        {
-            "name": f"bench-{plan.shape.name}-{plan.training_type}",
-            "training_config": {
-                "training_type": plan.training_type,
-                # As the script does: in the form in which it is stored.
-                "base_model": {"model_id": str(model), "dtype": plan.shape.dtype},
-                **_framework(plan),
-                "hyperparameters": {
-                    "max_steps": str(plan.last + 1_000),
-                    "learning_rate": "1e-5",
-                    "logging_steps": str(plan.every),
-                    "gradient_checkpointing": str(plan.training_type in plan.shape.checkpointing).lower(),
-                    "torch_compile": str(plan.compile).lower(),
-                    **({"attn_implementation": plan.attention} if plan.attention else {}),
-                    **(lora if plan.training_type == "LORA" else {}),
-                },
-            },
-            "data_config": {
-                "sources": [{"path": str(data)}],
-                "preprocess": {"packing": plan.packing},
-                "max_seq_length": plan.length,
-                "batch_size": plan.batch,
-                "seed": 0,
-            },
-            "output_config": {"checkpoint": {"save_steps": 1_000_000}},
-        }
-    )
-
-    def timed() -> tuple[dict[int, float], dict[str, float]] | None:
-        job = client.call("GET", f"/v1/jobs/{job_id}")
-        if job["status"] in ("FAILED", "COMPLETED", "CANCELLED"):
-            raise WrongResultError(f"the job is {job['status']}: {job.get('error_message')}")
-        found = client.call("GET", f"/v1/jobs/{job_id}/metrics")
-        points: list[Any] = next((series["points"] for series in found["series"] if series["name"] == "loss"), [])
-        seen = {int(step): datetime.fromisoformat(at).timestamp() for step, at, _ in points}
-        return (seen, found["latest"]) if plan.last in seen else None
-
-    try:
-        seen, latest = wait_for(timed, f"step {plan.last} of {job_id}", _TIMEOUT_S, every_s=_LOOK_EVERY_S)
-    finally:
-        _end(client, job_id)
-    return Times(plan=plan, at=seen), latest
-
-
-def _framework(plan: Plan) -> dict[str, Any]:
-    """What is asked for, unless the plan has an option that TRL alone has."""
-    name = os.environ.get("BENCH_FRAMEWORK")
-    return {"framework": {"type": name}} if name and not plan.compile and plan.attention is None else {}
-
-
-def _end(client: Client, job_id: str) -> None:
-    if client.call("GET", f"/v1/jobs/{job_id}")["status"] not in ("FAILED", "COMPLETED", "CANCELLED"):
-        client.call("POST", f"/v1/jobs/{job_id}/cancel", {})
-        client.wait(job_id, _TIMEOUT_S)
 
 
 def _lengths(rows: int, *, longest: int) -> list[int]:
