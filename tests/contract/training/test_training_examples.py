@@ -78,7 +78,7 @@ def test_preferences_are_learnt_from_a_file_to_a_model_that_loads(server: LocalS
     check_course(server, job_id, "EVALUATING")
     for name in ("reward_accuracy", "eval_reward_accuracy"):
         assert series(server, job_id, name)[-1][1] > 0.8
-    assert server.job(job_id)["output"]["best_checkpoint_id"]
+    assert server.job(job_id)["best_checkpoint_id"]
 
 
 @pytest.mark.long  # tests/training/test_resuming.py compares the bits, tests/contract/backends pauses
