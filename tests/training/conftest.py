@@ -47,11 +47,12 @@ def make_job(zygote: Zygote, tiny: Path, tmp_path: Path) -> Iterator[Make]:
     def make(training_type: str = "SFT", *, ranks: int = 1, evaluate: bool = False, **parts: Any) -> Job:
         directory = tmp_path / f"job-{len(made)}"
         directory.mkdir()
+        preferences = "-judged" if parts.get("hyperparameters", {}).get("loss_type") == "kto" else "-pairs"
         job = Job(
             zygote=zygote,
             directory=directory,
             document=tiny_model.document(training_type, evaluate=evaluate, **parts),
-            prepared=tiny_model.prepared(tiny, evaluate=evaluate, pairs=training_type == "DPO"),
+            prepared=tiny_model.prepared(tiny, evaluate=evaluate, kind=preferences if training_type == "DPO" else ""),
             ranks=ranks,
             job_id=f"job-{len(made)}",
         )

@@ -23,10 +23,10 @@ TALK = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
 TEXT = {"prompt": "q: ", "chosen": "abcd", "rejected": "x"}
 
 
-def document(model: Path | None = None, **data: Any) -> dict[str, Any]:
+def document(model: Path | None = None, *, loss: str = "sigmoid", **data: Any) -> dict[str, Any]:
     base = {} if model is None else {"base_model": {"model_id": str(model)}}
     return {
-        "training_config": {"training_type": "DPO", **base},
+        "training_config": {"training_type": "DPO", "hyperparameters": {"loss_type": loss}, **base},
         "data_config": {"sources": [{"path": "data.jsonl"}], **data},
     }
 
@@ -110,3 +110,35 @@ def test_check_shows_both_answers(tmp_path: Path) -> None:
     trained = [[part["text"] for part in each["segments"] if part["trained"]] for each in source["samples"]]
     assert trained == [["abcd</s>"], ["x</s>"]]
     assert ["has no `chosen`" in problem["message"] for problem in source["problems"]] == [True]
+
+
+def judged(rows: list[dict[str, Any]], directory: Path) -> Any:
+    (directory / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = LocalSource(path="data.jsonl", files=(directory / "data.jsonl",), format="jsonl")
+    config = TokenizationConfig.from_document(document(loss="kto"))
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    return build(config, make_tokenizer(), [source], max_seq_length=64, directory=scratch).train
+
+
+def test_single_answers_keep_whether_they_were_liked(tmp_path: Path) -> None:
+    chat = {"prompt": [USER], "completion": [BAD], "label": 0}
+    made = judged([{"prompt": "q: ", "completion": "abcd", "label": True}, chat], tmp_path)
+    assert sorted(made["liked"]) == [False, True]
+    assert "seq_lengths" not in made.column_names
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "completion": "b"}, "has no `label`"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "expected true for a liked answer, or false"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "has no `completion`"),
+    ],
+)
+def test_row_that_is_no_judgement_is_refused_with_what_is_missing(
+    row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RowError) as caught:
+        judged([row], tmp_path)
+    assert said in str(caught.value)

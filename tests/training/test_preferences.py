@@ -17,7 +17,7 @@ WHOLE = {"adapter": "none", "learning_rate": 2e-3}
 INTERRUPTIONS = {"killed": None, "paused": StopCause.PAUSE, "preempted": StopCause.PREEMPT}
 
 
-@pytest.mark.parametrize("loss", PreferenceLoss)
+@pytest.mark.parametrize("loss", sorted(LOSSES.keys() - {PreferenceLoss.KTO}))
 def test_each_loss_learns_to_prefer_the_chosen_answers(make_job: Make, loss: PreferenceLoss) -> None:
     parameters = {"loss_type": loss, "learning_rate": 2e-2, "num_train_epochs": 2.0, "lora_r": 4}
     job = make_job("DPO", evaluate=True, hyperparameters=parameters)
@@ -33,6 +33,31 @@ def test_each_loss_learns_to_prefer_the_chosen_answers(make_job: Make, loss: Pre
         assert series["reward_margin"][0] == pytest.approx(0, abs=1e-4)
     else:
         assert "computing what the base model says" not in job.log()
+
+
+def test_single_answers_are_liked_more_and_more_or_less_and_less(make_job: Make) -> None:
+    parameters = {"loss_type": "kto", "learning_rate": 2e-2, "num_train_epochs": 3.0, "lora_r": 4}
+    job = make_job("DPO", evaluate=True, hyperparameters=parameters, data={"batch_size": 8})
+    job.train()
+    assert job.series("loss")[0] == pytest.approx(0.5, abs=1e-5)
+    assert job.series("loss")[-1] < 0.4
+    assert job.series("eval_loss")[-1] < 0.45
+    assert job.series("reward_chosen")[-1] > 0 > job.series("reward_rejected")[-1]
+    assert all(value >= 0 for value in job.series("kl"))
+    assert job.series("eval_reward_chosen")[-1] > job.series("eval_reward_rejected")[-1]
+    assert not job.series("liked")
+
+
+def test_weights_of_answers_decide_which_ones_count(make_job: Make) -> None:
+    def rewards(**weights: float) -> tuple[float, float]:
+        parameters = {"loss_type": "kto", "learning_rate": 1e-2, "num_train_epochs": 2.0, "lora_r": 4, **weights}
+        job = make_job("DPO", hyperparameters=parameters)
+        job.train()
+        return job.series("reward_chosen")[-1], job.series("reward_rejected")[-1]
+
+    liked_alone, disliked_alone = rewards(undesirable_weight=0.0), rewards(desirable_weight=0.0)
+    assert liked_alone[0] > disliked_alone[0]
+    assert liked_alone[1] > disliked_alone[1]
 
 
 def test_label_smoothing_keeps_the_margin_small(make_job: Make) -> None:
@@ -98,11 +123,15 @@ def test_course_is_that_of_trl(
         assert job.series(name) == pytest.approx(expected, rel=2e-3, abs=2e-4), name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_interrupted_training_ends_with_the_bits_of_an_uninterrupted_one(make_job: Make, how: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("loss", "how", "ranks"),
+    [*(("sigmoid", how, ranks) for how in INTERRUPTIONS for ranks in (1, 2)), ("kto", "preempted", 2)],
+)
+def test_interrupted_training_ends_with_the_bits_of_an_uninterrupted_one(
+    make_job: Make, loss: str, how: str, ranks: int
+) -> None:
     def job() -> Job:
-        parameters = {"num_train_epochs": 2.0, "learning_rate": 1e-2, "lora_r": 4}
+        parameters = {"num_train_epochs": 2.0, "learning_rate": 1e-2, "lora_r": 4, "loss_type": loss}
         return make_job("DPO", ranks=ranks, evaluate=True, hyperparameters=parameters, data={"batch_size": 8 // ranks})
 
     whole, interrupted = job(), job()

@@ -112,6 +112,23 @@ def make_pairs(directory: Path, *, count: int = 48, seed: int = 0) -> Path:
     return directory
 
 
+def make_judged(directory: Path) -> Path:
+    """Single answers, of which every second one goes in the liked steps."""
+    from datasets import Dataset, Features, List, Value, load_from_disk
+
+    rows: dict[str, list[Any]] = {"input_ids": [], "labels": [], "liked": []}
+    for number, pair in enumerate(load_from_disk(f"{directory}-pairs")):
+        split, liked = pair["seq_lengths"][0], number % 2 == 0
+        own = slice(0, split) if liked else slice(split, None)
+        for name in ("input_ids", "labels"):
+            rows[name].append(pair[name][own])
+        rows["liked"].append(liked)
+    tokens = List(Value("int32"))
+    kinds = Features({"input_ids": tokens, "labels": tokens, "liked": Value("bool")})
+    Dataset.from_dict(rows, features=kinds).save_to_disk(f"{directory}-judged")
+    return directory
+
+
 def make_some_rows(directory: str, count: int) -> None:
     make_rows(Path(directory), count=count)
 
@@ -123,6 +140,8 @@ def make_all(directory: str) -> None:
     make_rows(Path(directory) / "eval", count=8, seed=1)
     make_pairs(Path(directory) / "train-pairs")
     make_pairs(Path(directory) / "eval-pairs", count=8, seed=1)
+    make_judged(Path(directory) / "train")
+    make_judged(Path(directory) / "eval")
 
 
 def document(
@@ -159,9 +178,8 @@ def document(
     return dict(SubmitJobRequest.model_validate(request).training_document)
 
 
-def prepared(directory: Path, *, evaluate: bool = False, pairs: bool = False) -> dict[str, Any]:
-    """What the preparing step would say."""
-    kind = "-pairs" if pairs else ""
+def prepared(directory: Path, *, evaluate: bool = False, kind: str = "") -> dict[str, Any]:
+    """What the preparing step would say; `kind`: of preferences, -pairs or -judged."""
     return {
         "model_path": str(directory / "model"),
         "tokenizer_path": str(directory / "model"),

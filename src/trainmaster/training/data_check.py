@@ -19,7 +19,7 @@ from trainmaster.server.core.spec.configs import BaseModelConfig
 from trainmaster.server.core.spec.data import DataSource
 from trainmaster.training.data.encoder import Encoder, Sample, load_tokenizer, sample_length
 from trainmaster.training.data.rows import Row, RowCounts, nothing_left, rows_of
-from trainmaster.training.data.shapes import Chat, Pair, Plain, Preference, Wanted
+from trainmaster.training.data.shapes import Chat, Judged, Pair, Plain, Preference, Wanted
 from trainmaster.training.document import LocalSource, TokenizationConfig, base_model_of
 from trainmaster.training.fetching import fetch_source
 from trainmaster.training.fetching.access import Access
@@ -41,6 +41,7 @@ MAX_PROBLEMS = 10
 MAX_TOKENS_SHOWN = 4_096
 """Of one row."""
 _SHAPES = {Chat: "messages", Pair: "prompt and completion", Plain: "text"}
+_LIKED = {True: "liked completion", False: "disliked completion"}
 _ANSWERS = ("prompt and chosen", "prompt and rejected")
 
 
@@ -192,7 +193,8 @@ def previews(encoder: Encoder, row: Mapping[str, Any], origin: Origin, samples: 
     shape = encoder.shape(row, origin)
     if isinstance(shape, Preference):
         return [_preview(encoder, origin, [sample], name) for sample, name in zip(samples, _ANSWERS, strict=True)]
-    return [_preview(encoder, origin, samples, _SHAPES[type(shape)])]
+    name = _LIKED[shape.liked] if isinstance(shape, Judged) else _SHAPES[type(shape)]
+    return [_preview(encoder, origin, samples, name)]
 
 
 def _preview(encoder: Encoder, origin: Origin, samples: Sequence[Sample], shape: str) -> DataSample:

@@ -13,6 +13,7 @@ from trainmaster.server.core.fields import STORED, Model
 from trainmaster.server.core.spec.configs import BaseModelConfig, OutputConfig, TrainingConfig
 from trainmaster.server.core.spec.data import DataConfig
 from trainmaster.server.core.training.hyperparameters import HYPERPARAMETERS, Value, hyperparameters_of
+from trainmaster.server.core.training.preferences import PreferenceLoss
 from trainmaster.server.core.training.sources import ALL_ROWS, Slice
 from trainmaster.server.core.training.types import TrainingType, trains_adapter
 
@@ -78,6 +79,8 @@ class TokenizationConfig:
     data: DataConfig
     completion_only_loss: bool
     assistant_only_loss: bool
+    unpaired: bool = False
+    """Of preferences: rows are single answers, liked or not."""
 
     @classmethod
     def from_document(cls, document: JsonObject) -> Self:
@@ -93,6 +96,7 @@ class TokenizationConfig:
             data=_stored(DataConfig, document["data_config"]),
             completion_only_loss=flag("completion_only_loss"),
             assistant_only_loss=flag("assistant_only_loss"),
+            unpaired=training_type is TrainingType.DPO and given.get("loss_type") == PreferenceLoss.KTO,
         )
 
 

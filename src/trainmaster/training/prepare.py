@@ -109,6 +109,7 @@ def rows_key(
             "training_type": config.training_type,
             "completion_only_loss": config.completion_only_loss,
             "assistant_only_loss": config.assistant_only_loss,
+            **({"unpaired": True} if config.unpaired else {}),
             "preprocess": data.preprocess.model_dump(mode="json", exclude={"padding", "packing"}),
             "max_seq_length": data.max_seq_length,
             "num_workers": None,

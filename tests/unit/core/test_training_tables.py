@@ -199,6 +199,7 @@ def test_path_of_a_source_is_a_file_unless_its_scheme_says_otherwise() -> None:
     [
         ({"label_smoothing": "0.1", "loss_type": "ipo"}, "label_smoothing", "for the loss sigmoid and robust"),
         ({"simpo_gamma": "1"}, "simpo_gamma", "for the loss simpo, and loss_type is sigmoid"),
+        ({"desirable_weight": "2"}, "desirable_weight", "for the loss kto"),
         ({"lora_r": "8", "adapter": "none"}, "lora_r", "for an adapter, and adapter is none"),
         ({"mixed_precision": "fp8", "adapter": "none"}, "mixed_precision", "adapter is none; use bf16"),
         ({"beta": "0"}, "beta", "must be more than 0"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainmaster.training.data.encoder import Encoder, Sample
 from trainmaster.training.data.row_selection import Indices, select
 from trainmaster.training.data.rows import origin_of, write_rows
-from trainmaster.training.data.shapes import Wanted
+from trainmaster.training.data.shapes import Judged, Wanted
 from trainmaster.training.document import LocalSource, TokenizationConfig
 from trainmaster.training.steps import InputError, OnProgress, ignore_progress
 
@@ -23,7 +23,9 @@ IGNORED = -100
 """The label of a position that is not trained on; every trainer has the same."""
 SEQ_LENGTHS = "seq_lengths"
 """The lengths of a row's sequences, where it has several; TRL's packs have the same column."""
+LIKED = "liked"
 _SLICE = 50_000
+_MORE_COLUMNS = {Wanted.PREFERENCES: (SEQ_LENGTHS,), Wanted.JUDGEMENTS: (LIKED,)}
 _BATCH = 256
 _ROWS_SHARE = 0.2
 """The share of a build's time that goes into reading rows."""
@@ -44,7 +46,8 @@ class SourceReport:
 class Built:
     """Datasets with the columns `input_ids` and `labels`; labels are IGNORED at positions that are not trained on.
 
-    Of a preference, both answers are one row, the chosen one first, and SEQ_LENGTHS has their lengths.
+    Of a preference, both answers are one row, the chosen one first, and SEQ_LENGTHS has their lengths. LIKED says of
+    single answers whether they were.
     """
 
     train: Dataset
@@ -93,7 +96,7 @@ def build(
 
         return _encoded(rows, indices, work, data.num_workers, directory / name, on_progress)
 
-    columns = ["input_ids", "labels", *([SEQ_LENGTHS] if encoder.wanted is Wanted.PREFERENCES else [])]
+    columns = ["input_ids", "labels", *_MORE_COLUMNS.get(encoder.wanted, ())]
     train = _finished(encoded(selection.train, "train", 0), "train on", max_seq_length, columns)
     evaluation = None
     if len(selection.evaluation):
@@ -131,13 +134,17 @@ class _Work:
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         places = zip(batch["source"], batch["file"], batch["number"], strict=True)
         origins = [origin_of(self._sources[source], file, number) for source, file, number in places]
-        of_rows = self._encoder.encode([json.loads(row) for row in batch["row"]], origins)
+        rows = [json.loads(row) for row in batch["row"]]
+        of_rows = self._encoder.encode(rows, origins)
+        judged = self._encoder.wanted is Wanted.JUDGEMENTS
+        shapes = [self._encoder.shape(row, origin) for row, origin in zip(rows, origins, strict=True) if judged]
         if self._encoder.wanted is not Wanted.PREFERENCES:
             of_rows = [[sample] for of_row in of_rows for sample in of_row]
         return {
             "input_ids": [[token for sample in row for token in sample.input_ids] for row in of_rows],
             "labels": [[label for sample in row for label in _labels(sample)] for row in of_rows],
             SEQ_LENGTHS: [[len(sample.input_ids) for sample in row] for row in of_rows],
+            LIKED: [isinstance(shape, Judged) and shape.liked for shape in shapes] or [False] * len(of_rows),
             "tokens": [sum(len(sample.input_ids) for sample in row) for row in of_rows],
             "cut": [any(sample.cut for sample in row) for row in of_rows],
             "left_out": [not all(sample.trained for sample in row) for row in of_rows],
@@ -160,6 +167,7 @@ def _encoded(
             "input_ids": List(Value("int32")),
             "labels": List(Value("int32")),
             SEQ_LENGTHS: List(Value("int32")),
+            LIKED: Value("bool"),
             "tokens": Value("int32"),
             "cut": Value("bool"),
             "left_out": Value("bool"),

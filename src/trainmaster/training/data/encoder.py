@@ -215,7 +215,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
         self._pretrains = config.training_type is TrainingType.CONTINUED_PRETRAIN
-        self.wanted = _WANTED.get(config.training_type, Wanted.EXAMPLES)
+        self.wanted = Wanted.JUDGEMENTS if config.unpaired else _WANTED.get(config.training_type, Wanted.EXAMPLES)
         self._chats = ChatRenderer(
             tokenizer, assistant_only=config.assistant_only_loss, completion_only=config.completion_only_loss
         )

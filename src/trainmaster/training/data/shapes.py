@@ -1,5 +1,5 @@
 """The shape of a row, the first that it has: `messages`, `prompt` with `completion`, or plain `text`; or a preference:
-`prompt` with `chosen` and `rejected`."""
+`prompt` with `chosen` and `rejected`, or with `completion` and `label`."""
 
 from __future__ import annotations
 
@@ -47,12 +47,25 @@ class Preference:
     rejected: Chat | Pair
 
 
-Shape = Single | Preference
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """An answer to a prompt, and whether it was liked."""
+
+    answer: Chat | Pair
+    liked: bool
+
+
+Shape = Single | Preference | Judged
 
 
 def sequences_of(shape: Shape) -> tuple[Single, ...]:
     """What becomes a token sequence each."""
-    return (shape.chosen, shape.rejected) if isinstance(shape, Preference) else (shape,)
+    match shape:
+        case Preference(chosen=chosen, rejected=rejected):
+            return chosen, rejected
+        case Judged(answer=answer):
+            return (answer,)
+    return (shape,)
 
 
 class Wanted(StrEnum):
@@ -61,6 +74,7 @@ class Wanted(StrEnum):
     TEXT = "text"
     EXAMPLES = "examples"
     PREFERENCES = "preferences"
+    JUDGEMENTS = "judgements"
 
 
 def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin, wanted: Wanted) -> Shape:
@@ -70,6 +84,8 @@ def shape_of(row: Mapping[str, Any], mapping: Mapping[str, str], origin: Origin,
         return Plain(text=reader.text("text"))
     if wanted is Wanted.PREFERENCES:
         return reader.preference()
+    if wanted is Wanted.JUDGEMENTS:
+        return reader.judged()
     if reader.has("messages"):
         return reader.chat(reader.messages("messages"))
     if reader.has("prompt") and reader.has("completion"):
@@ -146,6 +162,15 @@ class _Reader:
         if found.chosen == found.rejected:
             raise self._error("rejected", "is the same as 'chosen'; leave such rows out: nothing can be learnt of them")
         return found
+
+    def judged(self) -> Judged:
+        for name in ("prompt", "completion", "label"):
+            if not self.has(name):
+                raise self.nothing(name)
+        liked = self._value("label")
+        if not isinstance(liked, bool) and liked not in (0, 1):
+            raise self._error("label", f"is {kind_of(liked)}; expected true for a liked answer, or false")
+        return Judged(answer=self.pair(), liked=bool(liked))
 
     def _conversations(self) -> Preference:
         """Two conversations; what they begin with in common is the prompt."""

@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from trainmaster.training.data.dataset import IGNORED, SEQ_LENGTHS
+from trainmaster.training.data.dataset import IGNORED, LIKED, SEQ_LENGTHS
 
 T = TypeVar("T")
 
@@ -95,6 +95,8 @@ class Batch:
     rows: int
     reference: Tensor | None = None
     """Of each row's sequences, the logprob by the model that the training began with: [rows, sequences]."""
+    liked: Tensor | None = None
+    """Of single answers, whether they were: bool [rows]."""
 
     def pinned(self) -> Batch:
         """In page-locked memory, from which a copy to a device does not wait for it."""
@@ -113,6 +115,7 @@ class Batch:
             lengths=self.lengths,
             rows=self.rows,
             reference=None if self.reference is None else change(self.reference),
+            liked=None if self.liked is None else change(self.liked),
         )
 
 
@@ -129,9 +132,7 @@ class Rows:
         return len(self._dataset)
 
     def batch(self, indices: np.ndarray) -> Batch:
-        table: pa.Table = self._dataset[indices]
-        tokens, labels = _values(table, "input_ids"), _values(table, "labels")
-        lengths = _values(table, SEQ_LENGTHS) if self._several else _lengths(table, "input_ids")
+        tokens, labels, lengths = self._sequences(indices)
         lengths = lengths[lengths > 0]
         ends = np.cumsum(lengths)
         following = np.append(labels[1:], IGNORED)
@@ -147,7 +148,52 @@ class Rows:
             lengths=lengths.tolist(),
             rows=len(indices),
             reference=None if self.reference is None else torch.from_numpy(self.reference[indices]),
+            liked=self._liked(indices),
         )
+
+    def _sequences(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens and labels of some rows' sequences, end to end, and the sequences' lengths."""
+        table: pa.Table = self._dataset[indices]
+        lengths = _values(table, SEQ_LENGTHS) if self._several else _lengths(table, "input_ids")
+        return _values(table, "input_ids"), _values(table, "labels"), lengths
+
+    def _liked(self, indices: np.ndarray) -> Tensor | None:  # noqa: ARG002
+        return None
+
+
+class JudgedRows(Rows):
+    """Single answers: each row is its answer, and then its prompt with the answer of the next row.
+
+    How likely the model finds answers to other prompts tells how far it has moved as a whole.
+    """
+
+    def __init__(self, dataset: Dataset, longest: int) -> None:
+        super().__init__(dataset)
+        self._longest = longest
+
+    def _sequences(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        own, others = self._answers(indices), self._answers((indices + 1) % len(self))
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        for (tokens, labels, start), (other_tokens, other_labels, other_start) in zip(own, others, strict=True):
+            parts.append((tokens, labels))
+            mixed = [
+                np.concatenate([each[:start], other[other_start:]])[: self._longest]
+                for each, other in ((tokens, other_tokens), (labels, other_labels))
+            ]
+            parts.append((mixed[0], mixed[1]))
+        lengths = np.array([len(tokens) for tokens, _ in parts])
+        return np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts]), lengths
+
+    def _answers(self, indices: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int]]:
+        """Of some rows the tokens, the labels, and where the answer begins."""
+        tokens, labels, lengths = super()._sequences(indices)
+        cuts = np.cumsum(lengths)[:-1]
+        rows = zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True)
+        return [(own, marks, int(np.argmax(marks != IGNORED))) for own, marks in rows]
+
+    def _liked(self, indices: np.ndarray) -> Tensor | None:
+        table: pa.Table = self._dataset[indices]
+        return torch.tensor(table.column(LIKED).to_pylist())
 
 
 def _values(table: pa.Table, name: str) -> np.ndarray:

@@ -19,10 +19,10 @@ from trainmaster.engine.types import EngineError
 from trainmaster.jobs import report
 from trainmaster.server.core.training.hyperparameters import FP8, Value
 from trainmaster.training import models
-from trainmaster.training.data.dataset import SEQ_LENGTHS
+from trainmaster.training.data.dataset import LIKED, SEQ_LENGTHS
 from trainmaster.training.document import Document, DocumentError, Prepared, parsed
 from trainmaster.training.fetching.cache import Cache, key_of
-from trainmaster.training.loop.batches import Rows
+from trainmaster.training.loop.batches import JudgedRows, Rows
 from trainmaster.training.loop.engine_model import EngineModel, LackingError, engine_config
 from trainmaster.training.loop.objectives import Objective
 from trainmaster.training.loop.peers import Peers
@@ -32,7 +32,7 @@ from trainmaster.training.loop.trainer import EngineTrainer
 from trainmaster.training.loop.weights import TrainedWeights
 from trainmaster.training.steps import say
 
-_COLUMNS = ("input_ids", "labels", SEQ_LENGTHS)
+_COLUMNS = ("input_ids", "labels", SEQ_LENGTHS, LIKED)
 
 
 def build(document: Document, prepared: Prepared, objective: Objective) -> EngineTrainer:
@@ -71,7 +71,8 @@ def build(document: Document, prepared: Prepared, objective: Objective) -> Engin
         sharding=_sharding(document, peers),
     )
     if peers.device.type == "cuda":
-        _require_memory(engine, _longest(train), peers.device)
+        # A single answer is computed together with another one.
+        _require_memory(engine, _longest(train) * (1 + (LIKED in train.column_names)), peers.device)
     rows = {"train": _rows(train, document, prepared, peers)}
     if evaluation is not None:
         rows["eval"] = _rows(evaluation, document, prepared, peers)
@@ -173,6 +174,8 @@ def _agree(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _rows(dataset: Dataset, document: Document, prepared: Prepared, peers: Peers) -> Rows:
     dataset = dataset.select_columns([name for name in _COLUMNS if name in dataset.column_names])
+    if LIKED in dataset.column_names:
+        return JudgedRows(dataset, prepared.max_seq_length)
     if not document.packing:
         return Rows(dataset)
     return Rows(peers.first_on_node(lambda: pack_dataset(dataset, prepared.max_seq_length, "bfd")))

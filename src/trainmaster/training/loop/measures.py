@@ -88,7 +88,12 @@ class SentSteps:
 
 def _means(table: Tensor, measures: Sequence[Measure]) -> dict[str, float]:
     counts = {Per.TRAINED: table[:, _TRAINED].clamp(min=1), Per.ROWS: table[:, _ROWS].clamp(min=1)}
-    return {
-        measure.name: float((table[:, column] / counts[measure.per]).mean())
-        for column, measure in enumerate(measures, start=_LOSS + 1)
-    }
+    columns = {measure.name: column for column, measure in enumerate(measures, start=_LOSS + 1)}
+    means: dict[str, float] = {}
+    for measure in measures:
+        values = table[:, columns[measure.name]]
+        if isinstance(measure.per, Per):
+            means[measure.name] = float((values / counts[measure.per]).mean())
+        elif measure.per is not None and (count := float(table[:, columns[measure.per]].sum())):
+            means[measure.name] = float(values.sum()) / count
+    return means

@@ -14,7 +14,7 @@ from trainmaster.engine.cross_entropy import cross_entropy
 from trainmaster.engine.logprobs import target_logprobs
 from trainmaster.engine.model import Unembedding
 from trainmaster.training.loop.batches import Batch
-from trainmaster.training.loop.preference_losses import PairLoss
+from trainmaster.training.loop.preference_losses import AnswerLoss, PairLoss
 
 Losses = tuple[Tensor, ...]
 """The sum of a batch's losses, divided, and a sum for each measure: FSDP looks for tensors in tuples."""
@@ -30,7 +30,8 @@ class Per(Enum):
 @dataclass(frozen=True, slots=True)
 class Measure:
     name: str
-    per: Per
+    per: Per | str | None
+    """The name of another measure, where it counts what this one is a mean over; None: it is such a count."""
 
 
 class Objective(Protocol):
@@ -101,8 +102,42 @@ class Preferences:
         return (total, *(each.detach().sum() for each in sums))
 
 
+class Judgements:
+    """Single answers, each with its prompt and another answer after it."""
+
+    measures = (
+        Measure("reward_chosen", "liked"),
+        Measure("reward_rejected", "disliked"),
+        Measure("logps_chosen", "liked"),
+        Measure("logps_rejected", "disliked"),
+        Measure("kl", Per.ROWS),
+        Measure("liked", None),
+        Measure("disliked", None),
+    )
+    needs_reference = True
+
+    def __init__(self, loss: AnswerLoss) -> None:
+        self.loss = loss
+
+    def count(self, batch: Batch) -> int:
+        return batch.rows
+
+    def losses(self, hidden: Tensor, batch: Batch, unembedding: Unembedding, divisor: Tensor) -> Losses:
+        logprobs, liked = answer_logprobs(hidden, batch, unembedding), batch.liked
+        assert batch.reference is not None
+        assert liked is not None
+        moved = logprobs - batch.reference
+        kl = moved[:, 1].detach().mean().clamp(min=0)
+        rewards = self.loss.beta * moved[:, 0]
+        total = self.loss.losses(rewards, self.loss.beta * kl, liked).sum() / divisor
+        chosen = liked.to(rewards.dtype)
+        rejected, sums = 1 - chosen, (rewards.detach(), logprobs[:, 0].detach())
+        shares = [(each * of).sum() for each in sums for of in (chosen, rejected)]
+        return total, *shares, kl * batch.rows, chosen.sum(), rejected.sum()
+
+
 def answer_logprobs(hidden: Tensor, batch: Batch, unembedding: Unembedding) -> Tensor:
-    """The sums of the logprobs of each pair's answers: [pairs, 2], at least float32."""
+    """The sums of the logprobs of both answers of each row: [rows, 2], at least float32."""
     of_tokens = target_logprobs(hidden.index_select(0, batch.trained), batch.targets, unembedding)
     sums = of_tokens.new_zeros(len(batch.lengths)).index_add(0, _sequences(batch), of_tokens)
     return sums.view(-1, 2)

@@ -1,4 +1,4 @@
-"""What a pair of answers costs, by the logprobs that the model gives them and that the reference gave them."""
+"""What answers cost, by the logprobs that the model gives them and that the reference gave them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,8 @@ class PairLoss:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Value]) -> PairLoss:
-        return cls(
-            kind=PreferenceLoss(str(parameters["loss_type"])),
-            beta=float(parameters["beta"] or 0),
-            label_smoothing=float(parameters["label_smoothing"] or 0),
-            simpo_gamma=float(parameters["simpo_gamma"] or 0),
-        )
+        numbers = {name: float(parameters[name] or 0) for name in ("beta", "label_smoothing", "simpo_gamma")}
+        return cls(kind=PreferenceLoss(str(parameters["loss_type"])), **numbers)
 
     @property
     def needs_reference(self) -> bool:
@@ -62,6 +58,27 @@ class PairLoss:
                 return -logsigmoid(margins - self.simpo_gamma)
             case PreferenceLoss.ORPO:
                 return -chosen - self.beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+            case PreferenceLoss.KTO:
+                raise ValueError("kto is a loss of single answers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLoss:
+    """KTO: a liked answer gains by a reward above that of answers in general, another one by a lower one."""
+
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Value]) -> AnswerLoss:
+        names = ("beta", "desirable_weight", "undesirable_weight")
+        return cls(**{name: float(parameters[name] or 0) for name in names})
+
+    def losses(self, rewards: Tensor, general: Tensor, liked: Tensor) -> Tensor:
+        """Of answers [n], by their rewards, the reward of answers in general, and whether they were liked."""
+        gains = torch.where(liked, torch.sigmoid(rewards - general), torch.sigmoid(general - rewards))
+        return torch.where(liked, self.desirable_weight, self.undesirable_weight) * (1 - gains)
 
 
 def _log_odds(logprobs: Tensor) -> Tensor:

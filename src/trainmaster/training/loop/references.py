@@ -26,7 +26,7 @@ def reference_logprobs(
     place = cache.root / KIND / key / _FILE
     if peers.total(int(not place.exists())):
         if peers.index == 0:
-            say(f"computing what the base model says of {len(rows):,} pairs")
+            say(f"computing what the base model says of the answers in {len(rows):,} rows")
         found = _computed(model, rows, batch_size=batch_size, peers=peers)
         peers.first_on_node(lambda: cache.entry(KIND, key, lambda directory: _write(directory, found)))
     logprobs: np.ndarray = np.load(place)

@@ -40,6 +40,8 @@ ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
     "beta": None,
     "label_smoothing": None,
     "simpo_gamma": None,
+    "desirable_weight": None,
+    "undesirable_weight": None,
     "adapter": None,
     "lora_r": None,
     "lora_alpha": None,

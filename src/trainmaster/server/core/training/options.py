@@ -12,7 +12,17 @@ from trainmaster.server.core.training.hyperparameters import ELSEWHERE, HYPERPAR
 CONFIG = "framework.config"
 DISTRIBUTED = "framework.distributed.config"
 
-ROW_FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "text", "tools", "chat_template_kwargs")
+ROW_FIELDS = (
+    "messages",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "label",
+    "text",
+    "tools",
+    "chat_template_kwargs",
+)
 """What `preprocess.field_mapping` may name."""
 TRL_OPTIONS = frozenset({
     "activation_offloading", "average_tokens_across_devices", "bf16_full_eval", "dataloader_drop_last",

@@ -15,6 +15,7 @@ class PreferenceLoss(StrEnum):
     ROBUST = "robust"
     ORPO = "orpo"
     SIMPO = "simpo"
+    KTO = "kto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Loss:
     """Whether answers are compared with what the model gave them before the training."""
     mean: bool = False
     """Whether the logprob of an answer is the mean of its tokens', and not the sum."""
+    unpaired: bool = False
+    """Whether rows are single answers, liked or not, and not pairs."""
     options: frozenset[str] = frozenset()
     """Its hyperparameters beside `beta`."""
 
@@ -52,6 +55,11 @@ LOSSES: Mapping[PreferenceLoss, Loss] = {
         reference=False,
         mean=True,
         options=frozenset({"simpo_gamma"}),
+    ),
+    PreferenceLoss.KTO: Loss(
+        meaning="KTO: single answers, of which it is known whether they were liked",
+        unpaired=True,
+        options=frozenset({"desirable_weight", "undesirable_weight"}),
     ),
 }
 OPTIONS_OF_LOSSES = frozenset().union(*(loss.options for loss in LOSSES.values()))

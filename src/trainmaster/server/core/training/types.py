@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trainmaster.server.core.training.preferences import PreferenceLoss
+
 
 class TrainingType(StrEnum):
     """What kind of training it is."""
@@ -54,12 +56,15 @@ TRAIN_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "dataset
 """What the built-in trainers import."""
 
 _MEASURED = ("loss", "mean_token_accuracy", "entropy", "aux_loss")
+_OF_ANSWERS = ("loss", "reward_chosen", "reward_rejected")
 _OF_PREFERENCES = ("loss", "reward_margin", "reward_accuracy", "reward_chosen", "reward_rejected")
 
 
-def measured(training_type: TrainingType) -> tuple[str, ...]:
+def measured(training_type: TrainingType, hyperparameters: Mapping[str, object]) -> tuple[str, ...]:
     """Metrics of a checkpoint that tell how good it is; with `eval_` in front, those of an evaluation."""
-    return _OF_PREFERENCES if training_type is TrainingType.DPO else _MEASURED
+    if training_type is not TrainingType.DPO:
+        return _MEASURED
+    return _OF_ANSWERS if hyperparameters.get("loss_type") == PreferenceLoss.KTO else _OF_PREFERENCES
 
 
 _SFT = "trainmaster.training.sft"

@@ -285,7 +285,7 @@ def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
     strategy = _hyperparameters(job)["eval_strategy"]
     metric = job.output_config.checkpoint.metric_for_best_model or ""
     remedy = "there is no validation data: set data_config.validation_split"
-    names = measured(configs_of(job)[0].training_type)
+    names = measured(configs_of(job)[0].training_type, _hyperparameters(job))
     if metric and metric.removeprefix("eval_") not in names:
         evaluates = data.validation_split and strategy != "no"
         known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in names]
