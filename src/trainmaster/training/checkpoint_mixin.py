@@ -48,6 +48,8 @@ class Checkpointing(Trainer):
         self.session = session
         self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
         session.wait()
+        if session.patience.is_over:
+            session.end_early(self.state.global_step, self.state.max_steps)
         model = self.bare_model()
         if (tree := session.load_best({"model": trained_weights(model)})) is not None:
             load_weights(model, tree["model"])
@@ -100,6 +102,9 @@ class Checkpointing(Trainer):
         finally:
             rng.restore(before)
         self._evaluated = (self.state.global_step, metrics)
+        self.session.patience.note(metrics)
+        if self.session.patience.is_over:
+            self.control.should_save = self.control.should_training_stop = True
         return metrics
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +200,7 @@ class Checkpointing(Trainer):
         return prepared
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:
+        if self.state.global_step >= self.state.max_steps or self.session.patience.is_over:
             # Only the export is left. Within an epoch, the loop would make one more step.
             self.control.should_training_stop = True
         else:

@@ -23,6 +23,7 @@ from trainmaster.jobs.roots import Root, found_again, open_checkpoint
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.protocol import environment
 from trainmaster.training.document import Document, Prepared
+from trainmaster.training.early_stopping import Patience
 from trainmaster.training.progress_report import Reporting, reported_metrics
 
 NEEDS = ("model", "optimizer", "scheduler", "trainer_state")
@@ -219,6 +220,7 @@ class Session:
             noted = found_again(self._root, saved["where"] or resumed.where, self.reporter.job_id())
             self._best = Best(**{**saved, "where": noted})
         self._noted_missing_metric = False
+        self.patience = Patience.of(self.document, None if resumed is None else resumed.metadata.get("patience"))
         self.saved_step: int | None = None
 
     @property
@@ -241,6 +243,12 @@ class Session:
                 scope.enter_context(self.reporter.phase("evaluating"))
                 scope.enter_context(self.reporting.not_training())
             yield
+
+    def end_early(self, step: int, steps: int) -> None:
+        """Tell that the training ends before its last step."""
+        if self.process.index == 0:
+            self.reporter.note(self.patience.told(step, steps))
+            self.reporter.progress(step, total_steps=step)
 
     def take_metrics(self, logs: Mapping[str, Any]) -> None:
         self._metrics |= {name: value for name, value in reported_metrics(logs).items() if not name.startswith("eval_")}
@@ -268,6 +276,7 @@ class Session:
                 metadata={
                     "trainer_state": state,
                     "best": None if (best := better or self._best) is None else asdict(best),
+                    "patience": self.patience.to_json(),
                     "tracker_run": self.tracker_run,
                     "rows_key": self.prepared.rows_key,
                     "model_key": self.prepared.model_key,

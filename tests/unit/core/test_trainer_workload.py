@@ -302,6 +302,15 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
         ),
         (
             {
+                "output_config__checkpoint": {"metric_for_best_model": "loss"},
+                "data_config__validation_split": 0.1,
+                "training_config__hyperparameters": {"early_stopping_patience": "2"},
+            },
+            "training_config.hyperparameters.early_stopping_patience",
+            "set output_config.checkpoint.metric_for_best_model, to eval_loss for example",
+        ),
+        (
+            {
                 "output_config__checkpoint": {"metric_for_best_model": "eval_loss"},
                 "data_config__validation_split": 0.1,
                 "training_config__hyperparameters": {"eval_strategy": "no"},

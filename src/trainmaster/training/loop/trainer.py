@@ -95,12 +95,15 @@ class EngineTrainer:
         self._make_up_for_evaluation(start)
         if self._reporting is not None:
             self._reporting.begin(start, self._order.epoch_after(start), self._model.container)
-        for step, batches in enumerate(self._batches(start), start=start + 1):
+        for step, batches in enumerate(() if session.patience.is_over else self._batches(start), start=start + 1):
             self._train_on(batches)
             if step == start + 1:
                 # The optimizer has its state now: allocate memory before the first save.
                 session.prepare(self._tree())
             self._end_step(step)
+            if session.patience.is_over:
+                session.end_early(step, self._schedule.steps)
+                break
         self._log_sent()
         session.wait()
         if (tree := session.load_best({"model": trained_weights(self._model.container)})) is not None:
@@ -156,7 +159,8 @@ class EngineTrainer:
             except _StoppedEvaluating:
                 evaluates = True
             else:
-                if saves:
+                session.patience.note(evaluated)
+                if saves or session.patience.is_over:
                     self._commit(step, evaluated)
                 return
         assert session.stop is not None
@@ -280,6 +284,7 @@ class EngineTrainer:
         resumed = self._session.resumed
         if resumed is not None and resumed.metadata.get("evaluation_due"):
             evaluated = self._evaluate(step)
+            self._session.patience.note(evaluated)
             if resumed.metadata.get("save_due"):
                 self._commit(step, evaluated)
 

@@ -25,6 +25,7 @@ ENGINE_HYPERPARAMETERS: Mapping[str, tuple[Value, ...] | None] = {
     "logging_steps": None,
     "eval_strategy": None,
     "eval_steps": None,
+    "early_stopping_patience": None,
     "gradient_checkpointing": None,
     "mixed_precision": ("auto", "no", "bf16", FP8),
     "attn_implementation": (None,),

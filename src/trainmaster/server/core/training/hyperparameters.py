@@ -161,6 +161,9 @@ _ROWS = (
         choices=("no", "steps", "epoch")),
     Hyperparameter("eval_steps", ValueKind.INTEGER, None,
         "Steps between evaluations, with eval_strategy steps. Default: as many as between checkpoints.", minimum=1),
+    Hyperparameter("early_stopping_patience", ValueKind.INTEGER, 0,
+        "Evaluations in a row without a better metric_for_best_model after which the training ends; 0: it does not.",
+        minimum=0),
     Hyperparameter("gradient_checkpointing", ValueKind.FLAG_OR_CHOICE, "auto",
         "Recompute activations in the backward pass instead of storing them: slower, needs less memory. With auto, the "
         "engine on a GPU recomputes only as many layers as do not fit in memory; otherwise auto is true.",
@@ -247,6 +250,7 @@ ELSEWHERE: Mapping[str, str] = {
     "alpha": "lora_alpha",
     "target_modules": "lora_target_modules",
     "report_to": "tracker",
+    "early_stopping": "early_stopping_patience",
     "dpo_beta": "beta",
     "preference_loss": "loss_type",
     "simpo_margin": "simpo_gamma",

@@ -292,6 +292,9 @@ def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
         message = choice_message("metric", metric, known)
         yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
         metric = ""
+    if _hyperparameters(job)["early_stopping_patience"] and not metric.startswith("eval_"):
+        message = "needs a metric of the evaluations: set output_config.checkpoint.metric_for_best_model, to eval_loss"
+        yield Problem(field="training_config.hyperparameters.early_stopping_patience", message=f"{message} for example")
     if data.validation_split:
         if strategy == "no" and metric.startswith("eval_"):
             message = f"'{metric}' is measured by evaluations, and hyperparameters.eval_strategy is no"
