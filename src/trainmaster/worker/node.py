@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from trainmaster.worker.processes import StackDump, become_subreaper, descendant
 from trainmaster.worker.ranks import StartError, find_rendezvous, prepared_environment, start_rank
 from trainmaster.worker.records import Heartbeat, Journal, RunDirectoryGoneError
 from trainmaster.worker.staging import StagingError, stage_node
-from trainmaster.worker.tree import TERM_S, Stopping, Tree
+from trainmaster.worker.tree import TERM_S, Stopping, Tree, engine_signalled
 from trainmaster.worker.users import open_own, user_of
 from trainmaster.worker.verdict import (
     Evidence,
@@ -45,8 +44,6 @@ from trainmaster.worker.watch import ControlWatch, RankWatch
 TICK_S = 0.1
 STRAY_TERM_S = 2.0
 """Between SIGTERM and SIGKILL for processes that are left when all ranks have ended."""
-_SIGNALLED_S = 0.5
-"""How long a worker waits for a signal that a failed rank of its may have got before it."""
 
 
 class _StoppedError(Exception):
@@ -322,7 +319,7 @@ class NodeRun:
         if not self._prepares:
             self._journal.record("rank_exited", rank=end.rank, exit_code=end.exit_code, signal=end.signal)
         said_by_lead = take_answer(self._leads.pop(end.rank)) if end.rank in self._leads else None
-        if self._request.engine_needs is not None and self._stopping.cause is None and _obeyed_engine(end):
+        if self._request.engine_needs is not None and self._stopping.cause is None and self._obeyed_engine(end):
             stop = Control(seq=0, stop=StopCause.ENGINE, save=True, grace_s=self._launch.grace_s)
             self._on_control(stop, time.monotonic())
         if end.failed and self._verdict is None and self._stopping.cause is None:
@@ -342,6 +339,13 @@ class NodeRun:
                 disk_is_full=disk_is_full(self._directory.path),
             )
             self._fail(verdict)
+
+    def _obeyed_engine(self, end: ProcessEnd) -> bool:
+        """Whether a rank ended because the engine sent SIGTERM to the processes of the node."""
+        self._poll()  # it may just have reported that it has finished
+        if not end.failed and (self._prepares or self._tree.ranks_running or self._watch.has_finished):
+            return False
+        return end.exit_code == EXIT_STOPPED or engine_signalled(end)
 
     def _fail(self, verdict: Verdict) -> None:
         """The first failure is the cause; the remaining ranks are brought down."""
@@ -393,8 +397,3 @@ class NodeRun:
 
     def _hint(self) -> None:
         send_hint(self._request.hint_socket, self._request.attempt_id)
-
-
-def _obeyed_engine(end: ProcessEnd) -> bool:
-    """Whether a rank ended as an engine's signal told it to: it reaches all processes of a node, one after another."""
-    return end.exit_code == EXIT_STOPPED or (end.failed and bool(signal.sigtimedwait({signal.SIGTERM}, _SIGNALLED_S)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.protocol.documents import write_document
+from trainmaster.protocol.environment import ENGINE_SIGNALS_RANKS
 from trainmaster.protocol.processes import KILL_LED
 from trainmaster.protocol.reasons import StopCause
 from trainmaster.protocol.request import Control
@@ -140,6 +141,19 @@ def _end(rank: int, status: int) -> ProcessEnd:
     except ValueError:
         name = f"signal {-code}"
     return ProcessEnd(rank=rank, signal=name)
+
+
+_SIGNALLED_S = 0.5
+"""How long a worker waits for an engine's signal that reaches it after its ranks: 60 ms on a very busy node."""
+
+
+def engine_signalled(end: ProcessEnd) -> bool:
+    """Whether the engine's SIGTERM, which workers on a cluster block, came before the end of a rank or right after it.
+
+    Also after one with exit code 0: many programs exit so when they, or a process that they wait for, are terminated.
+    """
+    may_follow = end.failed or ENGINE_SIGNALS_RANKS in os.environ
+    return bool(signal.sigtimedwait({signal.SIGTERM}, _SIGNALLED_S if may_follow else 0))
 
 
 TERM_S = 5.0

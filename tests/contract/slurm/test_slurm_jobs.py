@@ -16,7 +16,7 @@ import pytest
 from container_engine import missing as no_containers
 from container_engine import python_image, running_engine
 from local_servers import quiet_port
-from real_server import wait_for
+from real_server import ENDED, wait_for
 from saving_program import TRAINS, latest_checkpoint, number_after, wait_until_it_can_save
 from slurm_cluster import SlurmCluster
 from slurm_servers import SlurmServer
@@ -67,6 +67,13 @@ def test_a_job_that_slurm_preempts_saves_and_continues_where_it_was(server: Slur
     server.cluster.run("scancel", other)
 
 
+def preempted(server: SlurmServer, job_id: str) -> Any:
+    """The job, once it was; one that has ended will not be."""
+    job = server.job(job_id)
+    assert job["status"] not in ENDED, server.events(job_id)
+    return job if job["preemptions_used"] else None
+
+
 @pytest.fixture(scope="module")
 def told(shared_server: SlurmServer) -> SlurmServer:
     """The server, with clusters whose partitions give jobs time to end before they make room, or a short time limit."""
@@ -87,9 +94,7 @@ def test_jobs_that_make_room_within_their_grace_time_were_preempted(told: SlurmS
     server.wait_for_event(saves, "resumed")
     assert number_after(server, saves, "begins at", attempt=2) == saved
     for job_id in (saves, fails):
-        job = wait_for(
-            lambda job_id=job_id: (found := server.job(job_id))["preemptions_used"] and found, "the preemption"
-        )
+        job = wait_for(lambda job_id=job_id: preempted(server, job_id), "the preemption")
         assert job["attempts"][0]["reason"] == "PREEMPTED"
         assert "Slurm gave its nodes to a job of a higher priority" in job["attempts"][0]["message"]
         assert job["retries_used"] == 0
@@ -100,8 +105,9 @@ def test_jobs_at_the_time_limit_of_their_partition_say_so(told: SlurmServer, ser
     """Without max_runtime_seconds, Slurm's limit is the only one."""
     saves = server.submit_source(TRAINS, backend="short")
     fails = server.submit("sh", "-c", "trap 'exit 3' TERM; sleep 600 & wait", backend="short")
+    obeys = server.submit("sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait", backend="short")
     sleeps = server.submit("sleep", "600", backend="short")
-    for job_id in (saves, fails, sleeps):
+    for job_id in (saves, fails, obeys, sleeps):
         job = server.until(job_id)
         assert (job["status"], job["attempts"][-1]["reason"]) == ("FAILED", "TIMEOUT"), job
         assert "max_runtime_seconds or the option time" in job["attempts"][-1]["message"]

@@ -35,8 +35,9 @@ PLAIN = """\
 #SBATCH --propagate=NONE
 
 # Variables of the request, the only ones of the server: PATH HOME USER LOGNAME LANG
-# Slurm's signals reach the workers directly; this script waits for them.
+# Slurm's signals reach the workers directly, and their ranks; this script waits for them.
 trap '' TERM
+export TRAINMASTER_ENGINE_SIGNALS_RANKS=1
 srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
     sh -c 'exec worker'
 code=$?
@@ -74,8 +75,9 @@ FULL = """\
 
 # Variables of the request, the only ones of the server: PATH HOME USER LOGNAME LANG TRAINMASTER_WORKER_TOKEN
 export SPEC='{"a": "b"}'
-# Slurm's signals reach the workers directly; this script waits for them.
+# Slurm's signals reach the workers directly, and their ranks; this script waits for them.
 trap '' TERM
+export TRAINMASTER_ENGINE_SIGNALS_RANKS=1
 srun --mpi=none --export=ALL --kill-on-bad-exit=1 --wait=0 --nodes=4 --ntasks=4 --ntasks-per-node=1 \
 --cpus-per-task=16 \\
     sh -c 'exec worker'

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainmaster.backends.cluster.engine import EngineLaunch, EngineRefusedError
 from trainmaster.backends.slurm.inventory import GpuChoice
 from trainmaster.backends.slurm.options import IMAGE, UNLIMITED, SlurmOptions, minutes
+from trainmaster.protocol.environment import ENGINE_SIGNALS_RANKS
 
 SETUP_S = 600
 """What an attempt may need in addition to max_runtime_s, which counts from the start of its ranks: it fetches the
@@ -62,8 +63,9 @@ def batch_script(
         lines.append(_USER_VARIABLES)
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in launch.environment.items()]
     lines += [
-        "# Slurm's signals reach the workers directly; this script waits for them.",
+        "# Slurm's signals reach the workers directly, and their ranks; this script waits for them.",
         "trap '' TERM",
+        f"export {ENGINE_SIGNALS_RANKS}=1",
         " ".join(_srun(launch, options)) + " \\",
         "    " + shlex.join(launch.command),
         "code=$?",
