@@ -65,6 +65,10 @@ class FactorStack:
         self.values = torch.zeros(len(adapters), starts, dtype=dtype, device=device)
         self._filled_a, self._filled_b = self._parts(self.values)
         self._filled_with: object = None
+        self._spans: dict[tuple[str, ...], tuple[int, int, int] | None] = {}
+        self._own_a: dict[tuple[str, ...], Tensor] = {}
+        self._own_b: dict[str, Tensor] = {}
+        """What `a` and `b` gave for the values: a step asks for them a thousand times."""
 
     def holds(self, adapters: Sequence[Factored], dtype: torch.dtype) -> bool:
         same = zip(self.adapters, adapters, strict=False)
@@ -94,6 +98,22 @@ class FactorStack:
 
     def a(self, targets: Sequence[str], of: Tensor | None = None) -> Tensor | None:
         """A of all adapters for consecutive layers: [adapters, layers x rank, inputs]; None if they are no such."""
+        key = tuple(targets)
+        if of is None and (known := self._own_a.get(key)) is not None:
+            return known
+        if key not in self._spans:
+            self._spans[key] = self._span_of_a(targets)
+        if (span := self._spans[key]) is None:
+            return None
+        start, stop, inputs = span
+        tensor = self.values if of is None else of
+        found = tensor[:, start:stop].view(tensor.shape[0], -1, inputs)
+        if of is None:
+            self._own_a[key] = found
+        return found
+
+    def _span_of_a(self, targets: Sequence[str]) -> tuple[int, int, int] | None:
+        """Where A of consecutive layers begin and end in an adapter's part, and their inputs; None: they are not."""
         places = [self._places.get(target) for target in targets]
         first = places[0]
         if first is None:
@@ -101,15 +121,18 @@ class FactorStack:
         for index, place in enumerate(places):
             if place is None or place.inputs != first.inputs or place.a != first.a + index * self.rank * first.inputs:
                 return None
-        tensor = self.values if of is None else of
-        size = len(targets) * self.rank * first.inputs
-        return tensor[:, first.a : first.a + size].view(len(tensor), -1, first.inputs)
+        return first.a, first.a + len(targets) * self.rank * first.inputs, first.inputs
 
     def b(self, target: str, of: Tensor | None = None) -> Tensor:
         """B of all adapters for a layer: [adapters, outputs, rank]."""
+        if of is None and (known := self._own_b.get(target)) is not None:
+            return known
         place = self._places[target]
         tensor = self.values if of is None else of
-        return tensor[:, place.b : place.b + self.rank * place.outputs].view(len(tensor), -1, self.rank)
+        found = tensor[:, place.b : place.b + self.rank * place.outputs].view(tensor.shape[0], -1, self.rank)
+        if of is None:
+            self._own_b[target] = found
+        return found
 
     @property
     def trained(self) -> bool:

@@ -224,6 +224,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.is_quantized = False
+        """Whether some weights have 8 bits."""
         with torch.device("meta"):
             self.model = DecoderBody(config)
             self.lm_head = Unembedding(config)
@@ -248,10 +250,6 @@ class Transformer(nn.Module):
         return self
 
     @property
-    def is_quantized(self) -> bool:
-        return any(layer.quantized is not None for layers in self._wide() for layer in layers)
-
-    @property
     def wide_weights(self) -> frozenset[str]:
         """The names of the weights that `quantize` replaces."""
         found = (layer for layers in self._wide() for layer in layers if can_be_quantized(layer.weight))
@@ -261,6 +259,7 @@ class Transformer(nn.Module):
         """Replace frozen weights of attention and MLPs, wherever they are, by those of 8 bits on the device."""
         for layers in self._wide():
             quantize(layers, self.device)
+        self.is_quantized = any(layer.quantized is not None for layers in self._wide() for layer in layers)
         if not self.is_quantized:
             raise EngineError(f"fp8 needs layers whose widths are multiples of {ALIGNED}, and this model has none")
 

@@ -114,7 +114,8 @@ class ChatRenderer:
             given = self._text(template, chat, chat.messages[: chat.prompt_messages], origin, prompted=True)
             if not text.startswith(given):
                 raise RowError(origin, "the chat template writes the prompt differently once the completion follows; "
-                               "set completion_only_loss to false, or change the template", "prompt")  # fmt: skip
+                               "change the template, or set completion_only_loss to false, which DPO does not have",
+                               "prompt")  # fmt: skip
             whole = ((0, len(text)),) if spans is None else spans
             spans = tuple((max(start, len(given)), end) for start, end in whole if end > len(given))
         if spans is not None and not spans:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+import os
 
 import numpy as np
 import torch
@@ -23,18 +24,17 @@ def reference_logprobs(
     model: EngineModel, rows: Rows, *, batch_size: int, peers: Peers, cache: Cache, key: str
 ) -> np.ndarray:
     """Float32 [rows, 2]. Every rank has all of them, and computes its share where a node's cache lacks them."""
-    place = cache.root / KIND / key / _FILE
+    place = cache.root / KIND / key
     if peers.total(int(not place.exists())):
         if peers.index == 0:
             say(f"computing what the base model says of the answers in {len(rows):,} rows")
         found = _computed(model, rows, batch_size=batch_size, peers=peers)
-        peers.first_on_node(lambda: cache.entry(KIND, key, lambda directory: _write(directory, found)))
-    logprobs: np.ndarray = np.load(place)
+        peers.first_on_node(lambda: cache.entry(KIND, key, lambda directory: np.save(directory / _FILE, found)))
+    else:
+        with contextlib.suppress(OSError):
+            os.utime(place)  # what is not used for long is removed
+    logprobs: np.ndarray = np.load(place / _FILE)
     return logprobs
-
-
-def _write(directory: Path, logprobs: np.ndarray) -> None:
-    np.save(directory / _FILE, logprobs)
 
 
 def _computed(model: EngineModel, rows: Rows, *, batch_size: int, peers: Peers) -> np.ndarray:
