@@ -184,7 +184,8 @@ def test_interrupted_follower_leaves_the_job_running(tm: Callable[..., Result], 
     assert "the job keeps running" in said
     assert "trainmaster cancel" in said
     assert "Traceback" not in said
-    assert "TRAINING" in tm("ps").stdout
+    # A line may be seen before the server has written down that the job runs.
+    wait_for(lambda: "TRAINING" in tm("ps").stdout)
 
 
 @pytest.mark.usefixtures("kept")
