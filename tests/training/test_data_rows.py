@@ -366,6 +366,33 @@ def test_validation_split_of_few_rows_keeps_one_for_validation(count: int, split
     assert (len(found.train), len(found.evaluation)) == (count - 1, 1)
 
 
+def test_rows_of_a_source_for_validation_are_all_for_that() -> None:
+    half = Sampling(ratio=0.5)
+    for samplings, used in ([NOTHING, NOTHING, NOTHING], (4, 10, 6)), ([NOTHING, half, NOTHING], (4, 5, 6)):
+        found = select([4, 10, 6], samplings, validation_split=0.0, seed=1, validation=[False, True, False])
+        assert found.used == used
+        assert sorted(found.train) == [0, 1, 2, 3, *range(14, 20)]
+        assert len(found.evaluation) == used[1]
+        assert set(found.evaluation) <= set(range(4, 14))
+    with_split = select([10, 3], [NOTHING, NOTHING], validation_split=0.2, seed=1, validation=[False, True])
+    assert (len(with_split.train), len(with_split.evaluation)) == (8, 5)
+    assert list(with_split.evaluation[2:]) == [10, 11, 12]
+
+
+def test_weights_share_what_is_trained_on() -> None:
+    apart = [False, True, False]
+    found = select(
+        [10, 100, 10], [Sampling(weight=2), NOTHING, NOTHING], validation_split=0.0, seed=1, validation=apart
+    )
+    assert found.used == (10, 100, 5)
+
+
+@pytest.mark.parametrize(("counts", "message"), [([5, 0], "sources for validation"), ([0, 5], "no row is left: the")])
+def test_source_without_rows_is_an_error(counts: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        select(counts, [NOTHING, NOTHING], validation_split=0.0, seed=1, validation=[False, True])
+
+
 @pytest.mark.parametrize(("count", "split"), [(1, 0.1), (1, 0.5), (2, 0.9)])
 def test_validation_split_that_leaves_nothing_to_train_on_is_an_error(count: int, split: float) -> None:
     with pytest.raises(InputError, match="which leaves nothing to"):

@@ -350,6 +350,16 @@ def test_build_has_every_row_once_parted_for_validation(tmp_path: Path) -> None:
     assert (found.cut, found.left_out) == (0, 0)
 
 
+def test_build_takes_validation_from_sources_of_their_own(tmp_path: Path) -> None:
+    sources = [written(tmp_path, "a.jsonl", PAIRS[:20]), written(tmp_path, "b.jsonl", PAIRS[20:25])]
+    described = document(sources=[{"path": "a.jsonl"}, {"path": "b.jsonl", "validation": True}])
+    found = built(tmp_path, sources, described)
+    assert found.evaluation is not None
+    assert texts(found.evaluation) == [f"{row['prompt']}[{row['completion']}</s>]" for row in PAIRS[20:25]]
+    assert len(found.train) == 20
+    assert [source.used for source in found.sources] == [20, 5]
+
+
 def test_build_is_the_same_again_and_with_several_workers(tmp_path: Path) -> None:
     local = written(tmp_path, "a.jsonl", PAIRS)
     one = built(tmp_path, [local], document(validation_split=0.1, seed=3))

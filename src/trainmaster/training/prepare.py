@@ -124,6 +124,7 @@ def rows_key(
                     "columns": source.columns,
                     "filters": [each.model_dump(mode="json") for each in source.filters or ()],
                     "sampling": (source.sampling or Sampling()).model_dump(mode="json"),
+                    **({"validation": True} if source.validation else {}),
                 }
                 for source, local in zip(data.sources, sources, strict=True)
             ],

@@ -120,6 +120,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "data_config.sources[0].sampling.weight": (None, [0.5, 2], [0, -1, "1", float("inf")]),
     "data_config.sources[0].sampling.ratio": (None, [0.1, 1], [0, 1.1]),
     "data_config.sources[0].sampling.max_samples": (None, [1], [0, 1.5]),
+    "data_config.sources[0].validation": (False, [False], ["yes", 1, None]),
     "data_config.preprocess.tokenizer_id": (None, ["org/tokenizer"], [""]),
     "data_config.preprocess.tokenizer_config": ({}, [{"use_fast": "true"}], [[]]),
     "data_config.preprocess.add_bos": (None, [True, False], ["yes", 1]),

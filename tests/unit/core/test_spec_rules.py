@@ -292,3 +292,10 @@ def test_number_of_kept_checkpoints_is_limited_for_new_jobs_and_not_for_stored_o
     assert message == "must be at most 1000; save less often, or pin the checkpoints that have to stay besides"
     stored["output_config"]["checkpoint"]["save_total_limit"] = 100_000
     assert load_stored(SPEC_VERSION, stored).output_config.checkpoint.save_total_limit == 100_000
+
+
+def test_sources_must_not_all_be_for_validation() -> None:
+    document = custom(data_config__sources=[{"path": "/a", "validation": True}])
+    assert set(problems_of(document)) == {"data_config.sources"}
+    sources = [{"path": "/a"}, {"path": "/b", "validation": True, "sampling": {"weight": 2}}]
+    assert set(problems_of(custom(data_config__sources=sources))) == {"data_config.sources[1].sampling.weight"}

@@ -101,6 +101,12 @@ def test_document_of_a_training_is_complete_and_typed() -> None:
     assert set(found) == {"name", "training_config", "data_config", "output_config", "resource_config"}
 
 
+def test_source_for_validation_is_evaluated_after_each_epoch() -> None:
+    sources = [{"path": "hf://org/data"}, {"path": "hf://org/held-out", "validation": True}]
+    found = training(with_values(LORA, data_config__sources=sources))
+    assert found["training_config"]["hyperparameters"]["eval_strategy"] == "epoch"
+
+
 def test_document_of_a_training_holds_no_secret() -> None:
     document = with_values(LORA, training_config__environment={"A": "hunter2"}, output_config__hub_token="hunter2")
     text = launch(document).inputs["training.json"]
@@ -285,7 +291,7 @@ def test_unknown_hyperparameter_is_refused_by_its_name() -> None:
         (
             {"training_config__hyperparameters": {"eval_strategy": "steps"}},
             "training_config.hyperparameters.eval_strategy",
-            "validation_split",
+            "validation_split, or validation of a source",
         ),
         (
             {

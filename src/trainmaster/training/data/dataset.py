@@ -85,6 +85,7 @@ def build(
         [source.sampling for source in data.sources],
         validation_split=data.validation_split,
         seed=data.seed or 0,
+        validation=[source.validation for source in data.sources],
     )
     rows = Dataset.from_file(str(rows_file))
     work = _Work(encoder, sources)

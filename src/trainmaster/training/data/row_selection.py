@@ -166,21 +166,32 @@ class Selection:
 
 
 def select(
-    counts: Sequence[int], samplings: Sequence[Sampling | None], *, validation_split: float, seed: int
+    counts: Sequence[int],
+    samplings: Sequence[Sampling | None],
+    *,
+    validation_split: float,
+    seed: int,
+    validation: Sequence[bool] | None = None,
 ) -> Selection:
     """Choose the rows to train on and to validate with. Raises InputError where nothing is left to train on.
 
     `ratio` and then `max_samples` take a part of a source. Weights then cut sources down to their shares: the one that
     is shortest for its weight is used whole. No row is used twice. With a `validation_split`, at least one row is kept
-    for validation.
+    for validation. `validation` says of each source whether all of its rows are for that.
     """
-    wanted = _shares([_part(count, each) for count, each in zip(counts, samplings, strict=True)], samplings)
+    apart = [False] * len(counts) if validation is None else validation
+    parts = [_part(count, each) for count, each in zip(counts, samplings, strict=True)]
+    trained = [source for source, is_apart in enumerate(apart) if not is_apart]
+    wanted = list(parts)
+    shares = _shares([parts[each] for each in trained], [samplings[each] for each in trained])
+    for source, share in zip(trained, shares, strict=True):
+        wanted[source] = share
     starts = np.concatenate([[0], np.cumsum(counts)])
     chosen = [
         starts[source] + _order(seed, source, count)[:take]
         for source, (count, take) in enumerate(zip(counts, wanted, strict=True))
     ]
-    together = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
+    together = np.concatenate([chosen[each] for each in trained]) if trained else np.empty(0, np.int64)
     shuffled = together[_order(seed, _SPLIT, len(together))]
     held_back = max(round(validation_split * len(shuffled)), 1 if validation_split else 0)
     if not len(shuffled):
@@ -190,7 +201,14 @@ def select(
             f"validation_split {validation_split:g} of {len(shuffled)} rows is {held_back}, which leaves nothing to "
             "train on; change it, or bring more rows"
         )
-    return Selection(train=shuffled[held_back:], evaluation=shuffled[:held_back], used=tuple(wanted))
+    if any(apart) and not sum(wanted[source] for source, is_apart in enumerate(apart) if is_apart):
+        raise InputError("no row is left of the sources for validation: they are empty, or their filters keep nothing")
+    others = [np.sort(chosen[source]) for source, is_apart in enumerate(apart) if is_apart]
+    return Selection(
+        train=shuffled[held_back:],
+        evaluation=np.concatenate([shuffled[:held_back], *others]),
+        used=tuple(wanted),
+    )
 
 
 def _part(count: int, sampling: Sampling | None) -> int:

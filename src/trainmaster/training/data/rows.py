@@ -236,7 +236,7 @@ class Loaded(NamedTuple):
 
 
 def load() -> Loaded:
-    """The rows of this job's sources after filters, projection and sampling, parted by `validation_split`.
+    """The rows of this job's sources after filters, projection and sampling, parted for validation.
 
     The order is shuffled by the job's seed, and the same on every rank and in every attempt. The first rank to ask
     reads the files; the others wait for it.
@@ -267,6 +267,7 @@ def load() -> Loaded:
         [source.sampling for source in config.sources],
         validation_split=config.validation_split,
         seed=config.seed or 0,
+        validation=[source.validation for source in config.sources],
     )
     with pa.memory_map(str(entry / "rows.arrow")) as file:
         texts = pa.ipc.open_stream(file).read_all().column("row")

@@ -227,6 +227,7 @@ class DataSource(Model):
     columns: Names | None = optional("The columns to read; all when null.")
     filters: Filters | None = optional("Only rows that meet all of these conditions are used.")
     sampling: Sampling | None = optional("The part of the source to use; all when null.")
+    validation: Flag = Field(default=False, description="Its rows are for validation, and none is trained on.")
 
 
 class PreprocessConfig(Model):
@@ -273,5 +274,16 @@ class DataConfig(RuledModel):
         "The random seed; null: the server chooses and records one."
     )
 
+    @property
+    def validates(self) -> bool:
+        """Whether there are rows for validation."""
+        return self.validation_split > 0 or any(source.validation for source in self.sources)
+
     def broken_rules(self) -> Iterator[RuleViolation]:
-        return broken_patterns(source.filters for source in self.sources)
+        yield from broken_patterns(source.filters for source in self.sources)
+        if self.sources and all(source.validation for source in self.sources):
+            yield RuleViolation(("sources",), "are all for validation; at least one must be trained on")
+        for number, source in enumerate(self.sources):
+            if source.validation and source.sampling is not None and source.sampling.weight is not None:
+                message = "is a share of what is trained on, and the source is for validation; leave it out"
+                yield RuleViolation(("sources", number, "sampling", "weight"), message)

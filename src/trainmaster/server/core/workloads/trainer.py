@@ -284,10 +284,10 @@ def _engine_lacks(job: JobConfigs, training: TrainingConfig, data: DataConfig) -
 def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
     strategy = _hyperparameters(job)["eval_strategy"]
     metric = job.output_config.checkpoint.metric_for_best_model or ""
-    remedy = "there is no validation data: set data_config.validation_split"
+    remedy = "there is no validation data: set data_config.validation_split, or validation of a source"
     names = measured(configs_of(job)[0].training_type, _hyperparameters(job))
     if metric and metric.removeprefix("eval_") not in names:
-        evaluates = data.validation_split and strategy != "no"
+        evaluates = data.validates and strategy != "no"
         known = [prefix + name for prefix in (("", "eval_") if evaluates else ("",)) for name in names]
         message = choice_message("metric", metric, known)
         yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
@@ -295,7 +295,7 @@ def _without_validation(job: JobConfigs, data: DataConfig) -> Iterator[Problem]:
     if _hyperparameters(job)["early_stopping_patience"] and not metric.startswith("eval_"):
         message = "needs a metric of the evaluations: set output_config.checkpoint.metric_for_best_model, to eval_loss"
         yield Problem(field="training_config.hyperparameters.early_stopping_patience", message=f"{message} for example")
-    if data.validation_split:
+    if data.validates:
         if strategy == "no" and metric.startswith("eval_"):
             message = f"'{metric}' is measured by evaluations, and hyperparameters.eval_strategy is no"
             yield Problem(field="output_config.checkpoint.metric_for_best_model", message=message)
@@ -330,7 +330,7 @@ def training_document(job: JobConfigs) -> dict[str, Any]:
         document["training_config"]["base_model"]["source"] = str(model_source(base.model_id, base.source))
         values = read_hyperparameters(training.training_type, training.hyperparameters)
         if values["eval_strategy"] is None:
-            values["eval_strategy"] = "epoch" if data.validation_split else "no"
+            values["eval_strategy"] = "epoch" if data.validates else "no"
         if values["eval_steps"] is None:
             values["eval_steps"] = job.output_config.checkpoint.save_steps
         document["training_config"]["hyperparameters"] = values
