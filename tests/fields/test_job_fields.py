@@ -70,6 +70,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "s3 dataset": initialized("dataset", **S3),
     "s3 model": initialized("model", **S3),
     "cached dataset": initialized("dataset", **CACHE),
+    "mixed": changed(LORA, "data_config.sources", [{"path": "hf://org/data"}, {"path": "hf://org/more"}]),
     "filtered": changed(LORA, "data_config.sources[0].filters", [{"column": "a", "op": "eq", "value": 1}]),
 }
 
