@@ -68,3 +68,5 @@ def test_interrupted_training_ends_where_it_would_have_ended(make_job: Make, loo
     job.train(resume_from=job.latest())
     assert job.series("loss") == []
     assert job.result() == whole.result()
+    last = job.metrics()[-1]
+    assert (last["step"], last["total_steps"]) == (end, end)

@@ -49,7 +49,7 @@ class Checkpointing(Trainer):
         self.train(resume_from_checkpoint=None if session.resumed is None else self._place(session.resumed))
         session.wait()
         if session.patience.is_over:
-            session.end_early(self.state.global_step, self.state.max_steps)
+            session.end_early(self.state.max_steps)
         model = self.bare_model()
         if (tree := session.load_best({"model": trained_weights(model)})) is not None:
             load_weights(model, tree["model"])

@@ -244,9 +244,10 @@ class Session:
                 scope.enter_context(self.reporting.not_training())
             yield
 
-    def end_early(self, step: int, steps: int) -> None:
-        """Tell that the training ends before its last step."""
-        if self.process.index == 0:
+    def end_early(self, steps: int) -> None:
+        """Tell that the training ends before the last of so many steps, where it was saved or has resumed."""
+        step = self.saved_step if self.resumed is None or self.saved_step is not None else self.resumed.manifest.step
+        if self.process.index == 0 and step is not None:
             self.reporter.note(self.patience.told(step, steps))
             self.reporter.progress(step, total_steps=step)
 

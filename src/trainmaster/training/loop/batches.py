@@ -21,6 +21,9 @@ from trainmaster.training.data.dataset import IGNORED, LIKED, SEQ_LENGTHS
 
 T = TypeVar("T")
 
+ANY_ROW = np.zeros(1, dtype=np.int64)
+"""A row for a rank that has no more rows, while the others need its shards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 
 from trainmaster.training.fetching.cache import Cache
-from trainmaster.training.loop.batches import Rows, evaluation_batches
+from trainmaster.training.loop.batches import ANY_ROW, Rows, evaluation_batches
 from trainmaster.training.loop.engine_model import EngineModel
 from trainmaster.training.loop.peers import Peers
 from trainmaster.training.steps import say
 
 KIND = "references"
 _FILE = "logprobs.npy"
-_ANY = np.zeros(1, dtype=np.int64)
-"""A row for a rank that has no more rows, while the others need its shards."""
 
 
 def reference_logprobs(
@@ -43,7 +41,7 @@ def _computed(model: EngineModel, rows: Rows, *, batch_size: int, peers: Peers) 
     found = torch.zeros(len(rows), 2, dtype=torch.float64, device=peers.device)
     for number in range(rounds):
         if number < len(own) or model.sharded:
-            indices = own[number] if number < len(own) else _ANY
+            indices = own[number] if number < len(own) else ANY_ROW
             logprobs = model.reference_logprobs(rows.batch(indices).to(peers.device))
             if number < len(own):
                 found[torch.from_numpy(indices).to(peers.device)] = logprobs.double()

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trainmaster.jobs import rng
 from trainmaster.jobs.trees import ANYTHING
 from trainmaster.training.document import Document
-from trainmaster.training.loop.batches import Batch, Order, Rows, evaluation_batches, read_ahead
+from trainmaster.training.loop.batches import ANY_ROW, Batch, Order, Rows, evaluation_batches, read_ahead
 from trainmaster.training.loop.engine_model import EngineModel
 from trainmaster.training.loop.measures import Measures, SentSteps
 from trainmaster.training.loop.optimizer import make_optimizer, make_scheduler
@@ -33,9 +33,6 @@ from trainmaster.training.state import (
     optimizer_state,
     trained_weights,
 )
-
-_ANY = np.zeros(1, dtype=np.int64)
-"""A row for a rank that has no more rows, while the others need its shards."""
 
 
 class EngineTrainer:
@@ -102,10 +99,11 @@ class EngineTrainer:
                 session.prepare(self._tree())
             self._end_step(step)
             if session.patience.is_over:
-                session.end_early(step, self._schedule.steps)
                 break
         self._log_sent()
         session.wait()
+        if session.patience.is_over:
+            session.end_early(self._schedule.steps)
         if (tree := session.load_best({"model": trained_weights(self._model.container)})) is not None:
             load_weights(self._model.container, tree["model"])
         self._model.gather()
@@ -207,7 +205,7 @@ class EngineTrainer:
                 if session.stop is not None:
                     raise _StoppedEvaluating(session.stop)
                 if number < len(own) or self._model.sharded:
-                    batch = self._read(self._evaluation, own[number] if number < len(own) else _ANY)
+                    batch = self._read(self._evaluation, own[number] if number < len(own) else ANY_ROW)
                     divisor = self._number(max(1, objective.count(batch)))
                     losses = self._model.losses(batch.to(peers.device), divisor)
                     if number < len(own):

@@ -214,7 +214,7 @@ class ValidateDataBody(Model):
     )
     training_type: TrainingType = Field(default=TrainingType.SFT, description="How rows become what is trained on.")
     hyperparameters: StringMap = Field(
-        default_factory=dict, description="Of these, completion_only_loss and assistant_only_loss count."
+        default_factory=dict, description="Of these, completion_only_loss, assistant_only_loss and loss_type count."
     )
     environment: Environment = Field(
         default_factory=dict,
